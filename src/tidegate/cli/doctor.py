@@ -1,0 +1,263 @@
+"""`tidegate doctor`: what this machine has, what is missing, and the command that puts it right.
+
+Each check is one row: name, verdict (`ok`, `note`, `missing`, `fault`), what was found, and the remedy. Only
+a `fault` means that the log tools cannot work; Spark, Kafka and pictures are extras. The output is meant to
+be pasted into a report: no environment variables, no secrets, and the home folder is written as `~`.
+
+Nothing is changed, except for a temporary file that measures how long a sync takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from tidegate import __version__
+from tidegate.cli.options import Verb, format_option, log_option
+from tidegate.cli.output import print_object, print_rows
+from tidegate.durations import format_size
+from tidegate.errors import TidegateError
+
+OLDEST_PYTHON = (3, 11)
+FEW_OPEN_FILES = 512
+SLOW_SYNC_MS = 50
+LITTLE_SPACE = 1 << 30
+CORE_PACKAGES = ("click", "cramjam", "fastcrc", "msgspec", "numba", "numpy", "pyarrow", "rich")
+EXTRA_PACKAGES = {
+    "pyspark": "spark",
+    "pandas": "spark",
+    "matplotlib": "plot",
+    "prometheus-client": "metrics",
+}
+_WARM_UP = """
+import importlib, json, pkgutil, time
+start = time.perf_counter()
+import tidegate.log.batches.decode
+import tidegate.kernels as kernels
+hits = misses = 0
+for found in pkgutil.iter_modules(kernels.__path__):
+    if found.name != "__main__":
+        module = importlib.import_module(f"tidegate.kernels.{found.name}")
+        for thing in vars(module).values():
+            stats = getattr(thing, "stats", None)
+            if hasattr(stats, "cache_hits"):
+                hits += sum(stats.cache_hits.values())
+                misses += sum(stats.cache_misses.values())
+print(json.dumps({"seconds": time.perf_counter() - start, "hits": hits, "misses": misses}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `remedy` is a command or a sentence, empty when nothing is to be done."""
+
+    check: str
+    verdict: str
+    found: str
+    remedy: str = ""
+
+
+@click.command("doctor", cls=Verb)
+@log_option
+@format_option(("table", "json"), default="table")
+@click.option("--spark", "start_spark", is_flag=True, help="Also start Spark and run a job on it (10 s).")
+def command(log_url: str, format: str, start_spark: bool) -> int:
+    """Say what this machine has and what is missing.
+
+    Ends with 0 when the log tools can work; Spark, Kafka and pictures are extras.
+    """
+    checks = [_without_home(check) for check in examine(log_url, start_spark=start_spark)]
+    healthy = all(check.verdict != "fault" for check in checks)
+    rows = [asdict(check) for check in checks]
+    if format == "json":
+        print_object({"ok": healthy, "tidegate": __version__, "checks": rows}, format="json")
+    else:
+        print_rows(rows, format="table", columns=("check", "verdict", "found", "remedy"))
+        print()
+        print("the log tools can work" if healthy else "the log tools cannot work: see the faults above")
+    return 0 if healthy else 1
+
+
+def examine(log_url: str, *, start_spark: bool = False) -> Iterator[Check]:
+    """All checks, in the order they are printed."""
+    yield from _python()
+    yield from _packages()
+    yield _kernels()
+    yield from _machine()
+    if "://" not in log_url:
+        folder = Path(log_url)
+        yield _log_folder(folder)
+        yield from _disk(_nearest(folder))
+    yield _java()
+    yield _spark(start_spark)
+    yield _kafka()
+
+
+def _python() -> Iterator[Check]:
+    good = sys.version_info >= OLDEST_PYTHON
+    found = f"{platform.python_version()} at {sys.executable}"
+    remedy = "" if good else "use Python 3.11 or newer"
+    yield Check("python", "ok" if good else "fault", found, remedy)
+    yield Check("tidegate", "ok", __version__)
+    posix = sys.platform in ("linux", "darwin")
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield Check("system", "ok" if posix else "note", system, "" if posix else "only POSIX systems are tested")
+
+
+def _packages() -> Iterator[Check]:
+    for name in CORE_PACKAGES:
+        version = _version(name)
+        yield (
+            Check(name, "ok", version)
+            if version
+            else Check(name, "fault", "not installed", "pip install --force-reinstall tidegate")
+        )
+    for name, extra in EXTRA_PACKAGES.items():
+        version = _version(name)
+        yield (
+            Check(name, "ok", version)
+            if version
+            else Check(name, "missing", "not installed", f"pip install 'tidegate[{extra}]'")
+        )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _kernels() -> Check:
+    """Whether compiled kernels come from the cache, asked of a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", _WARM_UP], capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check("kernels", "fault", f"do not load: {last}", "pip install --force-reinstall numba numpy")
+    answer = json.loads(done.stdout)
+    found = f"{answer['hits']} from the cache, {answer['misses']} compiled now, {answer['seconds']:.1f} s"
+    if answer["misses"]:
+        return Check("kernels", "note", found, "python -m tidegate.kernels (where the cache can be written)")
+    return Check("kernels", "ok", found)
+
+
+def _machine() -> Iterator[Check]:
+    yield Check("cores", "ok", str(os.cpu_count()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < FEW_OPEN_FILES
+    yield Check(
+        "open files",
+        "note" if few else "ok",
+        f"limit {'none' if soft == resource.RLIM_INFINITY else soft}",
+        f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}" if few else "",
+    )
+
+
+def _log_folder(folder: Path) -> Check:
+    if not folder.exists():
+        return Check("log folder", "ok", f"{folder} does not exist yet", "it is made by the first topic")
+    if not folder.is_dir():
+        return Check("log folder", "fault", f"{folder} is not a folder", "choose another with --log")
+    writable = os.access(folder, os.W_OK)
+    kind = "a Kafka data folder" if not (folder / "tidegate.topics").exists() else "a log of Tidegate"
+    empty = not any(folder.iterdir())
+    found = f"{folder}: {'empty' if empty else kind}, {'writable' if writable else 'read-only'}"
+    return Check("log folder", "ok" if writable else "note", found)
+
+
+def _disk(folder: Path) -> Iterator[Check]:
+    try:
+        free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+        little = free < LITTLE_SPACE
+        remedy = "free some space or choose another folder with --log" if little else ""
+        yield Check("free space", "note" if little else "ok", format_size(free), remedy)
+        sync_ms = _sync_ms(folder)
+    except OSError as error:
+        yield Check("disk sync", "note", f"could not be measured: {error.strerror}")
+        return
+    slow = sync_ms > SLOW_SYNC_MS
+    yield Check(
+        "disk sync",
+        "note" if slow else "ok",
+        f"{sync_ms:.1f} ms for 4 KiB",
+        "larger batches, or durability='os' where losing the last seconds is fine" if slow else "",
+    )
+
+
+def _sync_ms(folder: Path) -> float:
+    """The median time one small write with fsync takes here."""
+    place = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())
+    times = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        for _ in range(9):
+            start = time.perf_counter()
+            os.pwrite(file.fileno(), b"\0" * 4096, 0)
+            os.fsync(file.fileno())
+            times.append((time.perf_counter() - start) * 1000)
+    return statistics.median(times)
+
+
+def _nearest(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
+
+
+def _java() -> Check:
+    from tidegate.spark.java import find_java
+
+    try:
+        java = find_java()
+    except TidegateError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Check("java", "missing", what, remedy)
+    remedy = "Spark asks for 25.0.3 or newer, or Java 17 to 24" if java.discouraged else ""
+    found = f"{java.version_text} from {java.source} ({java.home})"
+    return Check("java", "note" if java.discouraged else "ok", found, remedy)
+
+
+def _spark(start: bool) -> Check:
+    version = _version("pyspark")
+    if version is None:
+        return Check("spark", "missing", "pyspark is not installed", "pip install 'tidegate[spark]'")
+    if not start:
+        return Check("spark", "ok", f"pyspark {version}, not started", "tidegate doctor --spark starts it")
+    script = (
+        "import tidegate.spark\n"
+        "spark = tidegate.spark.session('tidegate-doctor', master='local[1]')\n"
+        "print('rows', spark.range(10).count())"
+    )
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    if done.returncode == 0 and "rows 10" in done.stdout:
+        return Check("spark", "ok", f"pyspark {version} ran a job in {time.perf_counter() - begun:.0f} s")
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return Check("spark", "missing", f"pyspark {version} does not run: {last[:200]}", "see java above")
+
+
+def _kafka() -> Check:
+    version = _version("confluent-kafka")
+    if version is None:
+        remedy = "pip install 'tidegate[kafka]'"
+        return Check("kafka client", "missing", "confluent-kafka is not installed", remedy)
+    return Check("kafka client", "ok", f"confluent-kafka {version}, for --log kafka://HOST:PORT")
+
+
+def _without_home(check: Check) -> Check:
+    home = str(Path.home())
+    if len(home) < 2:
+        return check
+    found, remedy = check.found.replace(home, "~"), check.remedy.replace(home, "~")
+    return Check(check.check, check.verdict, found, remedy)

@@ -1,0 +1,180 @@
+"""The `tidegate` command: which verbs there are, where each one lives, and how every run ends.
+
+A verb is a module with a `command`; it is imported only when it is called, so that `--help` and the light
+verbs never load Arrow, numba or Spark. Help lines stand here for the same reason.
+
+M1  a run ends with one of the documented exit codes and at most one error line on stderr, never a traceback
+    (`TIDEGATE_DEBUG=1` shows it, for those who look for a fault in Tidegate itself).
+M2  a closed pipe (`… | head`) ends the run quietly with 0; Ctrl-C with 130, SIGTERM with 143, both after the
+    verb has closed what it opened.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from tidegate.cli.options import EXIT_CODES, GroupVerb, talk_options
+from tidegate.cli.output import error_line
+from tidegate.errors import TidegateError
+
+
+class Place(NamedTuple):
+    """Where a verb lives, and its line in `--help`."""
+
+    module: str
+    summary: str
+
+
+class Places(NamedTuple):
+    """A verb with verbs of its own."""
+
+    verbs: Mapping[str, Place]
+    summary: str
+
+
+VERBS: dict[str, Place | Places] = {
+    "topic": Place("tidegate.cli.topic", "Create, list, describe, alter and delete topics."),
+    "produce": Place("tidegate.cli.produce", "Write records from a file or a pipe into a topic."),
+    "consume": Place("tidegate.cli.consume", "Read records of a topic."),
+    "log": Places(
+        {
+            "dump": Place("tidegate.cli.log_dump", "Print log files line for line as kafka-dump-log does."),
+            "lifetime": Place("tidegate.cli.log_lifetime", "How long a record really lives, and why."),
+            "clean": Place("tidegate.cli.log_clean", "Run retention and compaction, and say what they did."),
+            "reseal": Place("tidegate.cli.log_reseal", "Accept files that another program wrote."),
+        },
+        "Look into the files of a log, and look after them.",
+    ),
+    "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
+    "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
+    "demo": Place("tidegate.cli.demo", "See a log written, rolled, aged out and explained."),
+}
+
+
+class LazyGroup(GroupVerb):
+    """A group whose verbs are imported when called."""
+
+    def __init__(self, verbs: Mapping[str, Place | Places], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = self._verbs.get(cmd_name)
+        if place is None:
+            return None
+        if isinstance(place, Places):
+            return LazyGroup(place.verbs, name=cmd_name, help=place.summary, short_help=place.summary)
+        command: click.Command = import_module(place.module).command
+        command.short_help = command.short_help or place.summary
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.summary) for name, place in self._verbs.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._verbs and not args[0].startswith("-"):
+            raise click.UsageError(_unknown_verb(args[0], self._verbs), ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _unknown_verb(name: str, known: Mapping[str, object]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"no command {name!r}; {hint}"
+
+
+@click.version_option(package_name="tidegate", message="%(prog)s %(version)s")
+@talk_options
+def _cli() -> None:
+    pass
+
+
+cli = LazyGroup(
+    VERBS,
+    name="tidegate",
+    callback=_cli,
+    params=_cli.__click_params__,  # type: ignore[attr-defined]
+    help="Partitioned event logs in; verified, deduplicated, windowed tables out.",
+    epilog=EXIT_CODES,
+)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; its exit code. Everything that can go wrong is told here (M1, M2)."""
+    try:
+        outcome = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="tidegate", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return outcome if isinstance(outcome, int) else 0
+    except BrokenPipeError:
+        _forget_stdout()
+        return 0
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
+    except click.UsageError as error:
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        error_line(f"{error.format_message().rstrip('.')}{where}")
+        return error.exit_code
+    except click.ClickException as error:
+        error_line(error.format_message())
+        return error.exit_code
+    except TidegateError as error:
+        error_line(str(error), kafka_name=error.kafka_name)
+        return error.exit_code
+    except FileNotFoundError as error:
+        error_line(f"{error.filename or error} does not exist; check the path")
+        return 3
+    except (OSError, MemoryError) as error:
+        error_line(f"{type(error).__name__}: {error}; the machine refused, check it and retry")
+        return 3
+    except Exception as error:  # the process edge: a person gets one line, not a traceback
+        if os.environ.get("TIDEGATE_DEBUG"):
+            raise
+        error_line(
+            f"this is a fault in Tidegate, please report it: {type(error).__name__}: {error} "
+            f"(TIDEGATE_DEBUG=1 shows where)"
+        )
+        return 1
+
+
+def main() -> NoReturn:
+    """The entry point of the installed `tidegate` script."""
+    signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(run())
+
+
+def _terminated(_signal: int, _frame: object) -> NoReturn:
+    sys.exit(143)
+
+
+def _forget_stdout() -> None:
+    """Close stdout now, so that the interpreter's last flush has nothing left to complain about."""
+    try:
+        sys.stdout.close()
+    except BrokenPipeError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

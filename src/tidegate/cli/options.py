@@ -1,0 +1,168 @@
+"""Options that mean the same in every verb, and the click classes that print the exit codes in `--help`.
+
+`@log_option`, `@format_option(…)`, `@settings_option`, `@talk_options`, `@command_options`, `@yes_option`,
+`@dry_run_option`: decorators, to be put on a `@click.command(cls=Verb)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from tidegate.cli.output import Talk
+from tidegate.config import parse_assignments
+
+DEFAULT_LOG = "./data/log"
+EXIT_CODES = (
+    "Exit codes: 0 fine; 1 a check found a fault; 2 wrong usage; 3 out of reach, retry later; "
+    "4 conflict or fenced; 5 corrupt input stopped the run; 130 interrupted."
+)
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Verb(click.Command):
+    """A command whose help ends with the exit codes."""
+
+    def __init__(self, name: str | None, **settings: Any) -> None:
+        settings.setdefault("context_settings", CONTEXT)
+        settings.setdefault("epilog", EXIT_CODES)
+        super().__init__(name, **settings)
+
+
+class GroupVerb(click.Group):
+    """A group of commands, likewise. A group called alone shows its help."""
+
+    command_class = Verb
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        settings.setdefault("context_settings", CONTEXT)
+        settings.setdefault("epilog", EXIT_CODES)
+        super().__init__(name, **settings)
+
+
+def log_option(command: AnyFunction) -> AnyFunction:
+    """`--log URL` as parameter `log_url`: a folder or `kafka://host:port`, also as `--bootstrap-server`."""
+    command = click.option(
+        "--bootstrap-server",
+        metavar="HOST:PORT",
+        expose_value=False,
+        is_eager=True,
+        callback=_keep_bootstrap,
+        help="The same as --log kafka://HOST:PORT.",
+    )(command)
+    return click.option(
+        "--log",
+        "log_url",
+        metavar="URL",
+        envvar="TIDEGATE_LOG",
+        show_envvar=True,
+        default=DEFAULT_LOG,
+        show_default=True,
+        callback=_choose_log,
+        help="The log: a folder, or kafka://HOST:PORT.",
+    )(command)
+
+
+def settings_option(summary: str) -> Callable[[AnyFunction], AnyFunction]:
+    """`-X KEY=VALUE`, repeated, as parameter `settings`: a dict."""
+    return click.option(
+        "-X",
+        "--config",
+        "settings",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _parameter, pairs: parse_assignments(pairs),
+        help=summary,
+    )
+
+
+def command_options(command: AnyFunction) -> AnyFunction:
+    """`--command-config FILE` and `--command-property KEY=VALUE`: settings of the Kafka client."""
+    command = click.option(
+        "--command-property",
+        "command_properties",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _parameter, pairs: parse_assignments(pairs, option="--command-property"),
+        help="One setting of the Kafka client (repeatable); only with kafka://.",
+    )(command)
+    return click.option(
+        "--command-config",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        help="A properties file with settings of the Kafka client (the place for secrets).",
+    )(command)
+
+
+def format_option(
+    formats: Sequence[str] = ("table", "json", "jsonl", "csv"), default: str | None = None
+) -> Callable[[AnyFunction], AnyFunction]:
+    """`--format`; without a default it is `table` on a terminal and `jsonl` in a pipe."""
+    return click.option(
+        "--format",
+        "format",
+        type=click.Choice(list(formats)),
+        default=default,
+        show_default="table on a terminal, jsonl in a pipe" if default is None else True,
+        callback=lambda _ctx, _parameter, chosen: chosen or _usual_format(),
+        help="How to print.",
+    )
+
+
+def yes_option(command: AnyFunction) -> AnyFunction:
+    """`--yes`: do not ask."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask before deleting.")(command)
+
+
+def dry_run_option(command: AnyFunction) -> AnyFunction:
+    """`--dry-run`: say, do not do."""
+    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+
+
+def talk_options(command: AnyFunction) -> AnyFunction:
+    """`-q` and `-v`: how much is said on stderr. Not parameters; `output.say` and `detail` obey them."""
+    command = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=lambda ctx, _parameter, on: _set_level(ctx, 2) if on else None,
+        help="Say more on stderr.",
+    )(command)
+    return click.option(
+        "-q",
+        "--quiet",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=lambda ctx, _parameter, on: _set_level(ctx, 0) if on else None,
+        help="Say nothing on stderr but errors.",
+    )(command)
+
+
+def _set_level(ctx: click.Context, level: int) -> None:
+    ctx.find_root().ensure_object(Talk).level = level
+
+
+def _keep_bootstrap(ctx: click.Context, _parameter: click.Parameter, server: str | None) -> None:
+    if server:
+        ctx.meta["tidegate.bootstrap"] = server
+
+
+def _choose_log(ctx: click.Context, parameter: click.Parameter, url: str) -> str:
+    server = ctx.meta.get("tidegate.bootstrap")
+    if server is None:
+        return url
+    if ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--log and --bootstrap-server both say where the log is; keep one", ctx)
+    return f"kafka://{server}"
+
+
+def _usual_format() -> str:
+    return "table" if sys.stdout.isatty() else "jsonl"

@@ -1,0 +1,263 @@
+"""What the command line prints: data on stdout in the asked-for format, talk on stderr.
+
+Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Talk obeys
+`-q` and `-v`; colour appears on terminals only and never with `NO_COLOR`. `Progress` is one line that is
+rewritten on a terminal, and a JSON heartbeat every five seconds elsewhere. Bytes that are no text are shown
+with escapes, so that nothing in a record can drive the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+import click
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.durations import format_duration, format_size
+
+_HEARTBEAT_MS = 5000
+_REDRAW_MS = 100
+
+
+class Talk:
+    """How much is said: 0 errors only, 1 as usual, 2 with details."""
+
+    level = 1
+
+
+def print_rows(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    format: str,
+    columns: Sequence[str],
+    stream: TextIO | None = None,
+) -> None:
+    """Rows as `table`, `json`, `jsonl` or `csv`. `columns` orders the table and CSV; JSON prints all."""
+    out = stream if stream is not None else sys.stdout
+    if format == "jsonl":
+        for row in rows:
+            out.write(to_json(row) + "\n")
+    elif format == "json":
+        out.write(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False) + "\n")
+    elif format == "csv":
+        import csv
+
+        writer = csv.writer(out)
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow(["" if row.get(name) is None else _cell(row.get(name)) for name in columns])
+    else:
+        _print_table(list(rows), columns, out)
+
+
+def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | None = None) -> None:
+    """Print one thing: `NAME  value` lines as a table, or one JSON object."""
+    out = stream if stream is not None else sys.stdout
+    if format == "json":
+        out.write(json.dumps(_plain(fields), indent=2, ensure_ascii=False) + "\n")
+    elif format == "jsonl":
+        out.write(to_json(fields) + "\n")
+    elif format == "csv":
+        print_rows([fields], format="csv", columns=list(fields), stream=out)
+    else:
+        width = max((len(name) for name in fields), default=0)
+        for name, value in fields.items():
+            out.write(f"{_bold(name.upper().ljust(width), out)}  {_cell(value)}\n")
+
+
+def to_json(value: Any) -> str:
+    """One line of JSON; bytes become text, or `{"base64": …}` where they are not UTF-8."""
+    return json.dumps(_plain(value), ensure_ascii=False, separators=(", ", ": "))
+
+
+def printable(value: bytes | str | None) -> str:
+    """Record bytes for a person's terminal: text where it is text, escapes where it is not; null is empty."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 record`, `1,200 records`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def say(message: str) -> None:
+    """Talk, unless `-q`."""
+    _tell(1, message)
+
+
+def detail(message: str) -> None:
+    """Talk that only `-v` shows."""
+    _tell(2, message)
+
+
+def warn(message: str) -> None:
+    """Something to notice, unless `-q`."""
+    _tell(1, f"{_colour('warning:', 'yellow')} {message}")
+
+
+def error_line(message: str, *, kafka_name: str | None = None) -> None:
+    """The one line an unsuccessful run ends with."""
+    named = f" [{kafka_name}]" if kafka_name and kafka_name not in message else ""
+    _clear_line()
+    click.echo(f"{_colour('error:', 'red')} {printable(message)}{named}", err=True)
+
+
+class Progress:
+    """How far long work has come: `with Progress("scanning", total=bytes, unit="bytes") as progress`.
+
+    `advance` is cheap (it looks at the clock and usually returns), but is meant per batch, not per record.
+    """
+
+    def __init__(
+        self, label: str, *, total: int | None = None, unit: str = "records", clock: Clock | None = None
+    ) -> None:
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.done = 0
+        self.counts: dict[str, int] = {}
+        self._clock = clock or SystemClock()
+        self._started_ms = self._clock.monotonic_ms()
+        self._told_ms = self._started_ms
+        self._terminal = _is_terminal(sys.stderr)
+        self._drawn = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._drawn:
+            _clear_line()
+
+    @property
+    def elapsed_ms(self) -> int:
+        return self._clock.monotonic_ms() - self._started_ms
+
+    def advance(self, done: int, **counts: int) -> None:
+        """`done` more units; named counts (faults=1, records=500) are summed and shown."""
+        self.done += done
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        now_ms = self._clock.monotonic_ms()
+        pause_ms = _REDRAW_MS if self._terminal else _HEARTBEAT_MS
+        if now_ms - self._told_ms >= pause_ms and _level() >= 1:
+            self._told_ms = now_ms
+            self._show(now_ms - self._started_ms)
+
+    def _show(self, elapsed_ms: int) -> None:
+        if self._terminal:
+            self._drawn = True
+            sys.stderr.write(f"\r\x1b[K{self._line(elapsed_ms)}")
+            sys.stderr.flush()
+        else:
+            beat = {"doing": self.label, "done": self.done, "total": self.total, "unit": self.unit}
+            click.echo(to_json({**beat, **self.counts, "elapsed_ms": elapsed_ms}), err=True)
+
+    def _line(self, elapsed_ms: int) -> str:
+        seconds = max(elapsed_ms, 1) / 1000
+        amount = format_size if self.unit == "bytes" else "{:,}".format
+        parts = [f"{self.label}: {amount(self.done)}"]
+        if self.total:
+            share = min(1.0, self.done / self.total)
+            parts[0] += f" of {amount(self.total)} ({share:.0%})"
+            if 0 < share < 1:
+                parts.append(f"{format_duration(round(seconds * (1 - share) / share) * 1000)} left")
+        parts.insert(1, f"{amount(round(self.done / seconds))}/s")
+        parts += [f"{count:,} {name}" for name, count in self.counts.items()]
+        return ", ".join(parts)
+
+
+def _print_table(rows: list[Mapping[str, Any]], columns: Sequence[str], out: TextIO) -> None:
+    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
+    right = [
+        all(isinstance(row.get(name), int | float | None) for row in rows) and bool(rows) for name in columns
+    ]
+    heads = [name.replace("_", " ").upper() for name in columns]
+    widths = [max(len(head), *(len(line[i]) for line in cells), 0) for i, head in enumerate(heads)]
+    out.write(_bold(_aligned(heads, widths, right), out) + "\n")
+    for line in cells:
+        out.write(_aligned(line, widths, right) + "\n")
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
+    padded = [
+        cell.rjust(width) if flush_right else cell.ljust(width)
+        for cell, width, flush_right in zip(cells, widths, right, strict=True)
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes | str):
+        return printable(value)
+    if isinstance(value, Mapping | list | tuple):
+        return to_json(value)
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON has."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, bytes):
+        return _plain_bytes(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _plain_bytes(value: bytes) -> Any:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        from base64 import b64encode
+
+        return {"base64": b64encode(value).decode("ascii")}
+
+
+def _level() -> int:
+    context = click.get_current_context(silent=True)
+    talk = None if context is None else context.find_root().obj
+    return talk.level if isinstance(talk, Talk) else 1
+
+
+def _tell(level: int, message: str) -> None:
+    if _level() >= level:
+        _clear_line()
+        click.echo(message, err=True)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty()
+
+
+def _colourful(stream: TextIO) -> bool:
+    return _is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _colour(text: str, colour: str) -> str:
+    return click.style(text, fg=colour, bold=True) if _colourful(sys.stderr) else text
+
+
+def _bold(text: str, out: TextIO) -> str:
+    return click.style(text, bold=True) if _colourful(out) else text
+
+
+def _clear_line() -> None:
+    if _is_terminal(sys.stderr):
+        sys.stderr.write("\r\x1b[K")

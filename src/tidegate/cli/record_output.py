@@ -1,0 +1,215 @@
+"""Records printed: JSON lines, JSON, CSV, a table that grows, a kcat-like template, values only, or Parquet.
+
+A sink takes Arrow batches and writes bytes as they come; `finish` writes what a format has at its end. For
+the terminal (table) unprintable bytes are escaped; for programs (all others) bytes stay what they are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from tidegate.cli.output import printable
+from tidegate.durations import format_moment
+from tidegate.errors import InvalidError
+from tidegate.log.batches.json_records import encode_lines, to_objects
+from tidegate.log.batches.records import RECORD_SCHEMA
+
+_TOKEN = re.compile(r"%(.)|\\([nrt0\\]|x[0-9a-fA-F]{2})|([^%\\]+)", re.DOTALL)
+_ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
+_COLUMN_WIDTHS = {"partition": 9, "offset": 10, "timestamp": 24, "key": 16}
+_CSV_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+
+
+class Sink:
+    """Counts and forwards; the formats say how."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out = out
+        self.records = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._put(batch)
+        self.records += batch.num_rows
+
+    def flush(self) -> None:
+        self.out.flush()
+
+    def finish(self) -> None:
+        self.out.flush()
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        raise NotImplementedError
+
+
+class JsonLinesSink(Sink):
+    def _put(self, batch: pa.RecordBatch) -> None:
+        self.out.write(encode_lines(batch))
+
+
+class JsonSink(Sink):
+    """One array, written as it grows."""
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        lines = encode_lines(batch).rstrip(b"\n").replace(b"\n", b",\n")
+        self.out.write((b"[\n" if self.records == 0 else b",\n") + lines)
+
+    def finish(self) -> None:
+        self.out.write(b"[]\n" if self.records == 0 else b"\n]\n")
+        super().finish()
+
+
+class ValueSink(Sink):
+    """Values only, one a line; a null is an empty line."""
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        values = batch.column("value").fill_null(b"").to_pylist()
+        self.out.write(b"\n".join(values) + b"\n")
+
+
+class CsvSink(Sink):
+    """With a heading; bytes that are no text are escaped, headers are JSON."""
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        import csv
+        import io
+
+        from tidegate.cli.output import to_json
+
+        text = io.StringIO()
+        writer = csv.writer(text)
+        if self.records == 0:
+            writer.writerow(_CSV_COLUMNS)
+        for record in to_objects(batch):
+            row = [record[name] for name in _CSV_COLUMNS]
+            writer.writerow([to_json(cell) if isinstance(cell, dict | list) else cell for cell in row])
+        self.out.write(text.getvalue().encode("utf-8"))
+
+
+class TableSink(Sink):
+    """Aligned columns that do not wait for the last record to know their widths."""
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        lines = []
+        if self.records == 0:
+            head = [name.upper().ljust(width) for name, width in _COLUMN_WIDTHS.items()]
+            lines.append("  ".join([*head, "VALUE"]))
+        rows = zip(
+            batch.column("partition").to_pylist(),
+            batch.column("offset").to_pylist(),
+            batch.column("timestamp").cast(pa.int64()).to_pylist(),
+            batch.column("key").to_pylist(),
+            batch.column("value").to_pylist(),
+            strict=True,
+        )
+        for partition, offset, timestamp, key, value in rows:
+            time = "-" if timestamp is None else format_moment(timestamp)
+            cells = (str(partition).rjust(9), str(offset).rjust(10), time.ljust(24), _shown(key).ljust(16))
+            lines.append("  ".join([*cells, _shown(value)]).rstrip())
+        self.out.write(("\n".join(lines) + "\n").encode("utf-8"))
+
+
+class TemplateSink(Sink):
+    """kcat's `-f`: each record through a template of bytes and fields."""
+
+    def __init__(self, out: BinaryIO, template: str) -> None:
+        super().__init__(out)
+        self._parts = list(_template_parts(template))
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        columns = {
+            "t": [str(name).encode() for name in batch.column("topic").to_pylist()],
+            "p": [b"%d" % number for number in batch.column("partition").to_pylist()],
+            "o": [b"%d" % offset for offset in batch.column("offset").to_pylist()],
+            "T": [
+                b"%d" % time for time in batch.column("timestamp").cast(pa.int64()).fill_null(-1).to_pylist()
+            ],
+            "k": [key or b"" for key in batch.column("key").to_pylist()],
+            "s": [value or b"" for value in batch.column("value").to_pylist()],
+            "K": [b"%d" % (-1 if key is None else len(key)) for key in batch.column("key").to_pylist()],
+            "S": [b"%d" % (-1 if one is None else len(one)) for one in batch.column("value").to_pylist()],
+            "h": [_headers_text(headers) for headers in batch.column("headers").to_pylist()],
+        }
+        pieces = [
+            part if isinstance(part, bytes) else columns[part][row]
+            for row in range(batch.num_rows)
+            for part in self._parts
+        ]
+        self.out.write(b"".join(pieces))
+
+
+class ParquetSink(Sink):
+    """One row group a batch."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        from pyarrow import parquet
+
+        super().__init__(out)
+        self._writer = parquet.ParquetWriter(out, RECORD_SCHEMA, compression="zstd")
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def flush(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+def sink_for(format: str, out: BinaryIO, template: str | None) -> Sink:
+    """The sink of a format."""
+    if format == "template":
+        return TemplateSink(out, template or "")
+    kinds: dict[str, type[Any]] = {
+        "jsonl": JsonLinesSink,
+        "json": JsonSink,
+        "csv": CsvSink,
+        "table": TableSink,
+        "lines": ValueSink,
+        "parquet": ParquetSink,
+    }
+    sink: Sink = kinds[format](out)
+    return sink
+
+
+def _template_parts(template: str) -> list[bytes | str]:
+    """Literal bytes and field letters."""
+    parts: list[bytes | str] = []
+    position = 0
+    for match in _TOKEN.finditer(template):
+        if match.start() != position:
+            break
+        position = match.end()
+        field, escape, literal = match.groups()
+        if literal is not None:
+            parts.append(literal.encode("utf-8"))
+        elif escape is not None:
+            parts.append(bytes([int(escape[1:], 16)]) if escape[0] == "x" else _ESCAPES[escape])
+        elif field == "%":
+            parts.append(b"%")
+        elif field in "tpoTksKSh":
+            parts.append(field)
+        else:
+            raise InvalidError(
+                f"-f {template!r}: %{field} is not a field; there are %t %p %o %T %k %s %K %S %h"
+            )
+    if position != len(template):
+        raise InvalidError(
+            f"-f {template!r}: cannot be read from {template[position:][:10]!r} on; write \\\\ for \\"
+        )
+    return parts
+
+
+def _headers_text(headers: Any) -> bytes:
+    """`name=value,name=value`, NULL for none, as kcat prints them."""
+    return b",".join(
+        header["key"].encode() + b"=" + (b"NULL" if header["value"] is None else header["value"])
+        for header in headers or ()
+    )
+
+
+def _shown(value: bytes | None) -> str:
+    return "-" if value is None else printable(value)

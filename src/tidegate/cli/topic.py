@@ -1,0 +1,283 @@
+"""`tidegate topic`: create, list, describe, alter, delete. Thin: what it knows, `Log` and `KafkaLog` know.
+
+Imports neither Arrow nor numba: these verbs answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.options import (
+    GroupVerb,
+    Verb,
+    command_options,
+    dry_run_option,
+    format_option,
+    log_option,
+    settings_option,
+    talk_options,
+    yes_option,
+)
+from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.config import parse_properties
+from tidegate.durations import format_duration, format_size
+from tidegate.errors import InvalidError
+from tidegate.files import Files
+from tidegate.log.access.connect import open_log
+from tidegate.log.access.embedded import Log
+from tidegate.log.topics.topic_config import Source, TopicConfig
+from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
+
+if TYPE_CHECKING:
+    from tidegate.log.kafka.log import KafkaLog
+
+_PROPERTIES_LIMIT_BYTES = 1 << 20
+_FOREVER = ("-1", "9223372036854775807")
+
+
+@click.group("topic", cls=GroupVerb)
+def command() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@command.command("create", cls=Verb)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--if-not-exists", is_flag=True, help="Be content with a topic that exists already.")
+@click.option(
+    "-r", "--replication-factor", type=int, default=None, help="Copies of each partition; only with kafka://."
+)
+@settings_option(
+    "A setting of the topic (repeatable): Kafka's names, also as retention=10m, segment.bytes=16KiB."
+)
+@log_option
+@command_options
+@dry_run_option
+@talk_options
+def create(
+    names: tuple[str, ...],
+    partitions: int,
+    if_not_exists: bool,
+    replication_factor: int | None,
+    settings: dict[str, str],
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    dry_run: bool,
+) -> None:
+    """Create topics. The log folder is created with its first topic.
+
+    \b
+    tidegate topic create orders --partitions 4 -X retention=7d
+    """
+    with opened(log_url, command_config, command_properties) as log:
+        for name in names:
+            existed = name in log.topics()
+            if dry_run:
+                _check_creation(log, name, settings, existed and not if_not_exists)
+                say(f"would create topic {name} with {counted(partitions, 'partition')} in {log_url}")
+                continue
+            extra: dict[str, Any] = {}
+            if replication_factor is not None:
+                if isinstance(log, Log):
+                    raise InvalidError("--replication-factor is for kafka://; a folder holds one copy")
+                extra["replication_factor"] = replication_factor
+            log.create_topic(name, partitions, settings, if_not_exists=if_not_exists, **extra)
+            if existed:
+                say(f"topic {name} exists already")
+            else:
+                say(f"created topic {name} with {counted(partitions, 'partition')} in {log_url}")
+
+
+@command.command("list", cls=Verb)
+@log_option
+@command_options
+@format_option()
+@talk_options
+def list_topics(
+    log_url: str, command_config: str | None, command_properties: dict[str, str], format: str
+) -> None:
+    """List the topics."""
+    with opened(log_url, command_config, command_properties) as log:
+        counts = log.partition_counts()
+    rows = [{"name": name, "partitions": count} for name, count in counts.items()]
+    print_rows(rows, format=format, columns=["name", "partitions"])
+    if not rows:
+        say(f"no topics in {log_url}")
+
+
+@command.command("describe", cls=Verb)
+@click.argument("name", metavar="NAME")
+@click.option("-c", "--config-only", is_flag=True, help="Only the settings: KEY VALUE SOURCE.")
+@click.option("--partitions-only", is_flag=True, help="Only the partitions and their offsets.")
+@click.option("--overrides", is_flag=True, help="Only settings that are not at their default.")
+@log_option
+@command_options
+@format_option()
+@talk_options
+def describe(
+    name: str,
+    config_only: bool,
+    partitions_only: bool,
+    overrides: bool,
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    format: str,
+) -> None:
+    """Show a topic: its partitions with their offsets, and its settings as KEY VALUE SOURCE.
+
+    A folder that Tidegate did not create does not tell its settings: they are shown as ASSUMED.
+    """
+    with opened(log_url, command_config, command_properties) as log:
+        description = log.describe(name)
+        places = [] if config_only else log.partition_rows(name)
+    settings = [
+        {
+            "key": entry.key,
+            "value": entry.value,
+            "source": str(entry.source),
+            "meaning": _meaning(entry.key, entry.value),
+        }
+        for entry in description.settings()
+        if not overrides or entry.source not in (Source.DEFAULT, Source.ASSUMED)
+    ]
+    if format in ("json", "jsonl"):
+        summary: dict[str, Any] = {"name": name, "id": description.topic_id, "assumed": description.assumed}
+        if not config_only:
+            summary["partitions"] = places
+        if not partitions_only:
+            summary["config"] = settings
+        print_object(summary, format=format)
+        return
+    if not config_only:
+        print_rows(places, format=format, columns=list(places[0]) if places else ["partition"])
+    if not config_only and not partitions_only:
+        click.echo()
+    if not partitions_only:
+        print_rows(settings, format=format, columns=["key", "value", "source", "meaning"])
+    if description.assumed:
+        say("settings are assumed: this folder was not created by Tidegate, which only reads it")
+
+
+@command.command("alter", cls=Verb)
+@click.argument("name", metavar="NAME")
+@settings_option("A setting to change (repeatable).")
+@click.option(
+    "--delete-config", "unset", metavar="KEY", multiple=True, help="A setting to give back to its default."
+)
+@click.option(
+    "-p", "--partitions", type=click.IntRange(1), default=None, help="Raise the number of partitions."
+)
+@log_option
+@command_options
+@dry_run_option
+@talk_options
+def alter(
+    name: str,
+    settings: dict[str, str],
+    unset: tuple[str, ...],
+    partitions: int | None,
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    dry_run: bool,
+) -> None:
+    """Change settings of a topic, or give it more partitions."""
+    if not settings and not unset and partitions is None:
+        raise InvalidError("nothing to change: give -X KEY=VALUE, --delete-config KEY or --partitions N")
+    with opened(log_url, command_config, command_properties) as log:
+        before = log.describe(name)
+        broker = log.contents.broker_config() if isinstance(log, Log) else None
+        after = before.config.altered(settings, unset=unset, broker=broker)
+        if not dry_run:
+            if settings or unset:
+                after = log.alter_topic(name, settings, unset).config
+            if partitions is not None:
+                log.add_partitions(name, partitions)
+    verb = "would set" if dry_run else "set"
+    for key in [*TOPIC_SETTINGS.parse(settings), *(TOPIC_SETTINGS.find(key).name for key in unset)]:
+        say(f"{verb} {key}={after.value(key)} (was {before.config.value(key)})")
+    if partitions is not None:
+        say(f"{'would raise' if dry_run else 'raised'} partitions from {before.partitions} to {partitions}")
+
+
+@command.command("delete", cls=Verb)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option("--if-exists", is_flag=True, help="Be content with a topic that is not there.")
+@yes_option
+@log_option
+@command_options
+@dry_run_option
+@talk_options
+def delete(
+    names: tuple[str, ...],
+    if_exists: bool,
+    yes: bool,
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    dry_run: bool,
+) -> None:
+    """Delete topics and all their records. Asks first, unless --yes."""
+    with opened(log_url, command_config, command_properties) as log:
+        present = set(log.topics())
+        for name in names:
+            if name not in present and if_exists:
+                say(f"topic {name} does not exist")
+                continue
+            description = log.describe(name)
+            what = f"topic {name} with {counted(description.partitions, 'partition')} and all its records"
+            if dry_run:
+                say(f"would delete {what}")
+            elif _agreed(what, yes):
+                log.delete_topic(name)
+                say(f"deleted topic {name}")
+
+
+@contextmanager
+def opened(
+    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[Log | KafkaLog]:
+    """The log at a URL, closed at the end; client settings come from the file, then from the options."""
+    stored: dict[str, str] = {}
+    if command_config is not None:
+        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
+        stored = parse_properties(text.decode("utf-8"))
+    with open_log(log_url, client={**stored, **(client or {})}, **settings) as log:
+        yield log
+
+
+def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str], must_be_new: bool) -> None:
+    from tidegate.log.topics.topics import check_topic_name
+
+    check_topic_name(name)
+    TopicConfig.of(settings)
+    if must_be_new:
+        raise InvalidError(f"topic {name} exists already", kafka_name="TOPIC_ALREADY_EXISTS")
+
+
+def _agreed(what: str, yes: bool) -> bool:
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise InvalidError(f"deleting {what} needs --yes where nobody can be asked")
+    return click.confirm(f"delete {what}?", err=True)
+
+
+def _meaning(key: str, value: str) -> str:
+    """A number as people say it."""
+    if not value.lstrip("-").isdigit():
+        return ""
+    if value in _FOREVER and key.rpartition(".")[2] in ("ms", "bytes", "messages"):
+        return "no limit"
+    number = int(value)
+    if key.endswith(".ms") and number > 0:
+        return format_duration(number)
+    return format_size(number) if key.endswith(".bytes") and number >= 1024 else ""

@@ -1,0 +1,154 @@
+"""`tidegate verify`: an audit of a topic or of any Kafka data folder, with no set-up and without writing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tidegate.cli.options import Verb, format_option, log_option, talk_options
+from tidegate.cli.output import Progress, print_rows, say, to_json
+from tidegate.durations import format_size
+from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.log.verify.findings import Findings
+    from tidegate.log.verify.report import Report
+
+_FINDING_COLUMNS = ("severity", "kind", "file", "position", "offset", "producer", "message", "remedy")
+_PARTITION_COLUMNS = (
+    "partition",
+    "segments",
+    "bytes",
+    "batches",
+    "records",
+    "sequenced",
+    "producers",
+    "offsets",
+    "compacted",
+    "faults",
+)
+
+
+@click.command("verify", cls=Verb)
+@click.argument("where", metavar="DIR|TOPIC", required=False)
+@log_option
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="KINDS",
+    help="Which findings give exit code 1: kinds separated by commas (missing, corrupt, duplicate, …), gap, "
+    "crc, sequence, any, none. By default every fault; duplicates, aged-out heads and torn tails are none.",
+)
+@click.option("--shallow", is_flag=True, help="Check headers and CRCs only; do not parse records.")
+@click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Findings to print.")
+@format_option()
+@talk_options
+def command(
+    where: str | None, log_url: str, fail_on: tuple[str, ...], shallow: bool, limit: int, format: str
+) -> int:
+    """Check CRCs, offsets, producer sequences, indexes, snapshots and seals.
+
+    DIR is a partition folder, a log folder or any Kafka data folder; TOPIC is a topic of --log. Without
+    either the whole --log is checked. Nothing is written, no lock is taken, no broker is needed.
+
+    \b
+    tidegate verify /var/lib/kafka/data
+    tidegate verify orders --fail-on gap,corrupt,duplicate --format json
+    """
+    from tidegate.files import Files
+    from tidegate.log.verify.findings import parse_fail_on
+    from tidegate.log.verify.report import Report
+    from tidegate.log.verify.verify import size_of, verify
+
+    if log_url.startswith("kafka://"):
+        raise InvalidError(
+            "verify reads files, which kafka:// does not show; run it where the broker's data is"
+        )
+    chosen = parse_fail_on(fail_on) if fail_on else None
+    files, log = Files(), Path(log_url)
+    target = where or log_url
+    report, interrupted = Report(), False
+    with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
+
+        def advance(done: int, records: int, faults: int) -> None:
+            progress.advance(done, records=records, faults=faults)
+
+        try:
+            verify(target, log=log, files=files, deep=not shallow, progress=advance, report=report)
+        except KeyboardInterrupt:  # what was found so far is still worth a report
+            interrupted = True
+    findings = report.all_findings()
+    _print(report, findings, format, limit)
+    failing = findings.failing(chosen)
+    say(_verdict(report, findings, failing) + (" (interrupted, not all was read)" if interrupted else ""))
+    return 130 if interrupted else 1 if failing else 0
+
+
+def _print(report: Report, findings: Findings, format: str, limit: int) -> None:
+    if format == "json":
+        import sys
+
+        sys.stdout.write(to_json(report.as_dict()) + "\n")
+        return
+    rows = [
+        finding.as_dict() | {"file": _short(finding.path), "path": str(finding.path)}
+        for finding in findings.kept[:limit]
+    ]
+    if format == "table":
+        print_rows(_partition_rows(report), format="table", columns=_PARTITION_COLUMNS)
+        if rows:
+            click.echo()
+            for row in rows:
+                _print_finding(row)
+            if findings.total > len(rows):
+                click.echo(f"… and {findings.total - len(rows)} more findings")
+        click.echo(f"\n{report.evidence}")
+        return
+    if format == "jsonl":
+        rows = [row | {"type": "finding"} for row in rows]
+        summary = {key: value for key, value in report.as_dict().items() if key != "findings"}
+        rows.append({"type": "summary", **summary})
+    print_rows(rows, format=format, columns=_FINDING_COLUMNS)
+
+
+def _print_finding(row: dict[str, object]) -> None:
+    place = str(row["file"])
+    for name in ("position", "offset", "producer"):
+        if row[name] is not None:
+            place += f" {name} {row[name]}"
+    click.echo(f"{row['severity']}: {row['kind']}: {place}")
+    click.echo(f"    {row['message']}")
+    click.echo(f"    → {row['remedy']}")
+
+
+def _partition_rows(report: Report) -> list[dict[str, object]]:
+    return [
+        {
+            "partition": str(partition.target.place),
+            "segments": partition.segments,
+            "bytes": format_size(partition.bytes),
+            "batches": partition.batches,
+            "records": partition.records,
+            "sequenced": partition.records_with_sequence,
+            "producers": partition.producers,
+            "offsets": None
+            if partition.first_offset is None
+            else f"{partition.first_offset}…{partition.next_offset}",
+            "compacted": partition.compaction.value,
+            "faults": partition.findings.faults,
+        }
+        for partition in report.partitions
+    ]
+
+
+def _short(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _verdict(report: Report, findings: Findings, failing: int) -> str:
+    where = f"{len(report.partitions)} partition{'s' * (len(report.partitions) != 1)}"
+    if findings.total == 0:
+        return f"{where}: nothing wrong found"
+    return f"{where}: {findings.total} findings, {findings.faults} of them faults; {failing} count as failure"

@@ -1,0 +1,121 @@
+"""Every error Tidegate raises on purpose.
+
+One root and, below it, only what a caller would act on differently. A message says what happened, where
+(file, partition, offset) and what to do next; the structured fields repeat the *where* for programs.
+Duplicates and late records are verdicts and counters, never exceptions.
+
+`exit_code` is what the command line ends with: 1 a check found a fault, 2 wrong usage, 3 out of reach or
+try later, 4 conflict or fenced, 5 corrupt input stopped the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TidegateError(Exception):
+    """The root of all errors raised on purpose.
+
+    `kafka_name` is Kafka's own protocol name for the condition (`OFFSET_OUT_OF_RANGE`, …) where it has one.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, kafka_name: str | None = None) -> None:
+        super().__init__(message)
+        self.kafka_name = kafka_name
+
+
+class InvalidError(TidegateError, ValueError):
+    """The call, the configuration or the record handed in is wrong: fix it and call again."""
+
+    exit_code = 2
+
+
+class OffsetOutOfRangeError(InvalidError):
+    """The asked-for offset is not in the log (any more, or yet): `first` ≤ offset ≤ `end` would be."""
+
+    def __init__(self, message: str, *, offset: int, first: int, end: int) -> None:
+        super().__init__(message, kafka_name="OFFSET_OUT_OF_RANGE")
+        self.offset = offset
+        self.first = first
+        self.end = end
+
+
+class CorruptError(TidegateError):
+    """Stored bytes are wrong: which file, and where in it (`position` in bytes, `offset` in records)."""
+
+    exit_code = 5
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: Path | str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+        kafka_name: str | None = "CORRUPT_MESSAGE",
+    ) -> None:
+        super().__init__(message, kafka_name=kafka_name)
+        self.path = None if path is None else Path(path)
+        self.position = position
+        self.offset = offset
+
+
+class IntegrityError(TidegateError):
+    """A producer's stream is broken: which one, and at which record."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        producer: str | None = None,
+        kind: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.producer = producer
+        self.kind = kind
+
+
+class WindowedKeyFormatError(TidegateError):
+    """A record key is not a windowed key of the declared kind."""
+
+    exit_code = 5
+
+
+class FencedError(TidegateError):
+    """A newer owner exists: this one must stop, retrying cannot help."""
+
+    exit_code = 4
+
+
+class ConflictError(TidegateError):
+    """Somebody else holds or changed it: reload, then retry."""
+
+    exit_code = 4
+
+
+class OverloadError(TidegateError):
+    """Too much at once: slow down, then retry. `reason` is a stable word for programs."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class UnavailableError(TidegateError):
+    """Out of reach for now (disk full, broker down, file system error): retry later."""
+
+    exit_code = 3
+
+
+class TidegateWarning(UserWarning):
+    """Something a person should know that does not stop the work."""

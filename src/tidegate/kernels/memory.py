@@ -1,0 +1,123 @@
+"""Reading, writing and copying inside kernels, through plain pointers.
+
+`pointer(array)` is taken once, at the top of a kernel; from then on nothing counts references, which would
+otherwise cost more than the work itself. Compiled, each function here is one machine operation without any
+check (a kernel proves its positions first, K2). In plain Python, which is how `kernel.py_func` runs, a
+pointer is the array itself and each function refuses to leave it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils
+
+# numba's own annotations do not describe what its decorators make of a function
+types: Any = numba.types
+intrinsic: Any = numba.extending.intrinsic
+overload: Any = numba.extending.overload
+memcpy: Any = cgutils.raw_memcpy
+
+
+def pointer(array: Any) -> Any:
+    """Where the elements of `array` lie."""
+    return array
+
+
+def load(source: Any, index: int) -> int:
+    """Element `index`, as a 64-bit number."""
+    if not 0 <= index < len(source):
+        raise IndexError(f"load of element {index} of {len(source)}")
+    return int(source[index])
+
+
+def store(target: Any, index: int, value: int) -> None:
+    """Write the low bits of `value` to element `index`."""
+    if not 0 <= index < len(target):
+        raise IndexError(f"store of element {index} of {len(target)}")
+    width = target.itemsize
+    low_bits = int(value) & ((1 << 8 * width) - 1)
+    target[index : index + 1].view("u1")[:] = list(low_bits.to_bytes(width, "little"))
+
+
+def copy(target: Any, into: int, source: Any, out_of: int, length: int) -> None:
+    """Copy `length` bytes between two places that do not overlap."""
+    if length < 0 or not (0 <= into <= len(target) - length and 0 <= out_of <= len(source) - length):
+        raise IndexError(f"copy of {length} bytes, from {out_of} of {len(source)} to {into} of {len(target)}")
+    target[into : into + length] = source[out_of : out_of + length]
+
+
+@intrinsic
+def _pointer(typing_context: Any, array: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.make_array(array)(context, builder, arguments[0]).data
+
+    return types.CPointer(array.dtype)(array), generate
+
+
+@intrinsic
+def _load(typing_context: Any, source: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        element = builder.load(builder.gep(arguments[0], [arguments[1]]))
+        if element.type.width == 64:
+            return element
+        extend = builder.sext if source.dtype.signed else builder.zext
+        return extend(element, ir.IntType(64))
+
+    return types.int64(source, types.int64), generate
+
+
+@intrinsic
+def _store(typing_context: Any, target: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        width = target.dtype.bitwidth
+        element = arguments[2] if width == 64 else builder.trunc(arguments[2], ir.IntType(width))
+        builder.store(element, builder.gep(arguments[0], [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.int64), generate
+
+
+@intrinsic
+def _copy(typing_context: Any, target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        destination = builder.gep(arguments[0], [arguments[1]])
+        origin = builder.gep(arguments[2], [arguments[3]])
+        memcpy(builder, destination, origin, arguments[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), generate
+
+
+@overload(pointer)
+def _compile_pointer(array: Any) -> Any:
+    def compiled(array: Any) -> Any:
+        return _pointer(array)
+
+    return compiled
+
+
+@overload(load)
+def _compile_load(source: Any, index: Any) -> Any:
+    def compiled(source: Any, index: Any) -> Any:
+        return _load(source, index)
+
+    return compiled
+
+
+@overload(store)
+def _compile_store(target: Any, index: Any, value: Any) -> Any:
+    def compiled(target: Any, index: Any, value: Any) -> Any:
+        return _store(target, index, value)
+
+    return compiled
+
+
+@overload(copy)
+def _compile_copy(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
+    def compiled(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
+        return _copy(target, into, source, out_of, length)
+
+    return compiled

@@ -1,0 +1,250 @@
+"""The partitions this process writes: opened once each, kept or lent, closed properly.
+
+Owns which are open, the lock that keeps brokers out meanwhile, and what closing leaves behind in the log
+folder: checkpoints, marks of clean closing. What is done with an open partition is others' business.
+
+O1  a partition is open at most once in this process.
+O2  one that was asked for stays open until it is released; one that was only borrowed is closed when the last
+    borrower gives it back.
+O3  closing goes on past a partition that fails; the first failure is raised at the end.
+
+Thread rule: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tidegate.clock import Clock
+from tidegate.errors import ConflictError, InvalidError, TidegateError
+from tidegate.file_locks import FileLock
+from tidegate.log.access.closing import mark_closed, mark_folder_clean, merge_checkpoints, read_checkpoint
+from tidegate.log.access.locks import changing_folder, lock_against_brokers
+from tidegate.log.access.open_partition import OpenPartition
+from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.partitions.checkpoints import LOG_STARTS, RECOVERY_POINTS, remove_clean_shutdown
+from tidegate.log.topics.catalog import LogFolder
+from tidegate.log.topics.topics import TopicDescription, TopicPartition
+from tidegate.randomness import Randomness
+from tidegate.scheduling import Scheduler
+
+if TYPE_CHECKING:
+    from tidegate.log.partitions.partition import PartitionLog
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open partition, and who wants it open."""
+
+    partition: OpenPartition
+    is_kept: bool = False
+    borrowers: int = 0
+
+
+class OwnedPartitions:
+    """The open partitions of one `Log`."""
+
+    def __init__(
+        self,
+        contents: LogFolder,
+        *,
+        clock: Clock,
+        randomness: Randomness,
+        scheduler: Callable[[], Scheduler],
+        recovery: Literal["safe", "kafka"],
+        sync: bool,
+    ) -> None:
+        self._contents = contents
+        self._files = contents.files
+        self._clock = clock
+        self._randomness = randomness
+        self._scheduler = scheduler
+        self._recovery = recovery
+        self._sync = sync
+        self._guard = threading.RLock()
+        self._held: dict[TopicPartition, _Held] = {}
+        self._broker_lock: FileLock | None = None
+
+    @property
+    def logs(self) -> list[PartitionLog]:
+        """The logs that are open, borrowed ones included."""
+        with self._guard:
+            return [held.partition.log for held in self._held.values()]
+
+    def idle(self) -> list[TopicPartition]:
+        """The partitions of the catalog that are not open here."""
+        with self._guard:
+            return [
+                TopicPartition(name, number)
+                for name, entry in self._contents.read().topics.items()
+                for number in range(entry.partitions)
+                if TopicPartition(name, number) not in self._held
+            ]
+
+    def keep_brokers_out(self) -> None:
+        """Hold the folder's shared lock from now on."""
+        with self._guard:
+            if self._broker_lock is None:
+                self._broker_lock = lock_against_brokers(self._files, self._contents.path)
+
+    def get(self, place: TopicPartition) -> OpenPartition:
+        """Open the partition, or find it open; it stays so until released (O1, O2)."""
+        with self._guard:
+            held = self._held.get(place)
+            if held is None:
+                held = self._held[place] = _Held(self._open(place))
+            held.partition.check_owner()
+            held.partition.keep()
+            held.is_kept = True
+            return held.partition
+
+    @contextmanager
+    def borrowed(self, place: TopicPartition) -> Iterator[PartitionLog | None]:
+        """The partition for a while; None when another process writes it or it is gone (O2)."""
+        with self._guard:
+            held = self._held.get(place)
+            if held is None:
+                try:
+                    held = self._held[place] = _Held(self._open(place, briefly=True))
+                except (ConflictError, InvalidError):
+                    held = None
+            if held is not None:
+                held.borrowers += 1
+        try:
+            yield None if held is None else held.partition.log
+        finally:
+            if held is not None:
+                with self._guard:
+                    held.borrowers -= 1
+                    if held.borrowers == 0 and not held.is_kept and self._held.get(place) is held:
+                        self.release(place)
+
+    def release(self, place: TopicPartition) -> None:
+        """Close one partition properly, so that another process may write it."""
+        with self._guard:
+            held = self._held.pop(place, None)
+            if held is not None:
+                self._close([held.partition])
+
+    def release_all(self) -> None:
+        """Close everything and let brokers in again."""
+        with self._guard:
+            opened = [held.partition for held in self._held.values()]
+            self._held.clear()
+            try:
+                self._close(opened)
+            finally:
+                if self._broker_lock is not None:
+                    self._broker_lock.release()
+                    self._broker_lock = None
+
+    def abandon(self) -> None:
+        """Forget everything without touching the disk: this is a forked child's copy."""
+        self._held.clear()
+        self._broker_lock = None
+
+    def take_settings(self) -> None:
+        """Give open partitions the settings their topics have now."""
+        with self._guard:
+            if not self._held:
+                return
+            configs = {topic.name: topic.config for topic in self._contents.describe_all()}
+            for place, held in self._held.items():
+                config = configs.get(place.topic)
+                if config is not None and config != held.partition.log.config:
+                    held.partition.log.update_config(config)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _open(self, place: TopicPartition, *, briefly: bool = False) -> OpenPartition:
+        description = self._contents.describe(place.topic)
+        if place.partition not in description.partition_numbers or description.topic_id is None:
+            raise no_partition(description, place.partition)
+        self.keep_brokers_out()
+        path = self._contents.path
+        with changing_folder(self._files, path, self._clock):
+            remove_clean_shutdown(path, files=self._files)
+            recovery_points = read_checkpoint(self._files, path / RECOVERY_POINTS)
+            log_starts = read_checkpoint(self._files, path / LOG_STARTS)
+        opened = OpenPartition(
+            place,
+            path / str(place),
+            description.config,
+            broker=self._contents.broker_config(),
+            files=self._files,
+            clock=self._clock,
+            randomness=self._randomness,
+            scheduler=self._scheduler(),
+            recovery=self._recovery,
+            recovery_point=recovery_points.get(place, 0),
+            log_start=log_starts.get(place, 0),
+            topic_id=description.topic_id,
+            sync=self._sync,
+            briefly=briefly,
+        )
+        try:
+            self._follow_cuts(opened)
+        except BaseException:
+            opened.release()
+            raise
+        return opened
+
+    def _follow_cuts(self, opened: OpenPartition) -> None:
+        """Cleaning goes on from where the log ends, should recovery or a cut have taken what it had cleaned."""
+        checkpoint = CleanerCheckpoint(self._contents.path, files=self._files, clock=self._clock)
+        log = opened.log
+
+        def lower(_: object = None) -> None:
+            checkpoint.lower(log.topic, log.partition, log.log_end_offset)
+
+        lower()
+        log.hooks.on_truncate.append(lower)
+
+    def _close(self, opened: Sequence[OpenPartition]) -> None:
+        """Close the logs, then merge what they leave behind, then give up the locks (O3)."""
+        clean: list[OpenPartition] = []
+        failures: list[Exception] = []
+        for partition in opened:
+            try:
+                if partition.close_log():
+                    clean.append(partition)
+            except (TidegateError, OSError) as failure:
+                failures.append(failure)
+        try:
+            if opened:
+                self._leave_behind(clean, all_clean=len(clean) == len(opened))
+        finally:
+            for partition in opened:
+                partition.release()
+        if failures:
+            raise failures[0]
+
+    def _leave_behind(self, clean: Sequence[OpenPartition], *, all_clean: bool) -> None:
+        path = self._contents.path
+        with changing_folder(self._files, path, self._clock):
+            positions = {partition.place: partition.position() for partition in clean}
+            merge_checkpoints(self._files, path, positions)
+            for partition in clean:
+                mark_closed(self._files, partition.folder)
+            if all_clean:
+                topics = self._contents.read().topics
+                folders = [
+                    path / f"{name}-{number}"
+                    for name, entry in topics.items()
+                    for number in range(entry.partitions)
+                ]
+                mark_folder_clean(self._files, path, folders)
+
+
+def no_partition(description: TopicDescription, partition: int) -> InvalidError:
+    """The error for a partition a topic does not have."""
+    numbers = description.partition_numbers
+    known = f"0 to {len(numbers) - 1}" if numbers == tuple(range(len(numbers))) else f"{list(numbers)}"
+    return InvalidError(
+        f"topic {description.name} has no partition {partition}; it has {known}",
+        kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
+    )

@@ -1,0 +1,316 @@
+"""Records of a topic as Arrow batches, beside any writer and in any process.
+
+Owns positions: where each partition is read next, where it starts and where it stops. Bytes come from
+`PartitionView`, records from `decode`.
+
+R1  only whole batches below the high watermark are returned (below the last stable offset, and without
+    aborted transactions, for `isolation="read_committed"`).
+R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records at a
+    time, whatever the size of the log.
+R3  records before damage are returned first; then `CorruptError` names the place and where to go on.
+R4  an offset that aged out is an `OffsetOutOfRangeError`, never a silent jump.
+
+Thread rule: one reader, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.durations import DurationLike, SizeLike, duration_ms, size_bytes
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.log.access.partition_view import Bounds, PartitionView
+from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
+from tidegate.log.batches.batch_table import BatchTable, check_crcs, scan_batches
+from tidegate.log.batches.bodies import DecodeLimits
+from tidegate.log.batches.decode import decode_pieces
+from tidegate.log.partitions.fetching import Fetched
+
+if TYPE_CHECKING:
+    from tidegate.log.access.embedded import Log
+
+IsolationName: TypeAlias = Literal["read_uncommitted", "read_committed"]
+DEFAULT_MAX_BYTES = 8 << 20
+DEFAULT_PIECE_BYTES = 32 << 20
+_SHORTEST_PAUSE_MS = 1
+_LONGEST_PAUSE_MS = 50
+
+
+class _Track:
+    """One partition being read: the next offset, and the first one not wanted any more."""
+
+    def __init__(self, view: PartitionView, offset: int, stop: int | None) -> None:
+        self.view = view
+        self.offset = offset
+        self.stop = stop
+
+    @property
+    def is_done(self) -> bool:
+        return self.stop is not None and self.offset >= self.stop
+
+
+class Reader:
+    """Iterates `pyarrow.RecordBatch` of `RECORD_SCHEMA`; made by `Log.reader`.
+
+    Iterating ends where the log ended when it began, or at `stop`; with `follow=True` it waits for more.
+    `poll` returns the next batch or, after the timeout, None.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        start: StartLike = "earliest",
+        stop: StartLike | None = None,
+        isolation: IsolationName = "read_uncommitted",
+        follow: bool = False,
+        max_bytes: SizeLike = DEFAULT_MAX_BYTES,
+        max_piece_bytes: SizeLike = DEFAULT_PIECE_BYTES,
+        check_crcs: bool = True,
+    ) -> None:
+        if isolation not in ("read_uncommitted", "read_committed"):
+            raise InvalidError(f"isolation={isolation!r}: choose 'read_uncommitted' or 'read_committed'")
+        description = log.describe(topic)
+        numbers = description.partition_numbers if partitions is None else tuple(partitions)
+        if len(set(numbers)) != len(numbers):
+            raise InvalidError(f"partitions {list(numbers)} name one twice")
+        self.topic = topic
+        self.partitions = numbers
+        self.isolation = isolation
+        self.follow = follow
+        self.max_bytes = max(size_bytes(max_bytes), 1)
+        self._limits = DecodeLimits(max_piece_bytes=max(size_bytes(max_piece_bytes), 1))
+        self._check_crcs = check_crcs
+        self._clock = log.clock
+        self._records = log.metrics.counter(
+            "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
+        )
+        self._buffer: bytearray | None = None  # decoding copies out of it, so it is used again and again
+        self._pieces: Iterator[pa.RecordBatch] = iter(())
+        self._turn = 0
+        now_ms = log.clock.now_ms()
+        starts = parse_positions(start, numbers, now_ms=now_ms)
+        stops = None if stop is None else parse_positions(stop, numbers, now_ms=now_ms)
+        self._tracks = [
+            self._track(
+                log.view(topic, number, description=description),
+                starts[number],
+                None if stops is None else stops[number],
+            )
+            for number in numbers
+        ]
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Batches up to `stop`, or up to where the log ends now; without end when following."""
+        if self.follow:
+            while not self.is_done:
+                batch = self.poll(_LONGEST_PAUSE_MS * 20)
+                if batch is not None:
+                    yield batch
+            return
+        ends = self.end_offsets()
+        open_ended = [track for track in self._tracks if track.stop is None]
+        for track in open_ended:
+            track.stop = max(ends[track.view.partition], track.offset)
+        try:
+            while (batch := self._next_batch()) is not None:
+                yield batch
+        finally:
+            for track in open_ended:
+                track.stop = None
+
+    def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
+        """The next batch, waiting up to `timeout` for one; None when none came or `stop` is reached."""
+        deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        pause_ms = _SHORTEST_PAUSE_MS
+        while True:
+            batch = self._next_batch()
+            if batch is not None or self.is_done:
+                return batch
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return None
+            self._clock.sleep_ms(min(pause_ms, left_ms))
+            pause_ms = min(pause_ms * 2, _LONGEST_PAUSE_MS)
+
+    def read_all(self) -> pa.Table:
+        """Everything up to the end, as one table: for small topics and tests."""
+        from tidegate.log.batches.records import RECORD_SCHEMA
+
+        return pa.Table.from_batches(list(self), RECORD_SCHEMA)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every partition has reached its stop."""
+        return all(track.is_done for track in self._tracks)
+
+    def positions(self) -> dict[int, int]:
+        """Partition → the next offset it will be read at; good as `start` of another reader."""
+        return {track.view.partition: track.offset for track in self._tracks}
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read the partition from `offset` next; what was read ahead is read again."""
+        for track in self._tracks:
+            if track.view.partition == partition:
+                self._pieces = iter(())
+                track.offset = offset
+                return
+        raise InvalidError(f"partition {partition} of {self.topic} is not read here")
+
+    def end_offsets(self) -> dict[int, int]:
+        """Partition → the offset readers of this isolation may not reach yet."""
+        return {track.view.partition: self._end(track.view, track.view.bounds()) for track in self._tracks}
+
+    def lag(self) -> int:
+        """How many offsets lie between here and the end, over all partitions."""
+        ends = self.end_offsets()
+        return sum(max(ends[number] - offset, 0) for number, offset in self.positions().items())
+
+    def close(self) -> None:
+        """Let go of what was read ahead; a reader holds nothing else."""
+        self._pieces = iter(())
+        self._buffer = None
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _track(self, view: PartitionView, start: Position, stop: Position | None) -> _Track:
+        bounds = view.bounds()
+        offset = self._resolve(view, start, bounds)
+        if start.kind is PositionKind.OFFSET and not bounds.log_start <= offset <= bounds.high_watermark:
+            raise view.out_of_range(offset, bounds)
+        return _Track(view, offset, None if stop is None else self._resolve(view, stop, bounds))
+
+    def _resolve(self, view: PartitionView, position: Position, bounds: Bounds) -> int:
+        end = self._end(view, bounds)
+        if position.kind is PositionKind.EARLIEST:
+            return bounds.log_start
+        if position.kind is PositionKind.OFFSET:
+            return position.value
+        if position.kind is PositionKind.BEFORE_END:
+            return max(end - position.value, bounds.log_start)
+        if position.kind is PositionKind.TIME:
+            found = view.offset_for_time(position.value, bounds)
+            return end if found is None else min(found, end)
+        return end
+
+    def _end(self, view: PartitionView, bounds: Bounds) -> int:
+        return view.last_stable(bounds) if self.isolation == "read_committed" else bounds.high_watermark
+
+    def _next_batch(self) -> pa.RecordBatch | None:
+        """What is left of the last fetch, else the next partition's turn."""
+        while True:
+            batch = next(self._pieces, None)
+            if batch is not None:
+                return batch
+            for _ in range(len(self._tracks)):
+                track = self._tracks[self._turn]
+                self._turn = (self._turn + 1) % len(self._tracks)
+                before = track.offset
+                self._pieces = self._fetch(track)
+                batch = next(self._pieces, None)
+                if batch is not None:
+                    return batch
+                if track.offset != before:
+                    break  # only control batches or holes there: go round once more
+            else:
+                return None
+
+    def _fetch(self, track: _Track) -> Iterator[pa.RecordBatch]:
+        """One fetch of one partition, decoded piece by piece; the position follows what is handed out."""
+        view = track.view
+        bounds = view.bounds()
+        end = self._end(view, bounds)
+        if track.is_done or track.offset == end:
+            return
+        if self._buffer is None:
+            self._buffer = bytearray(self.max_bytes)
+        try:
+            fetched = view.fetch(track.offset, self.max_bytes, bounds, buffer=self._buffer)
+        except CorruptError as error:
+            raise _damage(view, track.offset, str(error), error) from error
+        if fetched is None:
+            if track.offset < end:
+                raise _damage(view, track.offset, f"nothing readable is left before the end at {end}")
+            return
+        table = self._sound(track, fetched, end)
+        if len(table) == 0:
+            return
+        stop = end if track.stop is None else min(track.stop, end)
+        following = int(table.last_offset[-1]) + 1
+        try:
+            yield from self._decode(track, fetched, table.end, stop, following)
+        except CorruptError as error:
+            # What comes before the malformed batch is handed out first (R3).
+            number = int(np.searchsorted(table.position, (error.position or 0) - fetched.start_position))
+            if error.position is None or not 0 < number < len(table):
+                raise _damage(view, track.offset, str(error), error) from error
+            yield from self._decode(track, fetched, int(table.position[number]), stop, following)
+            following = int(table.base_offset[number])
+        track.offset = max(track.offset, following if track.stop is None else min(following, track.stop))
+
+    def _decode(
+        self, track: _Track, fetched: Fetched, length: int, stop: int, following: int
+    ) -> Iterator[pa.RecordBatch]:
+        view = track.view
+        aborted = view.aborted(track.offset, following) if self.isolation == "read_committed" else []
+        for piece in decode_pieces(
+            memoryview(fetched.data)[:length],
+            topic=self.topic,
+            partition=view.partition,
+            from_offset=track.offset,
+            to_offset=stop,
+            check_crcs=False,
+            aborted=aborted,
+            limits=self._limits,
+            path=view.log_path(fetched.segment_base),
+            file_position=fetched.start_position,
+        ):
+            track.offset = int(piece.column("offset")[-1].as_py()) + 1
+            self._records.add(piece.num_rows, topic=self.topic, partition=view.partition, verdict="read")
+            yield piece
+
+    def _sound(self, track: _Track, fetched: Fetched, end: int) -> BatchTable:
+        """The leading batches that are below the end and undamaged; damage right at the start is raised."""
+        table = scan_batches(fetched.data, strict=False)
+        last_offset = table.last_offset
+        sound = last_offset >= table.base_offset
+        sound[1:] &= table.base_offset[1:] > last_offset[:-1]
+        if self._check_crcs:
+            sound &= check_crcs(fetched.data, table)
+        below_end = table.base_offset < end
+        if len(table) and below_end[0] and not sound[0]:
+            why = f"the batch at byte {fetched.start_position} does not match its CRC or its neighbours"
+            raise _damage(track.view, track.offset, why)
+        if len(table) == 0 and table.fault is not None:
+            raise _damage(track.view, track.offset, str(table.fault), table.fault)
+        keep = int(np.argmin(good)) if not (good := sound & below_end).all() else len(table)
+        bytes_kept = int(table.position[keep - 1] + table.size[keep - 1]) if keep else 0
+        return BatchTable(table.rows[:keep], bytes_kept)
+
+
+def _damage(view: PartitionView, offset: int, why: str, cause: CorruptError | None = None) -> CorruptError:
+    """The error for an offset that cannot be read, with the place to go on (R3)."""
+    resume = view.next_sound_offset(offset)
+    way_out = (
+        "no sound batch follows; `tidegate verify` shows the extent"
+        if resume is None
+        else f"the next sound batch begins at offset {resume}: go on there (-o {resume})"
+    )
+    return CorruptError(
+        f"{view.topic}-{view.partition} is damaged at offset {offset} in {view.folder}: {why}; {way_out}",
+        path=None if cause is None else cause.path,
+        position=None if cause is None else cause.position,
+        offset=offset,
+    )

@@ -1,0 +1,293 @@
+"""The 61-byte header of a record batch (magic 2): read it, write it, check it, patch it.
+
+Owns one header at a time, on plain bytes, without Arrow or numba, so that everything which only moves
+batches (append, fetch, recovery) stays light. It does not cover the records behind the header: `decode`
+and `encode` do, and `decode.scan_batches` reads many headers at once.
+
+All integers are big-endian and signed, the checksum excepted:
+
+    0  int64  base offset            27  int64  base timestamp (the delete horizon when bit 6 is set)
+    8  int32  length after this      35  int64  max timestamp (the append time when bit 3 is set)
+   12  int32  leader epoch           43  int64  producer id, -1 for none
+   16  int8   magic, 2               51  int16  producer epoch, -1 for none
+   17  uint32 CRC-32C of 21…end      53  int32  base sequence, -1 for none
+   21  int16  attributes             57  int32  record count
+   23  int32  last offset delta      61  …      records, one compressed stream when bits 0-2 say so
+
+attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon set.
+
+Invariants:
+B1  base offset and leader epoch lie before the checksummed bytes, so a leader stamps both without
+    touching the CRC.
+B2  a length is believed only after it was compared with the bytes that are there.
+
+Thread rule: values and pure functions, except `stamp`, which writes the bytearray it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.errors import CorruptError
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+HEADER_SIZE: Final = 61
+LENGTH_OVERHEAD: Final = 12
+SMALLEST_LENGTH: Final = HEADER_SIZE - LENGTH_OVERHEAD
+MAGIC: Final = 2
+NO_TIMESTAMP: Final = -1
+NO_PRODUCER: Final = -1
+NO_SEQUENCE: Final = -1
+NO_LEADER_EPOCH: Final = -1
+
+CRC_POSITION: Final = 17
+ATTRIBUTES_POSITION: Final = 21
+
+CODEC_MASK: Final = 0x07
+LOG_APPEND_TIME_BIT: Final = 0x08
+TRANSACTIONAL_BIT: Final = 0x10
+CONTROL_BIT: Final = 0x20
+DELETE_HORIZON_BIT: Final = 0x40
+
+MAX_SEQUENCE: Final = 2**31 - 1
+
+_HEADER = Struct(">qiibIhiqqqhii")
+
+
+class Codec(IntEnum):
+    """How the records of a batch are compressed; the value is what bits 0-2 of the attributes hold."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @property
+    def label(self) -> str:
+        """Kafka's lower-case name: what `compression.type` and the dump say."""
+        return self.name.lower()
+
+
+class TimestampType(IntEnum):
+    """Whose clock a batch's timestamps come from; the value is bit 3 of the attributes."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+    @property
+    def label(self) -> str:
+        """Kafka's name: what `message.timestamp.type` and the dump say."""
+        return "LogAppendTime" if self else "CreateTime"
+
+
+class BatchHeader(NamedTuple):
+    """One header, field by field as stored; the properties are what the fields mean."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int  # type: ignore[assignment]  # a tuple's own `count` means nothing here
+
+    @classmethod
+    def parse(
+        cls,
+        buffer: Buffer,
+        position: int = 0,
+        *,
+        newer_magic: bool = False,
+        path: Path | str | None = None,
+        file_position: int = 0,
+    ) -> BatchHeader:
+        """The header at `position`. Raises `CorruptError` for fewer than 61 bytes, a length below the
+        smallest possible one, or another magic; whether the body is there and sound is `check_batch`'s.
+
+        `newer_magic` takes a magic above 2 for 2, as a broker does (the CRC does not cover that byte).
+        """
+        there = len(buffer) - position
+        where = file_position + position
+        if there < HEADER_SIZE:
+            raise _corrupt(f"has {max(there, 0)} of its {HEADER_SIZE} header bytes", path, where)
+        header = cls._make(_HEADER.unpack_from(buffer, position))
+        if header.length < SMALLEST_LENGTH:
+            raise _corrupt(
+                f"has length {header.length}, below the smallest possible {SMALLEST_LENGTH}", path, where
+            )
+        if header.magic != MAGIC and not (newer_magic and header.magic > MAGIC):
+            raise _corrupt(
+                f"has magic {header.magic}; only {MAGIC} is read (let a broker rewrite older data)",
+                path,
+                where,
+            )
+        return header
+
+    def pack(self) -> bytes:
+        """The 61 bytes; the CRC is written as it stands, not computed."""
+        return _HEADER.pack(*self)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch, header included."""
+        return self.length + LENGTH_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        """Inclusive; survives compaction, so it may be larger than the last record's offset."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def last_sequence(self) -> int:
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return next_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def codec(self) -> Codec:
+        code = self.attributes & CODEC_MASK
+        if code > Codec.ZSTD:
+            raise CorruptError(
+                f"batch at offset {self.base_offset}: unknown compression codec {code}",
+                offset=self.base_offset,
+            )
+        return Codec(code)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType(bool(self.attributes & LOG_APPEND_TIME_BIT))
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones and markers of this batch may go; None while compaction has not decided."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+    @property
+    def has_producer(self) -> bool:
+        return self.producer_id > NO_PRODUCER
+
+
+def batch_crc(buffer: Buffer, position: int, size: int) -> int:
+    """CRC-32C of the checksummed part of the batch of `size` bytes at `position`."""
+    with memoryview(buffer) as view, view.toreadonly() as readable:  # fastcrc copies what could change
+        return int(crc32c(readable[position + ATTRIBUTES_POSITION : position + size]))
+
+
+def check_batch(
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    newer_magic: bool = False,
+    path: Path | str | None = None,
+    file_position: int = 0,
+) -> BatchHeader:
+    """The header of the batch at `position`, after its length, magic and CRC were found right.
+
+    `newer_magic` is as in `BatchHeader.parse`; `path` and `file_position` (where byte 0 of `buffer` lies in
+    that file) only serve the error message.
+    """
+    header = BatchHeader.parse(
+        buffer, position, newer_magic=newer_magic, path=path, file_position=file_position
+    )
+    where = file_position + position
+    if header.size > len(buffer) - position:
+        raise _corrupt(
+            f"says it has {header.size} bytes but only {len(buffer) - position} are there",
+            path,
+            where,
+            header.base_offset,
+        )
+    crc = batch_crc(buffer, position, header.size)
+    if crc != header.crc:
+        raise _corrupt(
+            f"has stored CRC {header.crc} but its bytes give {crc}", path, where, header.base_offset
+        )
+    return header
+
+
+def iter_headers(
+    buffer: Buffer, start: int = 0, stop: int | None = None, *, newer_magic: bool = False
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch in `buffer[start:stop]`; ends quietly before a partial one.
+
+    Raises `CorruptError` at a header that cannot be one (length, magic); CRCs are not looked at.
+    """
+    end = len(buffer) if stop is None else min(stop, len(buffer))
+    position = start
+    while end - position >= HEADER_SIZE:
+        header = BatchHeader.parse(buffer, position, newer_magic=newer_magic)
+        if header.size > end - position:
+            return
+        yield position, header
+        position += header.size
+
+
+def next_sequence(sequence: int, increment: int) -> int:
+    """`sequence + increment`, wrapping from 2147483647 to 0."""
+    return (sequence + increment) & MAX_SEQUENCE
+
+
+def previous_sequence(sequence: int, decrement: int) -> int:
+    """`sequence - decrement`, wrapping from 0 to 2147483647."""
+    return (sequence - decrement) & MAX_SEQUENCE
+
+
+def stamp(
+    batch: bytearray,
+    *,
+    base_offset: int | None = None,
+    leader_epoch: int | None = None,
+    max_timestamp: int | None = None,
+    timestamp_type: TimestampType | None = None,
+) -> BatchHeader:
+    """Patch what a leader decides into the batch, in place, and return the header it has now.
+
+    The CRC is recomputed only when a checksummed field really changes (B1).
+    """
+    before = BatchHeader.parse(batch)
+    attributes = before.attributes
+    if timestamp_type is not None:
+        attributes = attributes & ~LOG_APPEND_TIME_BIT | (LOG_APPEND_TIME_BIT if timestamp_type else 0)
+    header = before._replace(
+        base_offset=before.base_offset if base_offset is None else base_offset,
+        leader_epoch=before.leader_epoch if leader_epoch is None else leader_epoch,
+        max_timestamp=before.max_timestamp if max_timestamp is None else max_timestamp,
+        attributes=attributes,
+    )
+    batch[:HEADER_SIZE] = header.pack()
+    if (header.attributes, header.max_timestamp) != (before.attributes, before.max_timestamp):
+        header = header._replace(crc=batch_crc(batch, 0, header.size))
+        batch[:HEADER_SIZE] = header.pack()
+    return header
+
+
+def _corrupt(what: str, path: Path | str | None, position: int, offset: int | None = None) -> CorruptError:
+    place = f"position {position}" + (f" of {path}" if path is not None else "")
+    named = "" if offset is None else f" (base offset {offset})"
+    return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)

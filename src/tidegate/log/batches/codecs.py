@@ -1,0 +1,199 @@
+"""Compression of a batch's records, as brokers and clients exchange it, and bounded on the way back.
+
+Owns the four framings; the algorithms themselves are cramjam's. It does not know records or batches.
+
+    gzip    RFC 1952
+    snappy  82 "SNAPPY" 00 | int32 1 | int32 1 | { int32 length, one raw snappy block of ≤ 32 KiB of data }*
+            read without that magic too, as one raw block (what Java's reader falls back to)
+    lz4     LZ4 frame of independent blocks (brokers refuse linked ones) of ≤ 64 KiB, no checksums but the
+            header's: 04224d18 60 40 82 | { uint32 length, little-endian, top bit: stored plain; block }* | 0
+    zstd    frames without a content size (they are streamed)
+
+Invariants:
+C1  memory follows the output, never a length claimed by the input: a stream decompresses into a buffer of
+    fixed size, grown step by step up to the limit; a bomb stops at the limit, not after it.
+C2  any input gives bytes or `CorruptError`, in time linear in input plus limit.
+
+Thread rule: pure functions; an `Unpacker` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Final
+
+import cramjam
+import numpy as np
+
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.log.batches.batch import Buffer, Codec
+
+XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
+XERIAL_HEADER: Final = XERIAL_MAGIC + b"\0\0\0\1" * 2
+SNAPPY_BLOCK_BYTES: Final = 32 << 10
+
+LZ4_HEADER: Final = bytes.fromhex("04224d18 60 40 82")
+LZ4_BLOCK_BYTES: Final = 64 << 10
+LZ4_STORED_PLAIN: Final = 1 << 31
+
+# Kafka's `compression.<codec>.level`: smallest, largest, default.
+LEVELS: Final[dict[Codec, tuple[int, int, int]]] = {
+    Codec.GZIP: (1, 9, -1),
+    Codec.LZ4: (1, 17, 9),
+    Codec.ZSTD: (-131072, 22, 3),
+}
+
+FIRST_GUESS: Final = 8  # times the compressed size
+GROWTH: Final = 4
+SMALLEST_GUESS: Final = 4 << 10
+
+_INT32 = Struct(">i")
+_LITTLE_UINT32 = Struct("<I")
+
+
+def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> Buffer:
+    """`data` compressed; `level` as in Kafka's configuration, its default when None."""
+    level = _checked_level(codec, level)
+    match codec:
+        case Codec.NONE:
+            return data
+        case Codec.GZIP:
+            return memoryview(cramjam.gzip.compress(data, level=6 if level == -1 else level))
+        case Codec.SNAPPY:
+            return _compress_snappy(data)
+        case Codec.LZ4:
+            return _compress_lz4(data, level)
+        case Codec.ZSTD:
+            return memoryview(cramjam.zstd.compress(data, level=level))
+
+
+def decompress(codec: Codec, data: Buffer, *, limit: int) -> memoryview:
+    """What `compress` was given. `CorruptError` when the bytes are bad or hold more than `limit` bytes."""
+    return Unpacker(limit).unpack(codec, data)
+
+
+class Unpacker:
+    """Decompresses one batch after the other into the same memory, which grows to the largest of them.
+
+    What `unpack` returns is valid until it is called again. Not for several threads.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._room = memoryview(bytearray())
+
+    def unpack(self, codec: Codec, data: Buffer) -> memoryview:
+        """`data` decompressed. `CorruptError` when the bytes are bad or hold more than the limit."""
+        match codec:
+            case Codec.NONE:
+                if len(data) > self.limit:
+                    raise _too_large(codec, self.limit)
+                return memoryview(data)
+            case Codec.GZIP:
+                return self._stream(codec, cramjam.gzip.decompress_into, data)
+            case Codec.SNAPPY:
+                return self._snappy(memoryview(data))
+            case Codec.LZ4:
+                return self._stream(codec, cramjam.lz4.decompress_into, data)
+            case Codec.ZSTD:
+                return self._stream(codec, cramjam.zstd.decompress_into, data)
+
+    def _stream(self, codec: Codec, decompress_into: Callable[[Any, Any], int], data: Buffer) -> memoryview:
+        """Decompress into the room there is; when that fails, into more, until the limit (C1).
+
+        cramjam tells "full" from "corrupt" only in its wording, so both are tried again: at most a third more
+        work, since every attempt stops where its room ends.
+        """
+        self._make_room(min(self.limit, max(FIRST_GUESS * len(data), SMALLEST_GUESS)))
+        while True:
+            try:
+                return self._room[: decompress_into(data, self._room)]
+            except cramjam.DecompressionError as error:
+                if len(self._room) >= self.limit:
+                    raise CorruptError(
+                        f"{codec.label} data does not decompress into at most {self.limit} bytes: {error}"
+                    ) from None
+            self._make_room(min(self.limit, GROWTH * len(self._room)))
+
+    def _snappy(self, view: memoryview) -> memoryview:
+        framed = bytes(view[: len(XERIAL_MAGIC)]) == XERIAL_MAGIC
+        blocks = _xerial_blocks(view) if framed else [view]
+        position = 0
+        try:
+            sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
+            if sum(sizes) > self.limit:
+                raise _too_large(Codec.SNAPPY, self.limit)
+            self._make_room(sum(sizes))
+            for block, size in zip(blocks, sizes, strict=True):
+                position += cramjam.snappy.decompress_raw_into(block, self._room[position : position + size])
+        except cramjam.DecompressionError as error:
+            raise CorruptError(f"snappy data does not decompress: {error}") from None
+        return self._room[:position]
+
+    def _make_room(self, size: int) -> None:
+        if size > len(self._room):
+            self._room = memoryview(bytearray())  # the old memory goes before the new comes
+            self._room = np.empty(size, np.uint8).data  # untouched until written to, so it costs nothing yet
+
+
+def _checked_level(codec: Codec, level: int | None) -> int:
+    if codec not in LEVELS:
+        return 0
+    smallest, largest, default = LEVELS[codec]
+    if level is None or level == default:
+        return default
+    if not smallest <= level <= largest:
+        raise InvalidError(
+            f"{codec.label} has no level {level}; use {smallest} to {largest}, or {default} for the default",
+            kafka_name="INVALID_CONFIG",
+        )
+    return level
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    view = memoryview(data)
+    pieces: list[Buffer] = [XERIAL_HEADER]
+    for start in range(0, len(view), SNAPPY_BLOCK_BYTES):
+        block = memoryview(cramjam.snappy.compress_raw(view[start : start + SNAPPY_BLOCK_BYTES]))
+        pieces += (_INT32.pack(len(block)), block)
+    return b"".join(pieces)
+
+
+def _compress_lz4(data: Buffer, level: int) -> Buffer:
+    """Kafka's default level, 9, means LZ4's fast mode; any other one its high-compression mode."""
+    if level != LEVELS[Codec.LZ4][2]:
+        # cramjam has that mode only for whole frames, which then carry a checksum for every block
+        frame = cramjam.lz4.Compressor(level=max(level, 3), content_checksum=False, block_linked=False)
+        frame.compress(bytes(data))  # it takes no other kind of buffer
+        return memoryview(frame.finish())
+    view = memoryview(data)
+    pieces: list[Buffer] = [LZ4_HEADER]
+    for start in range(0, len(view), LZ4_BLOCK_BYTES):
+        plain = view[start : start + LZ4_BLOCK_BYTES]
+        block = memoryview(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            pieces += (_LITTLE_UINT32.pack(len(block)), block)
+        else:
+            pieces += (_LITTLE_UINT32.pack(len(plain) | LZ4_STORED_PLAIN), plain)
+    pieces.append(_LITTLE_UINT32.pack(0))
+    return b"".join(pieces)
+
+
+def _xerial_blocks(view: memoryview) -> list[memoryview]:
+    blocks, position = [], len(XERIAL_HEADER)  # the two versions go unread: some writers swap their bytes
+    while position < len(view):
+        there = len(view) - position - _INT32.size
+        length = _INT32.unpack_from(view, position)[0] if there >= 0 else -1
+        if length < 0 or length > there:
+            raise CorruptError(f"snappy data ends inside its block at {position} of {len(view)} bytes")
+        position += _INT32.size
+        blocks.append(view[position : position + length])
+        position += length
+    return blocks
+
+
+def _too_large(codec: Codec, limit: int) -> CorruptError:
+    return CorruptError(
+        f"{codec.label} data holds more than {limit} bytes; raise the limit if that is expected"
+    )

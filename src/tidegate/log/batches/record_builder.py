@@ -1,0 +1,245 @@
+"""The memory decoded records lie in: columns that grow while a kernel fills them, and become Arrow's.
+
+Memory comes from Arrow's pool, so decoded records show in `pyarrow.total_allocated_bytes()` and pages are
+reused from one read to the next. A column's first size is a guess from the bytes that are about to be decoded;
+later ones extrapolate from the share that is done, so a steady topic grows once or not at all.
+
+Invariants:
+M1  room follows bytes that are there: never more than twice what was needed, or `SPARE_BYTES` beyond it.
+M2  what a column did not use goes back to the pool when it is finished.
+
+Thread rule: one builder, one thread.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.errors import InvalidError
+from tidegate.kernels.decoding import (
+    DONE,
+    FULL_HEADER_KEYS,
+    FULL_HEADER_VALUES,
+    FULL_HEADERS,
+    FULL_KEYS,
+    FULL_RECORDS,
+    FULL_VALUES,
+    MALFORMED,
+    PROGRESS_ROW,
+    BinaryArrays,
+    Progress,
+    RecordArrays,
+    decode_records,
+)
+from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+
+LARGEST_COLUMN: Final = 2**31 - 1  # Arrow's 32-bit offsets
+SPARE_BYTES: Final = 64 << 20
+SMALLEST_GROWTH: Final = 4 << 10
+SMALLEST_RECORD: Final = 7  # bytes
+
+
+class Growing:
+    """A buffer of `dtype`, seen as an array. It starts with nothing, and grows filled with `fill` if given."""
+
+    def __init__(self, dtype: type[np.generic], fill: int | None = None) -> None:
+        self._buffer = pa.allocate_buffer(0, resizable=True)
+        self._dtype = np.dtype(dtype)
+        self._fill = fill
+        self.array: NDArray[Any] = np.frombuffer(self._buffer, dtype)
+
+    def reserve(self, length: int, spare: int = 0) -> None:
+        """Have room for `length` elements, and when that means growing, for `spare` where M1 allows."""
+        held = len(self.array)
+        if length > held:
+            length = max(length, min(spare, max(2 * length, length + SPARE_BYTES // self._dtype.itemsize)))
+            self._resize(length, shrink=False)
+            if self._fill is not None:
+                self.array[held:] = self._fill
+
+    def finish(self, length: int) -> pa.Buffer:
+        """The buffer, with nothing behind its first `length` elements."""
+        self._resize(length, shrink=len(self.array) > length + length // 8)
+        return self._buffer
+
+    def _resize(self, length: int, *, shrink: bool) -> None:
+        del self.array  # it would point at memory that may move
+        self._buffer.resize(length * self._dtype.itemsize, shrink_to_fit=shrink)
+        self.array = np.frombuffer(self._buffer, self._dtype)
+
+
+class BinaryColumn:
+    """The three buffers of an Arrow binary column."""
+
+    def __init__(self) -> None:
+        self.ends = Growing(np.int32, fill=0)
+        self.valid = Growing(np.uint8, fill=0xFF)
+        self.content = Growing(np.uint8)
+        self.ends.reserve(1)
+
+    def reserve(self, rows: int, spare: int = 0) -> None:
+        self.ends.reserve(rows + 1, spare + 1)
+        self.valid.reserve((len(self.ends.array) + 6) // 8)
+
+    def arrays(self) -> BinaryArrays:
+        return BinaryArrays(self.ends.array, self.valid.array, self.content.array)
+
+    def finish(self, rows: int) -> pa.BinaryArray:
+        content = self.content.finish(int(self.ends.array[rows]))
+        valid, nulls = finish_bitmap(self.valid, rows)
+        return pa.Array.from_buffers(pa.binary(), rows, [valid, self.ends.finish(rows + 1), content], nulls)
+
+
+def finish_bitmap(bitmap: Growing, rows: int) -> tuple[pa.Buffer | None, int]:
+    """The bitmap of `rows` values, None when none of them is null; and how many are."""
+    size = (rows + 7) // 8
+    nulls = 8 * size - int(np.bitwise_count(bitmap.array[:size]).sum(dtype=np.int64))
+    return (bitmap.finish(size) if nulls else None), nulls
+
+
+class RecordBuilder:
+    """Arrow columns of records, filled run after run."""
+
+    def __init__(self) -> None:
+        self._offset, self._timestamp = Growing(np.int64), Growing(np.int64)
+        self._timestamp_valid = Growing(np.uint8, fill=0xFF)
+        self._key, self._value = BinaryColumn(), BinaryColumn()
+        self._header_ends = Growing(np.int32, fill=0)
+        self._header_ends.reserve(1)
+        self._header_key, self._header_value = BinaryColumn(), BinaryColumn()
+        self._content_columns = {
+            FULL_KEYS: self._key,
+            FULL_VALUES: self._value,
+            FULL_HEADER_KEYS: self._header_key,
+            FULL_HEADER_VALUES: self._header_value,
+        }
+        self._progress = np.zeros(1, PROGRESS_ROW)
+        self._arrays: RecordArrays | None = None
+
+    @property
+    def progress(self) -> Progress:
+        return Progress._make(self._progress[0].item())
+
+    def add(
+        self, source: NDArray[np.uint8], rows: NDArray[Any], size: int, done: float, start: int, stop: int
+    ) -> bool:
+        """Decode the records of the batches `rows`, `size` bytes of them; whether all of them are sound.
+
+        `done` is the share of all bytes that will have been decoded after these. When a record is not sound,
+        `progress` says which one, and the builder is of no more use.
+        """
+        progress = self._progress[0]
+        progress["batch"] = progress["record"] = 0
+        records = int(progress["records"])
+        claimed = int(rows["count"].sum(dtype=np.int64))
+        self._reserve_records(records + min(claimed, size // SMALLEST_RECORD), done)
+        # most bytes are values, mostly; the other columns get their room when they ask for it
+        self._reserve_content(self._value, int(self._value.ends.array[records]) + size, done)
+        while True:
+            status = decode_records(source, rows, start, stop, self._progress, self._all_arrays())
+            if status in (DONE, MALFORMED):
+                return bool(status == DONE)
+            self._grow(status, int(progress["wanted"]), done)
+
+    def finish(self, topic: str, partition: int) -> pa.RecordBatch:
+        """The records so far, as Arrow; the builder is empty-handed afterwards."""
+        records, self._arrays = self.progress.records, None
+        stamp_valid, stampless = finish_bitmap(self._timestamp_valid, records)
+        stamps = [stamp_valid, self._timestamp.finish(records)]
+        lists = [None, self._header_ends.finish(records + 1)]
+        columns = [
+            pa.DictionaryArray.from_arrays(_constant(0, records), _dictionary(topic), safe=False),
+            _constant(partition, records),
+            pa.Array.from_buffers(pa.int64(), records, [None, self._offset.finish(records)], 0),
+            pa.Array.from_buffers(TIMESTAMP_TYPE, records, stamps, stampless),
+            self._key.finish(records),
+            self._value.finish(records),
+            pa.Array.from_buffers(HEADERS_TYPE, records, lists, 0, children=[self._finish_headers()]),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+    def _finish_headers(self) -> pa.StructArray:
+        headers = self.progress.headers
+        if headers == 0:
+            return _NO_HEADERS
+        names = _utf8(self._header_key.finish(headers))
+        return pa.StructArray.from_arrays(
+            [names, self._header_value.finish(headers)], fields=list(HEADER_TYPE)
+        )
+
+    def _reserve_records(self, records: int, done: float) -> None:
+        if records <= len(self._offset.array):
+            return
+        self._offset.reserve(records, int(records / done))
+        room = len(self._offset.array)  # and the others follow, so that one number says what all can hold
+        self._timestamp.reserve(room)
+        self._timestamp_valid.reserve((room + 7) // 8)
+        self._key.reserve(room)
+        self._value.reserve(room)
+        self._header_ends.reserve(room + 1)
+        self._arrays = None
+
+    def _reserve_content(self, column: BinaryColumn, size: int, done: float) -> None:
+        if size <= len(column.content.array):
+            return
+        if size > LARGEST_COLUMN:
+            raise InvalidError(
+                f"these batches decode to {size} bytes in one column, more than an Arrow array holds; "
+                f"read fewer bytes at a time, or decode them in pieces"
+            )
+        column.content.reserve(size, min(int(size / done), LARGEST_COLUMN))
+        self._arrays = None
+
+    def _grow(self, status: int, wanted: int, done: float) -> None:
+        """Make room in the column that was full: twice what it had, so that it asks seldom."""
+        wanted = max(wanted, min(2 * wanted, LARGEST_COLUMN), SMALLEST_GROWTH)
+        if status == FULL_RECORDS:
+            self._reserve_records(wanted, done)
+        elif status == FULL_HEADERS:
+            self._header_key.reserve(wanted, int(wanted / done))
+            self._header_value.reserve(len(self._header_key.ends.array) - 1)
+            self._arrays = None
+        else:
+            self._reserve_content(self._content_columns[status], wanted, done)
+
+    def _all_arrays(self) -> RecordArrays:
+        if self._arrays is not None:
+            return self._arrays
+        self._arrays = RecordArrays(
+            self._offset.array,
+            self._timestamp.array,
+            self._timestamp_valid.array,
+            self._key.arrays(),
+            self._value.arrays(),
+            self._header_ends.array,
+            self._header_key.arrays(),
+            self._header_value.arrays(),
+        )
+        return self._arrays
+
+
+_NO_HEADERS: Final = pa.array([], HEADER_TYPE)
+
+
+@lru_cache(maxsize=1024)
+def _dictionary(topic: str) -> pa.StringArray:
+    return pa.array([topic], pa.string())
+
+
+def _constant(number: int, rows: int) -> pa.Int32Array:
+    column = np.zeros(rows, np.int32) if number == 0 else np.full(rows, number, np.int32)
+    return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(column)], 0)
+
+
+def _utf8(names: pa.BinaryArray) -> pa.StringArray:
+    """Header keys as text. Bytes that are not UTF-8 become U+FFFD, as Java shows them: they are a client's
+    mistake, not damage, and must not hide the record."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([name.decode("utf-8", "replace") for name in names.to_pylist()], pa.string())

@@ -1,0 +1,1 @@
+"""How records leave: retention, compaction, and whoever runs them."""

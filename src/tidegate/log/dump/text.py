@@ -1,0 +1,347 @@
+"""The dump as text: each line exactly as Kafka's tool writes it, in two profiles.
+
+| | modern (3.3 … 4.0) | seed (≤ 2.7) |
+|---|---|---|
+| first line of a log | `Log starting offset: n` | `Starting offset: n` |
+| batch | `deleteHorizonMs: OptionalLong.empty`, `compresscodec: none` | neither word, `compresscodec: NONE` |
+| record | `keySize: valueSize:` | `keysize: valuesize:` |
+| snapshot | `OptionalLong[5]`, `lastTimestamp: t` | `Some(5)`, no last timestamp |
+| message of magic 0, 1 | ` isValid: true crc: n}` (the brace is Kafka's) | ` crc: n isvalid: true` |
+
+Batch lines are built here, record lines by `dump_lines`; a window is written at a
+time. Bytes go out as they are; it is the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tidegate.errors import CorruptError
+from tidegate.log.batches.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Codec,
+)
+from tidegate.log.dump.batches import BatchRun, OddBatch
+from tidegate.log.dump.decoders import compact_json
+from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
+from tidegate.log.dump.records import RecordColumns, java_text
+
+if TYPE_CHECKING:
+    from numpy import bool_
+    from numpy.typing import NDArray
+
+    from tidegate.log.dump.legacy import LegacyRecord
+    from tidegate.log.producers.producer_snapshot import ProducerEntry
+    from tidegate.log.segments.offset_index import OffsetPosition
+    from tidegate.log.segments.time_index import TimestampOffset
+    from tidegate.log.segments.transaction_index import AbortedTxn
+
+_WORD = ("false", "true")
+
+
+class TextSink:
+    """Writes Kafka's text: `out` gets the data, `err` what did not fit together."""
+
+    def __init__(self, options: DumpOptions, out: TextIO, err: TextIO) -> None:
+        self._options = options
+        self._modern = options.profile == "modern"
+        self._out = out
+        self._err = err
+        names = [codec.label if self._modern else codec.name for codec in Codec]
+        self._codecs = [*names, *("?" for _ in range(8 - len(names)))]
+
+    # -- .log ------------------------------------------------------------------------------------
+
+    def begin(self, target: Target) -> None:
+        self._out.write(f"Dumping {target.shown}\n")
+
+    def unknown(self, target: Target) -> None:
+        self._out.flush()
+        self._err.write(f"Ignoring unknown file {target.shown}\n")
+
+    def log_start(self, target: Target) -> None:
+        if target.path.suffix == ".checkpoint":
+            self._out.write(_checkpoint_line(target))
+        elif self._modern:
+            self._out.write(f"Log starting offset: {target.base_offset}\n")
+        else:
+            self._out.write(f"Starting offset: {target.base_offset}\n")
+
+    def run(
+        self,
+        run: BatchRun,
+        valid: NDArray[bool_],
+        records: RecordColumns | None,
+        controls: Mapping[int, Control],
+    ) -> None:
+        batches = self._batch_lines(run, valid)
+        if records is None:
+            self._write(batches)
+        else:
+            self._out.write(self._records(run, records, batches, controls))
+
+    def _records(
+        self, run: BatchRun, records: RecordColumns, batches: list[str], controls: Mapping[int, Control]
+    ) -> str:
+        from tidegate.log.dump import lines as dump_lines
+
+        bare = self._options.skip_record_metadata
+        tails: list[Any] = []
+        if self._options.shows_contents:
+            keys, values = dump_lines.contents(records, self._options.parser)
+            nothing = dict.fromkeys(controls, "")
+            tails = [
+                dump_lines.replaced(dump_lines.labelled("| key: " if bare else " key: ", keys), nothing),
+                dump_lines.replaced(dump_lines.labelled(" payload: ", values), nothing),
+            ]
+        if bare:
+            return dump_lines.bare_lines(records, batches, tails)
+        if controls:
+            said = {number: _control(control) for number, control in controls.items()}
+            tails.append(dump_lines.column_of(said, len(records)))
+        words = ("keySize", "valueSize") if self._modern else ("keysize", "valuesize")
+        return dump_lines.record_lines(run, records, batches, tails, size_words=words)
+
+    def _batch_lines(self, run: BatchRun, valid: NDArray[bool_]) -> list[str]:
+        import numpy as np
+
+        table = run.table
+        first = table.base_sequence.astype(np.int64)
+        last = first + table.last_offset_delta
+        last = np.where(last > 2**31 - 1, last - 2**31, last)
+        columns = (
+            table.base_offset,
+            table.last_offset,
+            table.count,
+            first,
+            np.where(first == -1, -1, last),
+            table.producer_id,
+            table.producer_epoch,
+            table.leader_epoch,
+            table.attributes,
+            table.base_timestamp,
+            table.position + run.position,
+            table.max_timestamp,
+            table.size,
+            table.crc,
+            valid,
+            np.full(len(table), run.magic),
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [self._batch_line(*row) for row in rows]
+
+    def _batch_line(
+        self,
+        base: int,
+        last: int,
+        count: int,
+        first_sequence: int,
+        last_sequence: int,
+        producer: int,
+        epoch: int,
+        leader: int,
+        attributes: int,
+        base_timestamp: int,
+        position: int,
+        max_timestamp: int,
+        size: int,
+        crc: int,
+        valid: bool,
+        magic: int,
+    ) -> str:
+        horizon = ""
+        if self._modern:
+            horizon = (
+                f" deleteHorizonMs: {_optional(base_timestamp if attributes & DELETE_HORIZON_BIT else None)}"
+            )
+        return (
+            f"baseOffset: {base} lastOffset: {last} count: {count} baseSequence: {first_sequence} "
+            f"lastSequence: {last_sequence} producerId: {producer} producerEpoch: {epoch} "
+            f"partitionLeaderEpoch: {leader} isTransactional: {_WORD[bool(attributes & TRANSACTIONAL_BIT)]} "
+            f"isControl: {_WORD[bool(attributes & CONTROL_BIT)]}{horizon} position: {position} "
+            f"{_timestamp_label(attributes)}: {max_timestamp} size: {size} magic: {magic} "
+            f"compresscodec: {self._codecs[attributes & CODEC_MASK]} crc: {crc} isvalid: {_WORD[valid]}"
+        )
+
+    def odd(self, batch: OddBatch) -> None:
+        header: BatchHeader = batch.header
+        self._write(
+            [
+                self._batch_line(
+                    header.base_offset,
+                    header.last_offset,
+                    header.count,
+                    header.base_sequence,
+                    header.last_sequence,
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.leader_epoch,
+                    header.attributes,
+                    header.base_timestamp,
+                    batch.position,
+                    header.max_timestamp,
+                    header.size,
+                    header.crc,
+                    False,
+                    header.magic,
+                )
+            ]
+        )
+
+    def legacy(self, position: int, outer: LegacyRecord, inner: Sequence[LegacyRecord]) -> None:
+        line = (
+            f"offset: {outer.offset} position: {position} {outer.timestamp_label}: {outer.timestamp} "
+            f"size: {outer.size} magic: {outer.magic} compresscodec: {self._codecs[outer.codec]} "
+            f"crc: {outer.crc} isvalid: {_WORD[outer.is_valid]}"
+        )
+        self._write([line, *(self._legacy_record(outer, record) for record in inner)])
+
+    def _legacy_record(self, outer: LegacyRecord, record: LegacyRecord) -> str:
+        pair: tuple[str | None, str | None] = (None, None)
+        if self._options.shows_contents:
+            parser = self._options.parser
+            pair = (
+                (java_text(record.key), java_text(record.value))
+                if parser is None
+                else parser(record.offset, record.key, record.value)
+            )
+        if self._options.skip_record_metadata:
+            return _bare(*pair)
+        sizes = (
+            -1 if record.key is None else len(record.key),
+            -1 if record.value is None else len(record.value),
+        )
+        start = f"| offset: {record.offset} {outer.timestamp_label}: {record.timestamp}"
+        if self._modern:
+            state = f" isValid: {_WORD[record.is_valid]} crc: {record.crc}}}"
+            return f"{start} keySize: {sizes[0]} valueSize: {sizes[1]}{state}{_tail(*pair)}"
+        state = f" crc: {record.crc} isvalid: {_WORD[record.is_valid]}"
+        return f"{start} keysize: {sizes[0]} valuesize: {sizes[1]}{state}{_tail(*pair)}"
+
+    def trailing(self, target: Target, count: int) -> None:
+        self._out.write(f"Found {count} invalid bytes at the end of {target.name}\n")
+
+    # -- the small files -------------------------------------------------------------------------
+
+    def index_empty(self, target: Target) -> None:
+        if self._modern:
+            self._out.write(f"{target.shown} is empty.\n")
+
+    def index_sane(self, target: Target) -> None:
+        self._out.write(f"{target.shown} passed sanity check.\n")
+
+    def offset_entries(self, entries: Sequence[OffsetPosition]) -> None:
+        self._write([f"offset: {offset} position: {position}" for offset, position in entries])
+
+    def time_entries(self, entries: Sequence[TimestampOffset]) -> None:
+        self._write([f"timestamp: {timestamp} offset: {offset}" for timestamp, offset in entries])
+
+    def aborted(self, entries: Sequence[AbortedTxn]) -> None:
+        self._write(
+            [
+                f"version: 0 producerId: {entry.producer_id} firstOffset: {entry.first_offset} "
+                f"lastOffset: {entry.last_offset} lastStableOffset: {entry.last_stable_offset}"
+                for entry in entries
+            ]
+        )
+
+    def producers(self, entries: Sequence[ProducerEntry]) -> None:
+        self._write([self._producer_line(entry) for entry in entries])
+
+    def _producer_line(self, entry: ProducerEntry) -> str:
+        start = (
+            f"producerId: {entry.producer_id} producerEpoch: {entry.epoch} "
+            f"coordinatorEpoch: {entry.coordinator_epoch} "
+        )
+        if self._modern:
+            start += f"currentTxnFirstOffset: {_optional(entry.txn_first_offset)} "
+            start += f"lastTimestamp: {entry.last_timestamp} "
+        else:
+            open_at = "None" if entry.txn_first_offset is None else f"Some({entry.txn_first_offset})"
+            start += f"currentTxnFirstOffset: {open_at} "
+        if not entry.batches:
+            return start
+        batch = entry.batches[0]
+        return start + (
+            f"firstSequence: {batch.first_sequence} lastSequence: {batch.last_sequence} "
+            f"lastOffset: {batch.last_offset} offsetDelta: {batch.offset_delta} timestamp: {batch.timestamp}"
+        )
+
+    # -- what did not fit ------------------------------------------------------------------------
+
+    def snapshot_broken(self, target: Target, error: CorruptError) -> None:
+        self._out.flush()
+        self._err.write(f"{error}\n")
+
+    def fault(self, target: Target, error: CorruptError) -> None:
+        self._out.flush()
+        self._err.write(f"error: {error}\n")
+
+    def findings(self, findings: Findings) -> None:
+        self._out.flush()
+        write = self._err.write
+        for path, pairs in findings.index_mismatches.items():
+            write(f"Mismatches in :{path}\n")
+            for index, log in reversed(pairs):
+                write(f"  Index offset: {index}, log offset: {log}\n")
+        for path, pairs in findings.time_mismatches.items():
+            write(f"Found timestamp mismatch in :{path}\n")
+            for index, log in pairs:
+                write(f"  Index timestamp: {index}, log timestamp: {log}\n")
+        for path, pairs in findings.time_disorder.items():
+            write(f"Found out of order timestamp in :{path}\n")
+            for index, previous in pairs:
+                write(f"  Index timestamp: {index}, Previously indexed timestamp: {previous}\n")
+        for pairs in findings.offsets_not_found.values():
+            write("The following indexed offsets are not found in the log.\n")
+            for index, log in pairs:
+                write(f"Indexed offset: {index}, found log offset: {log}\n")
+        for path, flat in findings.gaps.items():
+            write(f"Non-consecutive offsets in {path}\n")
+            for at in range(len(flat) - 2, -1, -2):
+                write(f"  {flat[at]} is followed by {flat[at + 1]}\n")
+
+    def _write(self, lines: list[str]) -> None:
+        if lines:
+            self._out.write("\n".join(lines) + "\n")
+
+
+def _optional(value: int | None) -> str:
+    return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
+
+
+def _timestamp_label(attributes: int) -> str:
+    return "LogAppendTime" if attributes & LOG_APPEND_TIME_BIT else "CreateTime"
+
+
+def _tail(key: str | None, payload: str | None) -> str:
+    shown_key = "" if key is None else f" key: {key}"
+    return shown_key if payload is None else f"{shown_key} payload: {payload}"
+
+
+def _bare(key: str | None, payload: str | None) -> str:
+    shown_key = "" if key is None else f"| key: {key}"
+    return shown_key if payload is None else f"{shown_key} payload: {payload}"
+
+
+def _control(control: Control) -> str:
+    if control.coordinator_epoch is not None:
+        return f" endTxnMarker: {control.kind} coordinatorEpoch: {control.coordinator_epoch}"
+    if control.message is not None:
+        return f" {control.message[0]} {compact_json(control.message[1])}"
+    return f" controlType: {control.kind}({control.type_id})"
+
+
+def _checkpoint_line(target: Target) -> str:
+    if target.name == "bootstrap.checkpoint":
+        return "KRaft bootstrap snapshot\n"
+    end, _, epoch = target.name.removesuffix(".checkpoint").partition("-")
+    if not (end.isdigit() and epoch.isdigit()):
+        raise CorruptError(f"{target.shown} is not named like a KRaft snapshot", path=target.path)
+    return f"Snapshot end offset: {int(end)}, epoch: {int(epoch)}\n"

@@ -1,0 +1,1 @@
+"""A real cluster behind `kafka://`, with the same surface as a folder."""

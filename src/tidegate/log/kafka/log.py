@@ -1,0 +1,271 @@
+"""`kafka://host:port`: topics of a real cluster behind the calls of `Log`, through confluent-kafka.
+
+Owns topics and their settings; records are `kafka_writer`'s and `kafka_reader`'s. Nothing is cached: every
+call asks the cluster.
+
+Thread rule: as the client's, which may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import InvalidError
+from tidegate.log.access.numbered_writer import numbered
+from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, client_settings, load_client
+from tidegate.log.topics.catalog import unknown_topic
+from tidegate.log.topics.topic_config import ConfigEntry, Origin, Source, TopicConfig
+from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
+from tidegate.log.topics.topics import TopicDescription, check_topic_name
+
+if TYPE_CHECKING:
+    from tidegate.log.access.positions import StartLike
+    from tidegate.log.kafka.reader import KafkaReader
+
+_HIDDEN_PREFIX = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaTopicDescription(TopicDescription):
+    """A topic of a cluster; its settings are the broker's words, those unknown here included."""
+
+    entries: tuple[ConfigEntry, ...] = ()
+
+    def settings(self) -> list[ConfigEntry]:
+        return list(self.entries)
+
+
+class KafkaLog:
+    """A Kafka cluster as a log."""
+
+    def __init__(self, servers: str, client: Mapping[str, str]) -> None:
+        self.servers = servers
+        self.client = client_settings(servers, client)
+        load_client()
+        self._admin_module: Any = import_module("confluent_kafka.admin")
+        self._admin = calling(
+            "configure the Kafka client", servers, lambda: self._admin_module.AdminClient(self.client)
+        )
+
+    def __enter__(self) -> KafkaLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"KafkaLog({self.servers!r})"
+
+    # -- topics ----------------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of all topics but the cluster's own, sorted."""
+        return sorted(name for name in self._metadata() if not name.startswith(_HIDDEN_PREFIX))
+
+    def partition_counts(self) -> dict[str, int]:
+        """Topic → number of partitions."""
+        return {
+            name: len(found.partitions)
+            for name, found in sorted(self._metadata().items())
+            if not name.startswith(_HIDDEN_PREFIX)
+        }
+
+    def describe(self, topic: str) -> KafkaTopicDescription:
+        """Partitions and settings, with the broker's source of each."""
+        metadata = self._topic_metadata(topic)
+        resource = self._resource(topic)
+        future = self._admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
+        found = self._calling(f"describe topic {topic}", future.result)
+        entries = tuple(
+            ConfigEntry(name, entry.value or "", _source(entry.source))
+            for name, entry in sorted(found.items())
+        )
+        return KafkaTopicDescription(
+            topic, tuple(sorted(metadata.partitions)), _typed(entries), None, entries=entries
+        )
+
+    def partition_rows(self, topic: str) -> list[dict[str, Any]]:
+        """What `describe` shows of each partition: its leader, replicas and offsets."""
+        metadata = self._topic_metadata(topic)
+        with self.reader(topic) as reader:
+            starts, ends = reader.start_offsets(), reader.end_offsets()
+        return [
+            {
+                "partition": number,
+                "leader": partition.leader,
+                "replicas": list(partition.replicas),
+                "in_sync": list(partition.isrs),
+                "log_start": starts[number],
+                "high_watermark": ends[number],
+            }
+            for number, partition in sorted(metadata.partitions.items())
+        ]
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        config: Mapping[str, Any] | None = None,
+        *,
+        if_not_exists: bool = False,
+        replication_factor: int = -1,
+    ) -> KafkaTopicDescription:
+        """Make a topic; the cluster's default number of replicas unless told otherwise."""
+        check_topic_name(name)
+        if not (if_not_exists and name in self._metadata()):
+            new = self._admin_module.NewTopic(
+                name,
+                num_partitions=partitions,
+                replication_factor=replication_factor,
+                config=_formatted(config or {}),
+            )
+            self._wait(f"create topic {name}", self._admin.create_topics([new])[name])
+        return self.describe(name)
+
+    def alter_topic(
+        self, name: str, set: Mapping[str, Any] | None = None, unset: Iterable[str] = ()
+    ) -> KafkaTopicDescription:
+        """Change settings; `unset` gives some back to the broker's value."""
+        self._topic_metadata(name)
+        module = self._admin_module
+        changes: dict[str, str | None] = dict(_formatted(set or {}))
+        changes.update((_known_name(key), None) for key in unset)
+        kinds = module.AlterConfigOpType
+        entries = [
+            module.ConfigEntry(key, value, incremental_operation=kinds.DELETE if value is None else kinds.SET)
+            for key, value in changes.items()
+        ]
+        resource = self._resource(name, entries)
+        future = self._admin.incremental_alter_configs([resource])[resource]
+        self._wait(f"alter topic {name}", future)
+        return self.describe(name)
+
+    def add_partitions(self, name: str, total: int) -> KafkaTopicDescription:
+        """Give a topic more partitions."""
+        self._topic_metadata(name)
+        new = self._admin_module.NewPartitions(name, total)
+        self._wait(f"add partitions to topic {name}", self._admin.create_partitions([new])[name])
+        return self.describe(name)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic and all its records."""
+        self._topic_metadata(name)
+        self._wait(f"delete topic {name}", self._admin.delete_topics([name])[name])
+
+    # -- records ---------------------------------------------------------------------------------
+
+    def writer(self, topic: str, *, integrity: bool | Mapping[str, Any] = False, **settings: Any) -> Any:
+        """A `KafkaWriter` of Arrow tables; with `integrity` a `Sender` around it, as `Log.writer` gives.
+
+        The sender's order must survive the client's own retries, so its producer is an idempotent one.
+        """
+        from tidegate.log.kafka.writer import KafkaWriter
+
+        partitions = len(self._topic_metadata(topic).partitions)
+        if integrity is False:
+            return KafkaWriter(self.servers, self.client, topic, **settings)
+        client = {"enable.idempotence": True, **self.client}
+        writer = KafkaWriter(self.servers, client, topic, **settings)
+        return numbered(writer, integrity, partitions=partitions)
+
+    def reader(
+        self,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        start: StartLike = "earliest",
+        stop: StartLike | None = None,
+        **settings: Any,
+    ) -> KafkaReader:
+        """A reader of Arrow batches; it joins no consumer group and commits nothing."""
+        from tidegate.log.kafka.reader import KafkaReader
+
+        known = tuple(sorted(self._topic_metadata(topic).partitions))
+        numbers = known if partitions is None else tuple(partitions)
+        for number in numbers:
+            if number not in known:
+                raise InvalidError(
+                    f"topic {topic} has no partition {number}; it has 0 to {len(known) - 1}",
+                    kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
+                )
+        return KafkaReader(self.servers, self.client, topic, numbers, start=start, stop=stop, **settings)
+
+    def close(self) -> None:
+        """The client lets go of its connections when nobody holds it."""
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _metadata(self) -> dict[str, Any]:
+        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
+        topics: dict[str, Any] = found.topics
+        return topics
+
+    def _topic_metadata(self, topic: str) -> Any:
+        known = self._metadata()  # never by name: asking for an unknown topic may create it
+        if topic not in known:
+            check_topic_name(topic)
+            raise unknown_topic(topic, known)
+        return known[topic]
+
+    def _resource(self, topic: str, entries: list[Any] | None = None) -> Any:
+        kind = self._admin_module.ResourceType.TOPIC
+        return self._admin_module.ConfigResource(kind, topic, incremental_configs=entries)
+
+    def _wait(self, what: str, future: Any) -> None:
+        self._calling(what, future.result)
+
+    def _calling(self, what: str, call: Any) -> Any:
+        return calling(what, self.servers, call)
+
+
+def _formatted(config: Mapping[str, Any]) -> dict[str, str]:
+    """Friendly names and units as the broker wants them; what is not known here is the broker's to judge."""
+    formatted: dict[str, str] = {}
+    for name, value in config.items():
+        try:
+            setting = TOPIC_SETTINGS.find(name, value)
+        except InvalidError:
+            if TOPIC_SETTINGS.nearest(name, likeness=0.9) is not None:
+                raise
+            formatted[name] = str(value)
+        else:
+            formatted[setting.name] = setting.format(setting.parse(value))
+    return formatted
+
+
+def _known_name(name: str) -> str:
+    try:
+        return TOPIC_SETTINGS.find(name).name
+    except InvalidError:
+        return name
+
+
+def _source(number: int) -> Source:
+    names = {
+        1: Source.TOPIC,
+        2: Source.DYNAMIC_BROKER,
+        3: Source.DYNAMIC_DEFAULT_BROKER,
+        4: Source.BROKER,
+        5: Source.DEFAULT,
+    }
+    return names.get(int(number), Source.ASSUMED)
+
+
+def _typed(entries: Sequence[ConfigEntry]) -> TopicConfig:
+    """The settings known here as a `TopicConfig`, sources kept; values out of our ranges are left out."""
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {
+        setting.name: Origin(Source.ASSUMED, setting.name) for setting in TOPIC_SETTINGS
+    }
+    for entry in entries:
+        if entry.key not in TOPIC_SETTINGS or entry.key == "remote.storage.enable":
+            continue
+        try:
+            values[entry.key.replace(".", "_")] = TOPIC_SETTINGS[entry.key].parse(entry.value)
+        except InvalidError:
+            continue
+        origins[entry.key] = Origin(entry.source, entry.key)
+    return TopicConfig(**values, origins=origins)

@@ -1,0 +1,238 @@
+"""Records of a Kafka cluster as Arrow batches, beside any consumer: it joins no group and commits nothing.
+
+Positions are asked of the cluster for all partitions at once; messages become one Arrow batch a partition.
+
+Thread rule: one reader, one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.clock import SystemClock
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import OffsetOutOfRangeError
+from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
+from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
+from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, load_client, translated
+
+_FETCH_MESSAGES = 10_000
+_NO_TIMESTAMP_TYPE = 0
+
+
+class _Track:
+    """One partition being read."""
+
+    def __init__(self, start: int, stop: int | None) -> None:
+        self.offset = start
+        self.stop = stop
+        self.at_end = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.stop is not None and self.offset >= self.stop
+
+
+class KafkaReader:
+    """Iterates `pyarrow.RecordBatch` of `RECORD_SCHEMA` from a cluster; made by `KafkaLog.reader`."""
+
+    def __init__(
+        self,
+        servers: str,
+        client: Mapping[str, Any],
+        topic: str,
+        partitions: Sequence[int],
+        *,
+        start: StartLike = "earliest",
+        stop: StartLike | None = None,
+        isolation: str = "read_uncommitted",
+        follow: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.partitions = tuple(partitions)
+        self.isolation = isolation
+        self.follow = follow
+        self._servers = servers
+        self._module = load_client()
+        self._clock = SystemClock()
+        settings = {
+            "group.id": "tidegate-reader",
+            **client,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+        }
+        self._admin_module: Any = import_module("confluent_kafka.admin")
+        self._admin = calling(
+            "configure the Kafka client", servers, lambda: self._admin_module.AdminClient(dict(client))
+        )
+        self._consumer = calling("configure the consumer", servers, lambda: self._module.Consumer(settings))
+        self._ready: deque[pa.RecordBatch] = deque()
+        now_ms = self._clock.now_ms()
+        starts = self._resolve(parse_positions(start, self.partitions, now_ms=now_ms))
+        stops: Mapping[int, int | None] = dict.fromkeys(self.partitions)
+        if stop is not None:
+            stops = self._resolve(parse_positions(stop, self.partitions, now_ms=now_ms))
+        self._tracks = {number: _Track(starts[number], stops[number]) for number in self.partitions}
+        self._assign()
+
+    def __enter__(self) -> KafkaReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Batches up to `stop`, or up to where the partitions end now; without end when following."""
+        if not self.follow:
+            ends = self.end_offsets()
+            for number, track in self._tracks.items():
+                track.stop = max(ends[number], track.offset) if track.stop is None else track.stop
+        while not self.is_done:
+            batch = self.poll(1000)
+            if batch is not None:
+                yield batch
+
+    def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
+        """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
+        deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        while not self._ready:
+            if self.is_done:
+                return None
+            left_ms = max(deadline_ms - self._clock.monotonic_ms(), 0)
+            self._take(left_ms / 1000)
+            if left_ms == 0:
+                break
+        return self._ready.popleft() if self._ready else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every partition has reached its stop, and all of it was handed out."""
+        return not self._ready and all(track.is_done for track in self._tracks.values())
+
+    def positions(self) -> dict[int, int]:
+        """Partition → the next offset."""
+        return {number: track.offset for number, track in self._tracks.items()}
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read the partition from `offset` next."""
+        self._ready.clear()
+        self._tracks[partition].offset = offset
+        self._assign()
+
+    def start_offsets(self) -> dict[int, int]:
+        """Partition → its first offset."""
+        earliest = self._admin_module.OffsetSpec.earliest()
+        return self._asked(dict.fromkeys(self.partitions, earliest))
+
+    def end_offsets(self) -> dict[int, int]:
+        """Partition → the offset readers of this isolation may not reach yet."""
+        latest = self._admin_module.OffsetSpec.latest()
+        return self._asked(dict.fromkeys(self.partitions, latest))
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _assign(self) -> None:
+        wanted = [
+            self._module.TopicPartition(self.topic, number, track.offset)
+            for number, track in self._tracks.items()
+        ]
+        calling(f"read topic {self.topic}", self._servers, lambda: self._consumer.assign(wanted))
+
+    def _take(self, timeout_seconds: float) -> None:
+        """Fetch messages and line them up as one batch a partition."""
+
+        def fetch() -> list[Any]:
+            first = self._consumer.poll(timeout_seconds)  # `consume` alone waits for all it was asked for
+            return [] if first is None else [first, *self._consumer.consume(_FETCH_MESSAGES, timeout=0)]
+
+        messages = calling(f"read topic {self.topic}", self._servers, fetch)
+        found: dict[int, list[Any]] = {}
+        for message in messages:
+            track = self._tracks.get(message.partition())
+            if message.error() is not None:
+                self._note_error(message, track)
+            elif track is not None and not track.is_done and message.offset() >= track.offset:
+                if track.stop is None or message.offset() < track.stop:
+                    found.setdefault(message.partition(), []).append(message)
+                track.offset = message.offset() + 1
+        self._ready.extend(_to_batch(self.topic, number, messages) for number, messages in found.items())
+
+    def _note_error(self, message: Any, track: _Track | None) -> None:
+        error = message.error()
+        if error.name() == "_PARTITION_EOF":
+            if track is not None:  # the last offsets may be markers, which no message shows
+                track.offset = max(track.offset, message.offset())
+            return
+        if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE") and track is not None:
+            number = message.partition()
+            first, end = self.start_offsets()[number], self.end_offsets()[number]
+            raise OffsetOutOfRangeError(
+                f"offset {track.offset} of {self.topic}-{message.partition()} is not there: the partition "
+                f"holds {first} to {end}; start at 'earliest' (-o start) or within that range",
+                offset=track.offset,
+                first=first,
+                end=end,
+            )
+        raise translated(error, f"read topic {self.topic}", self._servers)
+
+    def _asked(self, wanted: Mapping[int, Any]) -> dict[int, int]:
+        """Partition → the offset the cluster names for a specification, all in one request."""
+        levels = self._module.IsolationLevel
+        level = levels.READ_COMMITTED if self.isolation == "read_committed" else levels.READ_UNCOMMITTED
+        places = {self._module.TopicPartition(self.topic, number): what for number, what in wanted.items()}
+
+        def ask() -> dict[int, int]:
+            futures = self._admin.list_offsets(places, isolation_level=level, request_timeout=TIMEOUT_SECONDS)
+            return {place.partition: int(future.result().offset) for place, future in futures.items()}
+
+        return calling(f"ask for the offsets of {self.topic}", self._servers, ask)
+
+    def _resolve(self, positions: Mapping[int, Position]) -> dict[int, int]:
+        """Partition → the offset meant."""
+        if all(position.kind is PositionKind.OFFSET for position in positions.values()):
+            return {number: position.value for number, position in positions.items()}
+        firsts, ends = self.start_offsets(), self.end_offsets()
+        times = {
+            number: self._admin_module.OffsetSpec.for_timestamp(position.value)
+            for number, position in positions.items()
+            if position.kind is PositionKind.TIME
+        }
+        at_times = self._asked(times) if times else {}
+        resolved: dict[int, int] = {}
+        for number, (kind, value) in positions.items():
+            if kind is PositionKind.OFFSET:
+                resolved[number] = value
+            elif kind is PositionKind.EARLIEST:
+                resolved[number] = firsts[number]
+            elif kind is PositionKind.BEFORE_END:
+                resolved[number] = max(ends[number] - value, firsts[number])
+            elif kind is PositionKind.TIME and at_times[number] >= 0:
+                resolved[number] = at_times[number]
+            else:
+                resolved[number] = ends[number]
+        return resolved
+
+
+def _to_batch(topic: str, partition: int, messages: list[Any]) -> pa.RecordBatch:
+    times = [message.timestamp() for message in messages]
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array([0] * len(messages), pa.int32()), pa.array([topic])),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),
+        pa.array([message.offset() for message in messages], pa.int64()),
+        pa.array([None if kind == _NO_TIMESTAMP_TYPE else time for kind, time in times], TIMESTAMP_TYPE),
+        pa.array([message.key() for message in messages], pa.binary()),
+        pa.array([message.value() for message in messages], pa.binary()),
+        pa.array([message.headers() or [] for message in messages], HEADERS_TYPE),
+    ]
+    columns[0] = columns[0].cast(TOPIC_TYPE)
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)

@@ -1,0 +1,1 @@
+"""How long a record really lives, and why."""

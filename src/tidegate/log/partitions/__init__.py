@@ -1,0 +1,1 @@
+"""One partition: appending, fetching, rolling, loading and recovering its log segments."""

@@ -1,0 +1,1 @@
+"""Who wrote what: idempotent sequences, transactions, and their snapshots."""

@@ -1,0 +1,290 @@
+"""The `.log` file of one log segment: consecutive record batches and nothing else.
+
+Owns the file's logical size, appending with a way back, cutting, and walking from batch to batch. It does
+not cover indexes or what offsets mean for a log: `segment` does.
+
+The logical size may be smaller than the file: a preallocated file ends in zeros, a failed append may have
+left part of a batch. Only bytes below the logical size are ever read.
+
+Invariants:
+G1  an append that fails leaves the logical size and every byte below it as they were; what it left behind
+    is cut off before the next byte is written;
+G2  a reader has a descriptor of its own, so closing or renaming the writer's side cannot pull a file from
+    under it, and a file that nobody writes or reads has no descriptor open.
+
+Thread rule: one writer; `reader()` and the walking functions may be used by any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.errors import CorruptError, TidegateError
+from tidegate.files import Bytes, File, Files
+from tidegate.log.batches.batch import (
+    ATTRIBUTES_POSITION,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    batch_crc,
+)
+
+WINDOW_BYTES: Final = 64 * 1024
+CHECK_BYTES: Final = 1024 * 1024
+SMALLEST_LENGTH: Final = HEADER_SIZE - LENGTH_OVERHEAD
+
+# base offset, length, (leader epoch), magic, (crc, attributes), last offset delta: all a search looks at
+_LOCATE = Struct(">qi4xb6xi")
+_HEADER = Struct(">qiibIhiqqqhii")
+
+
+class BatchFile:
+    """One `.log` file; nothing is opened before it is needed."""
+
+    __slots__ = ("_files", "_padded", "_size", "_syncing", "_torn", "_writer", "path")
+
+    def __init__(self, path: Path, *, files: Files) -> None:
+        self.path = path
+        self._files = files
+        self._writer: File | None = None
+        self._size: int | None = None
+        self._padded = False  # ends in preallocated zeros
+        self._torn = False  # may end in part of a failed append
+        self._syncing = threading.Lock()  # a descriptor is not closed while its sync runs
+
+    @property
+    def size(self) -> int:
+        """Logical bytes; asked of the file system once."""
+        if self._size is None:
+            found = self._files.stat(self.path)
+            self._size = 0 if found is None else found.size
+        return self._size
+
+    @property
+    def mtime_ms(self) -> int:
+        """When the file was last changed; 0 when it is not there."""
+        found = self._files.stat(self.path)
+        return 0 if found is None else found.mtime_ms
+
+    def create(self, preallocate_bytes: int = 0) -> None:
+        """Make the (empty) file now; zeros up to `preallocate_bytes` do not count as content."""
+        writer = self._open_writer()
+        self._size = 0
+        if preallocate_bytes:
+            self._padded = True
+            writer.truncate(preallocate_bytes)
+
+    def append(self, data: Bytes) -> int:
+        """Write after the last byte; the position it went to (G1)."""
+        position = self.size
+        writer = self._writer if self._writer is not None else self._open_writer()
+        if self._torn:
+            self.truncate(position)
+        try:
+            writer.write_at(position, data)
+        except BaseException:
+            self.cut_back(position)
+            raise
+        self._size = position + len(data)
+        return position
+
+    def cut_back(self, size: int) -> None:
+        """Undo appends from `size` on. Where the disk refuses the cut, the next append or `trim` repeats it:
+        what lies beyond the logical size is never read (G1)."""
+        self._size = size
+        self._torn = True
+        with suppress(TidegateError, OSError):
+            self.truncate(size)
+
+    def truncate(self, size: int) -> None:
+        """Cut to `size` bytes, or raise; the logical size follows."""
+        self._open_writer().truncate(size)
+        self._size = size
+        self._padded = self._torn = False
+
+    def trim(self) -> None:
+        """Make the file exactly as long as its content."""
+        if self._padded or self._torn:
+            self.truncate(self.size)
+
+    def sync(self) -> None:
+        """All content is on the disk when this returns. A file nobody writes is opened for it and closed."""
+        with self._syncing:
+            if self._writer is not None:
+                self._writer.sync()
+                return
+            with self._files.open(self.path, write=True) as file:
+                file.sync()
+
+    def reader(self) -> File:
+        """A descriptor of the caller's own, to be closed by it (G2)."""
+        return self._files.open(self.path)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        with self.reader() as file:
+            return file.read_at(position, length)
+
+    def close(self) -> None:
+        """Close the writer's descriptor; a later write opens a new one."""
+        with self._syncing:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+
+    def rename_to(self, path: Path) -> None:
+        self._files.rename(self.path, path)
+        self.path = path
+        if self._writer is not None:
+            self._writer.path = path
+
+    def delete(self) -> None:
+        self.close()
+        self._files.unlink(self.path, missing_ok=True)
+
+    def _open_writer(self) -> File:
+        if self._writer is None:
+            size = self.size
+            self._writer = self._files.open(self.path, create=True)
+            self._size = size
+        return self._writer
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch lies in its file."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+
+
+def find_offset(
+    file: File, start: int, end: int, offset: int, *, window: int, bound: int | None = None
+) -> BatchPlace | None:
+    """The first whole batch from `start` on whose last offset is ≥ `offset`.
+
+    `bound` says that whole batches with offsets below it are known to fill the file up to `end`: one that
+    overruns either is damage, which raises.
+    """
+    walked = start
+    for place in walk(file, start, end, window=window):
+        if bound is not None and place.last_offset >= bound:
+            break
+        if place.last_offset >= offset:
+            return place
+        walked = place.position + place.size
+    if bound is not None and walked < end:
+        raise CorruptError(
+            f"{file.path} holds no sound batch at position {walked}; `tidegate verify` shows the extent of the "
+            f"damage",
+            path=file.path,
+            position=walked,
+        )
+    return None
+
+
+def walk(file: File, start: int, end: int, *, window: int = WINDOW_BYTES) -> Iterator[BatchPlace]:
+    """Each whole batch in [start, end), by its first 27 bytes; ends quietly before a partial one."""
+    for position, buffer, at in _windows(file, start, end, window):
+        base, length, magic, delta = _LOCATE.unpack_from(buffer, at)
+        if length < SMALLEST_LENGTH or magic < MAGIC:
+            _parsed(file, buffer, at, position)  # raises, saying what is wrong
+        if length + LENGTH_OVERHEAD <= end - position:
+            yield BatchPlace(position, length + LENGTH_OVERHEAD, base, base + delta)
+
+
+def headers(
+    file: File, start: int, end: int, *, window: int = WINDOW_BYTES
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch in [start, end); CRCs are not looked at."""
+    for position, buffer, at in _windows(file, start, end, window):
+        header = _parsed(file, buffer, at, position)
+        if header.size <= end - position:
+            yield position, header
+
+
+def sound_headers(file: File, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch in [start, end) whose bytes match its CRC.
+
+    Raises `CorruptError` at the first place that is not a whole, sound batch; its `position` says where. Memory
+    stays bounded whatever lengths the file claims.
+    """
+    position, buffer, first = start, b"", start
+    while position < end:
+        at = position - first
+        if at + HEADER_SIZE > len(buffer):
+            buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
+        header = _parsed(file, buffer, at, position)
+        if header.size > end - position:
+            raise _unsound(
+                file, position, f"says it has {header.size} bytes, {end - position} are there", header
+            )
+        if at + header.size > len(buffer) and header.size <= CHECK_BYTES:
+            buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
+        crc = (
+            batch_crc(buffer, at, header.size)
+            if at + header.size <= len(buffer)
+            else _crc_of_file(file, position + ATTRIBUTES_POSITION, position + header.size)
+        )
+        if crc != header.crc:
+            raise _unsound(file, position, f"has stored CRC {header.crc} but its bytes give {crc}", header)
+        yield position, header
+        position += header.size
+
+
+def _crc_of_file(file: File, start: int, end: int) -> int:
+    crc = 0
+    for position in range(start, end, CHECK_BYTES):
+        crc = int(crc32c(file.read_at(position, min(CHECK_BYTES, end - position)), crc))
+    return crc
+
+
+def _parsed(file: File, buffer: bytes, at: int, position: int) -> BatchHeader:
+    """The header at `at`. A magic above 2 passes, as it does with a broker: it is the records that cannot be read."""
+    if len(buffer) - at < HEADER_SIZE:
+        raise _unsound(file, position, f"has {len(buffer) - at} of its {HEADER_SIZE} header bytes")
+    header = BatchHeader(*_HEADER.unpack_from(buffer, at))
+    if header.length < SMALLEST_LENGTH:
+        raise _unsound(
+            file, position, f"has length {header.length}, below the smallest possible {SMALLEST_LENGTH}"
+        )
+    if header.magic < MAGIC:
+        raise _unsound(file, position, f"has magic {header.magic}; only {MAGIC} is read")
+    return header
+
+
+def _unsound(file: File, position: int, what: str, header: BatchHeader | None = None) -> CorruptError:
+    named = "" if header is None else f" (base offset {header.base_offset})"
+    return CorruptError(
+        f"{file.path}: the batch at position {position}{named} {what}",
+        path=file.path,
+        position=position,
+        offset=None if header is None else header.base_offset,
+    )
+
+
+def _windows(file: File, start: int, end: int, window: int) -> Iterator[tuple[int, bytes, int]]:
+    """(position, buffer, where in it) of each batch start that has a whole header before `end`."""
+    position, buffer, first = start, b"", start
+    window = max(window, HEADER_SIZE)
+    while end - position >= HEADER_SIZE:
+        at = position - first
+        if at + HEADER_SIZE > len(buffer):
+            buffer, first, at = file.read_at(position, min(window, end - position)), position, 0
+            if len(buffer) < HEADER_SIZE:
+                raise CorruptError(
+                    f"{file.path} ends at {position + len(buffer)} though {end} bytes belong to it; "
+                    f"another program has cut it: restore it, or reopen the log to recover it",
+                    path=file.path,
+                    position=position,
+                )
+        yield position, buffer, at
+        position += _LOCATE.unpack_from(buffer, at)[1] + LENGTH_OVERHEAD

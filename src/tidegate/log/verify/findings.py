@@ -1,0 +1,154 @@
+"""What an audit can find, how bad each kind is, and a bounded place to put it.
+
+| kind | severity | means |
+|---|---|---|
+| corrupt | fault | bytes that are no sound batch: CRC, length, magic, records that do not parse |
+| offset | fault | offsets fall, overlap or leave their log segment |
+| missing | fault | a producer's sequence has a hole: records were lost before or after they arrived |
+| order | fault | a producer's records stand in another order than they were sent |
+| epoch | fault | a batch of an older producer epoch behind a newer one |
+| index | fault | an index would lead a reader astray |
+| snapshot | fault | producer state that is damaged or contradicts the log |
+| seal | fault | a sealed file changed afterwards |
+| offset-gap | fault or warning | offsets are skipped; a warning where compaction cannot be ruled out |
+| checkpoint | warning | a checkpoint file that does not parse or contradicts the log |
+| leader-epoch | warning | a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC) |
+| tail | warning or notice | the log ends in part of a batch, as after a crash; a notice where it is zeros |
+| duplicate | notice | records that were written twice, with the cause |
+| head | notice | a producer's first records aged out before the log's first offset |
+| restart | notice | a producer began at sequence 0 again within an epoch |
+| open-transaction | notice | a transaction without an end |
+
+Only faults make a run fail unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.errors import InvalidError
+
+MAX_KEPT_PER_KIND: Final = 100
+
+KINDS: Final = (
+    "corrupt",
+    "offset",
+    "missing",
+    "order",
+    "epoch",
+    "index",
+    "snapshot",
+    "seal",
+    "offset-gap",
+    "checkpoint",
+    "leader-epoch",
+    "tail",
+    "duplicate",
+    "head",
+    "restart",
+    "open-transaction",
+)
+_ALIASES: Final = {
+    "gap": ("missing", "offset-gap"),
+    "crc": ("corrupt",),
+    "sequence": ("missing", "order", "epoch"),
+}
+
+
+class Severity(Enum):
+    """How bad a finding is; the value is what reports print."""
+
+    FAULT = "fault"
+    WARNING = "warning"
+    NOTICE = "notice"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found: what, where (file, byte, offset, producer), and what to do about it."""
+
+    kind: str
+    severity: Severity
+    path: Path
+    position: int | None
+    offset: int | None
+    producer: str | None
+    message: str
+    remedy: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"severity": self.severity.value, "path": str(self.path)}
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings in the order met; beyond a limit per kind only counted, so that memory stays bounded."""
+
+    kept: list[Finding] = field(default_factory=list)
+    counts: Counter[tuple[str, Severity]] = field(default_factory=Counter)
+
+    def add(
+        self,
+        kind: str,
+        path: Path,
+        message: str,
+        remedy: str,
+        *,
+        severity: Severity = Severity.FAULT,
+        position: int | None = None,
+        offset: int | None = None,
+        producer: str | None = None,
+    ) -> None:
+        self.counts[kind, severity] += 1
+        if self.counts[kind, severity] <= MAX_KEPT_PER_KIND:
+            self.kept.append(Finding(kind, severity, path, position, offset, producer, message, remedy))
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def faults(self) -> int:
+        return sum(count for (_, severity), count in self.counts.items() if severity is Severity.FAULT)
+
+    def failing(self, fail_on: frozenset[str] | None) -> int:
+        """How many findings make the run fail: faults by default, else those of the named kinds."""
+        if fail_on is None:
+            return self.faults
+        return sum(count for (kind, _), count in self.counts.items() if kind in fail_on)
+
+    def has(self, kind: str) -> bool:
+        return any(name == kind for name, _ in self.counts)
+
+    def withdraw(self, *kinds: str) -> None:
+        """Forget findings that later evidence explains."""
+        self.kept = [finding for finding in self.kept if finding.kind not in kinds]
+        self.counts = Counter({key: count for key, count in self.counts.items() if key[0] not in kinds})
+
+    def merge(self, other: Findings) -> None:
+        self.kept += other.kept
+        self.counts.update(other.counts)
+
+
+def parse_fail_on(words: Iterable[str]) -> frozenset[str] | None:
+    """`--fail-on` as kinds: names of the table above, `gap`, `crc`, `sequence`, `any`, `none`, `fault`."""
+    chosen: set[str] = set()
+    for word in words:
+        for name in filter(None, (part.strip().lower() for part in word.split(","))):
+            if name == "fault":
+                return None
+            if name == "any":
+                chosen.update(KINDS)
+            elif name in _ALIASES:
+                chosen.update(_ALIASES[name])
+            elif name in KINDS:
+                chosen.add(name)
+            elif name != "none":
+                known = ", ".join((*KINDS, *_ALIASES, "any", "none", "fault"))
+                raise InvalidError(f"--fail-on {name}: there are {known}")
+    return frozenset(chosen)

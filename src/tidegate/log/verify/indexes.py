@@ -1,0 +1,205 @@
+"""Would the indexes of a log segment lead a reader astray? Compared with the batches as they stream by.
+
+Owns the judgement of `.index` and `.timeindex` against the log; not of their mere looks (Kafka's sanity check
+is part of it). What counts is what a look-up would do:
+
+    offset index  entries grow; a position is the start of a batch; no offset at or above the entry's lies
+                  before that position. (After a multi-batch append the batch's last offset may differ.)
+    time index    timestamps grow, offsets do not fall; nothing before an entry's offset is as new as the
+                  entry; the last entry is no newer than the newest record, or the segment expires too late.
+
+The zero tail of an index that is still preallocated is no finding in the last log segment; in a closed one a
+broker would take it for entries.
+
+Memory: the index files themselves (10 MiB each by default) and a window of headers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.files import Files
+from tidegate.log.verify.findings import Findings, Severity
+
+if TYPE_CHECKING:
+    from tidegate.log.verify.scan import SoundRun
+
+_REBUILD: Final = "move it away; the log rebuilds it when it is opened for writing"
+_MAX_INDEX_BYTES: Final = 2**31 - 1
+_OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
+_TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+
+
+class IndexCheck:
+    """Both indexes of one log segment: feed it the runs in order, then `finish`."""
+
+    def __init__(self, folder: Path, base: int, findings: Findings, *, is_last: bool, files: Files) -> None:
+        self._base = base
+        self._findings = findings
+        self._is_last = is_last
+        self._max_timestamp = -1
+        self._severity = Severity.FAULT
+        stem = f"{base:020d}"
+        self._offset_path, self._time_path = folder / f"{stem}.index", folder / f"{stem}.timeindex"
+        offsets = self._load(self._offset_path, _OFFSET_ENTRY, files)
+        times = self._load(self._time_path, _TIME_ENTRY, files)
+        self._offsets = offsets["offset"].astype(np.int64) + base
+        self._positions = offsets["position"].astype(np.int64)
+        self._timestamps = times["timestamp"].astype(np.int64)
+        self._time_offsets = times["offset"].astype(np.int64) + base
+        self._end = 0
+        self._next_entry = 0
+        self._next_time = 0
+        self._check_order()
+
+    def run(self, run: SoundRun) -> None:
+        """Compare the entries that fall into these batches."""
+        table = run.table
+        if not len(table):
+            return
+        self._skip_damage(run.position)
+        self._check_positions(table.position + run.position, table.base_offset)
+        self._end = run.position + len(run.data)
+        if (np.diff(table.last_offset) > 0).all():  # else the offsets themselves are the fault
+            self._check_times(table.last_offset, table.max_timestamp)
+
+    def finish(self, next_offset: int, *, is_torn: bool) -> None:
+        """The log segment has ended: nothing may point behind it. A torn one is recovered, index and all."""
+        self._severity = Severity.WARNING if is_torn else Severity.FAULT
+        beyond = self._offsets[self._next_entry :]
+        if len(beyond):
+            number = self._next_entry
+            self._bad_entry(
+                number, f"points at position {self._positions[number]}, behind the last batch's start"
+            )
+        if len(self._timestamps):
+            newest = int(self._timestamps[-1])
+            if newest > self._max_timestamp:
+                self._bad_time(
+                    len(self._timestamps) - 1,
+                    f"says {newest}, but no batch is newer than {self._max_timestamp}: the log segment would "
+                    f"expire too late",
+                )
+            if int(self._time_offsets[-1]) >= next_offset:
+                self._bad_time(
+                    len(self._timestamps) - 1, f"points at offset {self._time_offsets[-1]}, behind the end"
+                )
+
+    # -- looks -----------------------------------------------------------------------------------
+
+    def _load(self, path: Path, entry: np.dtype[np.void], files: Files) -> NDArray[np.void]:
+        empty = np.empty(0, dtype=entry)
+        if not files.exists(path):
+            self._findings.add(
+                "index",
+                path,
+                f"{path.name} is missing",
+                "open the log for writing once: it is rebuilt",
+                severity=Severity.WARNING,
+                offset=self._base,
+            )
+            return empty
+        data = files.read(path, limit=_MAX_INDEX_BYTES)
+        if len(data) % entry.itemsize:
+            self._findings.add(
+                "index",
+                path,
+                f"{len(data)} bytes are not a multiple of {entry.itemsize}",
+                _REBUILD,
+                position=len(data) - len(data) % entry.itemsize,
+                offset=self._base,
+            )
+        entries = np.frombuffer(data[: len(data) - len(data) % entry.itemsize], dtype=entry)
+        used = len(data.rstrip(b"\0"))
+        count = -(-used // entry.itemsize)
+        if count < len(entries) and not self._is_last:
+            self._findings.add(
+                "index",
+                path,
+                f"a closed log segment's index ends in {len(entries) - count} zero entries, "
+                f"which a broker takes for entries",
+                _REBUILD,
+                position=count * entry.itemsize,
+                offset=self._base,
+            )
+        return entries[:count]
+
+    def _check_order(self) -> None:
+        broken = np.flatnonzero((np.diff(self._offsets) <= 0) | (np.diff(self._positions) <= 0))
+        if len(broken) or (len(self._offsets) and (self._offsets[0] < self._base or self._positions[0] < 0)):
+            number = int(broken[0]) + 1 if len(broken) else 0
+            self._bad_entry(number, "does not follow the entry before it")
+            self._offsets, self._positions = self._offsets[:number], self._positions[:number]
+        broken = np.flatnonzero((np.diff(self._timestamps) <= 0) | (np.diff(self._time_offsets) < 0))
+        if len(broken) or (len(self._timestamps) and self._time_offsets[0] < self._base):
+            number = int(broken[0]) + 1 if len(broken) else 0
+            self._bad_time(number, "does not follow the entry before it")
+            self._timestamps, self._time_offsets = self._timestamps[:number], self._time_offsets[:number]
+
+    # -- against the log -------------------------------------------------------------------------
+
+    def _skip_damage(self, start: int) -> None:
+        """Entries that point between the last run and this one point at damage, which is told already."""
+        while self._next_entry < len(self._positions) and (
+            self._end <= self._positions[self._next_entry] < start
+        ):
+            self._next_entry += 1
+
+    def _check_positions(self, positions: NDArray[np.int64], bases: NDArray[np.int64]) -> None:
+        stop = int(np.searchsorted(self._positions, positions[-1], side="right"))
+        wanted = self._positions[self._next_entry : stop]
+        if not len(wanted):
+            return
+        at = np.minimum(np.searchsorted(positions, wanted), len(positions) - 1)
+        offsets = self._offsets[self._next_entry : stop]
+        for row in np.flatnonzero(positions[at] != wanted).tolist():
+            self._bad_entry(self._next_entry + row, f"points at position {wanted[row]}, inside a batch")
+        for row in np.flatnonzero((positions[at] == wanted) & (offsets < bases[at])).tolist():
+            self._bad_entry(
+                self._next_entry + row,
+                f"says offset {offsets[row]}, but the batch it points at begins with {bases[at[row]]}: "
+                f"a look-up would skip records",
+            )
+        self._next_entry = stop
+
+    def _check_times(self, lasts: NDArray[np.int64], newest: NDArray[np.int64]) -> None:
+        running = np.maximum.accumulate(np.concatenate(([self._max_timestamp], newest)))
+        stop = int(np.searchsorted(self._time_offsets, lasts[-1], side="right"))
+        wanted = self._time_offsets[self._next_time : stop]
+        if len(wanted):
+            before = running[np.searchsorted(lasts, wanted)]  # the newest of all batches that end below it
+            for row in np.flatnonzero(before >= self._timestamps[self._next_time : stop]).tolist():
+                self._bad_time(
+                    self._next_time + row,
+                    f"says nothing before offset {wanted[row]} is as new as "
+                    f"{self._timestamps[self._next_time + row]}, but a batch has {before[row]}: a look-up by "
+                    f"time would skip it",
+                )
+        self._next_time = max(stop, self._next_time)
+        self._max_timestamp = int(running[-1])
+
+    def _bad_entry(self, number: int, what: str) -> None:
+        self._findings.add(
+            "index",
+            self._offset_path,
+            f"entry {number} {what}",
+            _REBUILD,
+            severity=self._severity,
+            position=number * _OFFSET_ENTRY.itemsize,
+            offset=int(self._offsets[number]),
+        )
+
+    def _bad_time(self, number: int, what: str) -> None:
+        self._findings.add(
+            "index",
+            self._time_path,
+            f"entry {number} {what}",
+            _REBUILD,
+            severity=self._severity,
+            position=number * _TIME_ENTRY.itemsize,
+            offset=int(self._time_offsets[number]),
+        )

@@ -1,0 +1,352 @@
+"""Do each producer's numbers follow each other? The native evidence of loss, repetition and fencing.
+
+Owns the check of producer id, epoch and sequence over the batches of one partition, in offset order. It is
+vectorised: batches of a window are grouped by producer and compared with their neighbour; only groups where
+something does not follow are looked at one by one.
+
+The rules for data batches with a producer id and a sequence (every epoch counts from 0, wrapping at 2^31):
+
+    next number follows          sound
+    higher than expected         missing, unless the numbers turn up later: then order
+    already seen                 duplicate (cause: same epoch)
+    0 again, not a repeat        restart (clients before epoch bumps; a notice)
+    higher epoch, not from 0     missing
+    lower epoch                  epoch
+    first batch, not from 0      missing where the log has its beginning, head where it was cut by retention
+
+The same records with the same timestamps under a new epoch or a new producer id are a duplicate, too (causes:
+epoch bump, new producer); only the first batches after such a change are compared, with the last of before.
+
+Compaction removes batches, so in a compacted partition only epochs are judged.
+Memory: about 1.5 KiB per producer, for at most 100,000 of them; beyond that the longest silent are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from tidegate.log.batches.batch import CONTROL_BIT, HEADER_SIZE
+from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.verify.tracks import CACHED_BATCHES, MODULO, BatchColumns, Gap, ProducerTrack, Sent
+
+if TYPE_CHECKING:
+    from tidegate.log.verify.scan import SoundRun
+
+_HALF: Final = 2**30
+_OPEN_GAPS: Final = 64
+MAX_TRACKS: Final = 100_000
+_COMPARED_PER_WINDOW: Final = 256
+_RESEND: Final = "find the producer's log around that time; the records must be sent again"
+_HARMLESS: Final = "deduplicate when reading, or look for retries without idempotence"
+
+
+class SequenceCheck:
+    """Feed it the windows of a partition in offset order; `finish` reports the gaps that stayed open.
+
+    `read_back` reads a batch again from its file, to compare records byte by byte.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        *,
+        compacted: bool,
+        has_beginning: bool,
+        read_back: Callable[[Sent], bytes],
+    ) -> None:
+        self.tracks: dict[int, ProducerTrack] = {}
+        self.records_with_sequence = 0
+        self.damaged: list[tuple[int, int]] = []
+        """Stretches of offsets that cannot be read; whoever scans fills it."""
+        self._findings = findings
+        self._compacted = compacted
+        self._has_beginning = has_beginning
+        self._read_back = read_back
+        self._last_of: dict[tuple[int, int, int, int], tuple[int, Sent]] = {}
+        self._compared = 0
+
+    def window(self, run: SoundRun, path: Path) -> None:
+        table = run.table
+        control = (table.attributes & CONTROL_BIT) != 0
+        named = table.producer_id >= 0
+        numbered = named & ~control & (table.base_sequence >= 0)
+        self.records_with_sequence += int(table.count[numbered].sum())
+        self._compared = 0
+        if not named.any():
+            return
+        rows = np.flatnonzero(named)
+        rows = rows[np.argsort(table.producer_id[rows], kind="stable")]
+        producers = table.producer_id[rows]
+        cuts = np.flatnonzero(producers[1:] != producers[:-1]) + 1
+        starts = np.concatenate(([0], cuts, [len(rows)]))
+        columns = BatchColumns.of(table, rows, numbered)
+        for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            self._group(int(producers[low]), columns.where(slice(low, high)), run, path)
+        if len(self.tracks) > MAX_TRACKS:
+            self._forget_silent()
+
+    def assume_compacted(self) -> None:
+        """The log shows that compaction has been here: holes in the numbers prove nothing, also those met."""
+        self._compacted = True
+        self._findings.withdraw("missing", "order", "duplicate", "restart", "head")
+        for track in self.tracks.values():
+            track.gaps.clear()
+
+    def finish(self) -> None:
+        """The log has ended: numbers that never turned up are missing."""
+        for track in self.tracks.values():
+            for gap in track.gaps:
+                self._missing(track, gap)
+            track.gaps.clear()
+
+    def _forget_silent(self) -> None:
+        """Drop the half of the producers that were silent longest; should one come back, its start is unknown."""
+        by_silence = sorted(self.tracks.values(), key=lambda track: track.last_offset)
+        for track in by_silence[: len(by_silence) // 2]:
+            for gap in track.gaps:
+                self._missing(track, gap)
+            del self.tracks[track.producer_id]
+        self._has_beginning = False
+
+    # -- one producer in one window --------------------------------------------------------------
+
+    def _group(self, producer_id: int, columns: BatchColumns, run: SoundRun, path: Path) -> None:
+        track = self.tracks.get(producer_id)
+        if track is not None and (columns.epoch == track.epoch).all():
+            columns = columns.where(columns.numbered)  # markers of the same epoch change nothing
+        sound = 0
+        if track is not None and not track.gaps and track.since_change >= CACHED_BATCHES:
+            sound = self._leading_sound(track, columns)
+            if sound:
+                self._advance(track, columns, sound, run, path)
+        for row in range(sound, len(columns)):
+            track = self._step(track, producer_id, columns, row, run, path)
+        if track is not None:
+            self._remember(track)
+
+    def _leading_sound(self, track: ProducerTrack, columns: BatchColumns) -> int:
+        """How many batches from the first on simply continue the producer's numbers, in its epoch."""
+        previous = np.concatenate(([track.last], columns.last[:-1]))
+        follows = columns.numbered & (columns.epoch == track.epoch)
+        if not self._compacted:
+            follows &= columns.first == (previous + 1) % MODULO
+        return len(columns) if follows.all() else int(follows.argmin())
+
+    def _advance(
+        self, track: ProducerTrack, columns: BatchColumns, count: int, run: SoundRun, path: Path
+    ) -> None:
+        track.last = int(columns.last[count - 1])
+        for row in range(max(0, count - CACHED_BATCHES), count):
+            track.recent.append(columns.sent(row, run, path))
+
+    def _step(
+        self,
+        track: ProducerTrack | None,
+        producer_id: int,
+        columns: BatchColumns,
+        row: int,
+        run: SoundRun,
+        path: Path,
+    ) -> ProducerTrack:
+        sent = columns.sent(row, run, path)
+        epoch = int(columns.epoch[row])
+        is_new = track is None
+        if track is None:
+            track = self.tracks[producer_id] = ProducerTrack(producer_id, epoch, -1)
+        if epoch < track.epoch:
+            self._findings.add(
+                "epoch",
+                path,
+                f"producer epoch {epoch} behind epoch {track.epoch}: a fenced producer's records were let in",
+                "find out which process used the old epoch; readers should not trust these records",
+                position=sent.position,
+                offset=sent.offset,
+                producer=f"{producer_id}/{epoch}",
+            )
+            return track
+        if epoch > track.epoch:
+            self._bump(track, epoch)
+        if not columns.numbered[row]:
+            return track
+        if track.fresh:
+            self._begin(track, sent)
+        elif not self._compacted and not self._follows(track, sent):
+            return track
+        if track.since_change < CACHED_BATCHES:
+            self._compare(
+                track, sent, run, "new producer" if is_new or not track.before_bump else "epoch bump"
+            )
+        track.fresh = False
+        track.last = sent.last
+        track.recent.append(sent)
+        track.since_change += 1
+        return track
+
+    def _bump(self, track: ProducerTrack, epoch: int) -> None:
+        for gap in track.gaps:  # numbers of the old epoch cannot come any more
+            self._missing(track, gap)
+        track.gaps.clear()
+        track.before_bump = tuple(track.recent)
+        track.recent.clear()
+        track.epoch, track.last, track.since_change, track.fresh = epoch, -1, 0, True
+
+    def _begin(self, track: ProducerTrack, sent: Sent) -> None:
+        """The first numbered batch of a producer or of an epoch."""
+        if sent.first == 0 or self._compacted:
+            return
+        if self._has_beginning or track.before_bump:
+            self._open_gap(track, 0, sent, f"epoch {track.epoch} begins with {sent.first}, not 0")
+            return
+        self._findings.add(
+            "head",
+            sent.path,
+            f"the producer's numbers begin with {sent.first}: earlier ones aged out before the log's start",
+            "nothing to do; what came before cannot be checked any more",
+            severity=Severity.NOTICE,
+            position=sent.position,
+            offset=sent.offset,
+            producer=track.name,
+        )
+
+    def _follows(self, track: ProducerTrack, sent: Sent) -> bool:
+        """Judge a batch of the current epoch; False when the track must not move on to it."""
+        expected = (track.last + 1) % MODULO
+        if sent.first == expected:
+            return True
+        ahead = (sent.first - expected) % MODULO
+        if ahead < _HALF and not (sent.first == 0 and expected != 0):
+            self._open_gap(track, expected, sent, f"number {sent.first} follows {track.last}")
+            return True
+        if self._fills_gap(track, sent):
+            return False
+        repeats = next(
+            (old for old in track.recent if (old.first, old.last) == (sent.first, sent.last)), None
+        )
+        if repeats is None and sent.first == 0:
+            self._findings.add(
+                "restart",
+                sent.path,
+                f"the producer begins with number 0 again after {track.last}, within epoch {track.epoch}",
+                "nothing to do: old clients restart so when the broker has forgotten them",
+                severity=Severity.NOTICE,
+                position=sent.position,
+                offset=sent.offset,
+                producer=track.name,
+            )
+            return True
+        where = (
+            f"first at offset {repeats.offset}"
+            if repeats is not None
+            else f"numbers up to {track.last} were seen"
+        )
+        self._findings.add(
+            "duplicate",
+            sent.path,
+            f"{sent.records} records, numbers {sent.first} to {sent.last}, again ({where}); cause same epoch",
+            _HARMLESS,
+            severity=Severity.NOTICE,
+            position=sent.position,
+            offset=sent.offset,
+            producer=track.name,
+        )
+        return (sent.last - expected) % MODULO < _HALF  # an overlap still brings new numbers
+
+    def _open_gap(self, track: ProducerTrack, expected: int, sent: Sent, because: str) -> None:
+        count = (sent.first - expected) % MODULO
+        after = track.recent[-1].last_offset if track.recent else -1
+        track.gaps.append(Gap(expected, count, sent.path, sent.position, sent.offset, after, because))
+        if len(track.gaps) > _OPEN_GAPS:
+            self._missing(track, track.gaps.pop(0))
+
+    def _fills_gap(self, track: ProducerTrack, sent: Sent) -> bool:
+        for gap in track.gaps:
+            into = (sent.first - gap.first) % MODULO
+            if into >= gap.count:
+                continue
+            self._findings.add(
+                "order",
+                sent.path,
+                f"numbers {sent.first} to {sent.last} stand behind offset {gap.offset}, sent after them",
+                "order by the producer's numbers when reading; the records are all here",
+                position=sent.position,
+                offset=sent.offset,
+                producer=track.name,
+            )
+            track.gaps.remove(gap)
+            found = min((sent.last - sent.first) % MODULO + 1, gap.count - into)
+            for first, count in ((gap.first, into), (gap.first + into + found, gap.count - into - found)):
+                if count > 0:
+                    track.gaps.append(
+                        Gap(first % MODULO, count, gap.path, gap.position, gap.offset, gap.after, gap.because)
+                    )
+            return True
+        return False
+
+    def _missing(self, track: ProducerTrack, gap: Gap) -> None:
+        last = (gap.first + gap.count - 1) % MODULO
+        hidden = any(gap.after < following and first < gap.offset for first, following in self.damaged)
+        self._findings.add(
+            "missing",
+            gap.path,
+            f"{gap.count} records, numbers {gap.first} to {last}, are not in the log: {gap.because}"
+            + (" (damaged bytes lie between)" if hidden else ""),
+            _RESEND,
+            severity=Severity.WARNING if hidden else Severity.FAULT,
+            position=gap.position,
+            offset=gap.offset,
+            producer=track.name,
+        )
+
+    # -- the same records under another name -----------------------------------------------------
+
+    def _compare(self, track: ProducerTrack, sent: Sent, run: SoundRun, cause: str) -> None:
+        """Is this batch, near a change of epoch or producer, one that was written just before the change?"""
+        if self._compared >= _COMPARED_PER_WINDOW or sent.records == 0:
+            return
+        candidates = [old for old in track.before_bump if old.likeness == sent.likeness]
+        if cause == "new producer" and not candidates:
+            self._compared += 1
+            candidates = self._alike_elsewhere(track, sent, run)
+        for old in candidates:
+            if self._records(old) == self._records(sent):
+                self._findings.add(
+                    "duplicate",
+                    sent.path,
+                    f"{sent.records} records of offset {old.offset} again, same timestamps; cause {cause}",
+                    _HARMLESS,
+                    severity=Severity.NOTICE,
+                    position=sent.position,
+                    offset=sent.offset,
+                    producer=track.name,
+                )
+                return
+
+    def _alike_elsewhere(self, track: ProducerTrack, sent: Sent, run: SoundRun) -> list[Sent]:
+        remembered = self._last_of.get(sent.likeness)
+        found = [remembered[1]] if remembered is not None and remembered[0] != track.producer_id else []
+        table = run.table
+        alike = np.flatnonzero(
+            (table.base_timestamp == sent.base_timestamp)
+            & (table.max_timestamp == sent.max_timestamp)
+            & (table.count == sent.records)
+            & (table.size == sent.size)
+            & (table.producer_id >= 0)
+            & (table.producer_id != track.producer_id)
+            & (table.position + run.position < sent.position)
+        )
+        rows = alike[-CACHED_BATCHES:]
+        columns = BatchColumns.of(table, rows, table.base_sequence >= 0)
+        return found + [columns.sent(row, run, sent.path) for row in range(len(rows))]
+
+    def _remember(self, track: ProducerTrack) -> None:
+        for sent in track.recent:
+            self._last_of[sent.likeness] = (track.producer_id, sent)
+        while len(self._last_of) > 65536:
+            self._last_of.pop(next(iter(self._last_of)))
+
+    def _records(self, sent: Sent) -> bytes:
+        return self._read_back(sent)[HEADER_SIZE:]

@@ -1,0 +1,129 @@
+"""Counters and gauges with labels, counted in the process and handed to whoever asks.
+
+Components get a `Metrics` through their constructor and add to it per batch, never per record. `samples` is
+the plain form; `prometheus_collector` gives the same numbers to prometheus_client (the `[metrics]`
+extra), which knows the text format and how to serve it. Names follow Prometheus: base units, `_total` for
+counters.
+
+Safe from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from tidegate.errors import InvalidError
+
+
+class Sample(NamedTuple):
+    """One number, now."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class Instrument:
+    """One counter or gauge: a number for each set of label values."""
+
+    def __init__(
+        self, kind: Literal["counter", "gauge"], name: str, summary: str, labels: tuple[str, ...]
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.summary = summary
+        self.labels = labels
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def add(self, amount: float, **labels: object) -> None:
+        """Count on; a counter only goes up."""
+        if amount < 0 and self.kind == "counter":
+            raise InvalidError(f"{self.name} is a counter and cannot go down by {-amount}")
+        key = self._key(labels)
+        with self._lock:
+            self._values[key] = self._values.get(key, 0.0) + amount
+
+    def set(self, value: float, **labels: object) -> None:
+        """What it is now; gauges only."""
+        if self.kind != "gauge":
+            raise InvalidError(f"{self.name} is a counter: add to it instead")
+        key = self._key(labels)
+        with self._lock:
+            self._values[key] = value
+
+    def value(self, **labels: object) -> float:
+        """The number so far, 0 where nothing was counted."""
+        key = self._key(labels)
+        with self._lock:
+            return self._values.get(key, 0.0)
+
+    def samples(self) -> list[Sample]:
+        with self._lock:
+            values = sorted(self._values.items())
+        return [Sample(self.name, dict(zip(self.labels, key, strict=True)), value) for key, value in values]
+
+    def _key(self, labels: Mapping[str, object]) -> tuple[str, ...]:
+        if set(labels) != set(self.labels):
+            raise InvalidError(f"{self.name} has the labels {list(self.labels)}, not {list(labels)}")
+        return tuple(str(labels[name]) for name in self.labels)
+
+
+class Metrics:
+    """A set of instruments; asking for a name again gives the same one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._instruments: dict[str, Instrument] = {}
+
+    def counter(self, name: str, summary: str, labels: tuple[str, ...] = ()) -> Instrument:
+        return self._instrument("counter", name, summary, labels)
+
+    def gauge(self, name: str, summary: str, labels: tuple[str, ...] = ()) -> Instrument:
+        return self._instrument("gauge", name, summary, labels)
+
+    def samples(self) -> list[Sample]:
+        """Every number, by name and labels."""
+        with self._lock:
+            instruments = [self._instruments[name] for name in sorted(self._instruments)]
+        return [sample for instrument in instruments for sample in instrument.samples()]
+
+    def _instrument(
+        self, kind: Literal["counter", "gauge"], name: str, summary: str, labels: tuple[str, ...]
+    ) -> Instrument:
+        with self._lock:
+            found = self._instruments.get(name)
+            if found is None:
+                if (kind == "counter") != name.endswith("_total"):
+                    raise InvalidError(f"{name}: a counter's name ends in _total, a gauge's does not")
+                found = self._instruments[name] = Instrument(kind, name, summary, labels)
+            elif (found.kind, found.labels) != (kind, labels):
+                raise InvalidError(f"{name} is a {found.kind} with the labels {list(found.labels)} already")
+            return found
+
+    def instruments(self) -> list[Instrument]:
+        with self._lock:
+            return [self._instruments[name] for name in sorted(self._instruments)]
+
+
+def prometheus_collector(metrics: Metrics) -> Any:
+    """An object for `prometheus_client.REGISTRY.register`."""
+    try:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    except ImportError:
+        raise InvalidError(
+            "exporting metrics needs prometheus_client: pip install 'tidegate[metrics]', then try again"
+        ) from None
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            for instrument in metrics.instruments():
+                family = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
+                shown = family(instrument.name, instrument.summary, labels=list(instrument.labels))
+                for sample in instrument.samples():
+                    shown.add_metric(list(sample.labels.values()), sample.value)
+                yield shown
+
+    return Collector()

@@ -1,0 +1,140 @@
+"""A Spark session set up for this machine, each setting with its reason.
+
+`session()` is for people who have none; a session of your own works as well (`register(spark)` is all it
+needs). Settings passed in win over the ones below. A Java is looked for first (see `java.py`), so that a
+missing one is a sentence and not a stack trace.
+
+Imports pyspark only when called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_SOCKET_PATH_LIMIT = 107  # bytes a Unix socket's path may have
+_SOCKET_NAME_LENGTH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSetting:
+    """One Spark setting of ours and why it is set."""
+
+    key: str
+    value: str
+    reason: str
+
+
+def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[SparkSetting]:
+    """Everything `session()` sets, in order; `sockets` is a private folder for Unix sockets."""
+    yield SparkSetting(
+        "spark.driver.bindAddress", "127.0.0.1", "a local session has no business listening on the network"
+    )
+    yield SparkSetting(
+        "spark.driver.host", "127.0.0.1", "the same; and no look-up of the machine's own name, which may hang"
+    )
+    yield SparkSetting(
+        "spark.ui.enabled",
+        str(ui).lower(),
+        "the page has no login and opens a port: only on request",
+    )
+    yield SparkSetting("spark.ui.showConsoleProgress", "false", "the bar writes over what programs print")
+    yield SparkSetting("spark.sql.session.timeZone", "UTC", "timestamps are shown as they are stored")
+    yield SparkSetting(
+        "spark.sql.shuffle.partitions",
+        str(2 * (os.cpu_count() or 1)),
+        "200 is for clusters; here every partition is a task start",
+    )
+    yield SparkSetting(
+        "spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas() by Arrow, not row by row"
+    )
+    yield SparkSetting(
+        "spark.sql.streaming.checkpointFileManagerClass",
+        _FILE_MANAGER,
+        "the default one starts about 16 processes a micro-batch to set file permissions",
+    )
+    yield SparkSetting(
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled",
+        "false",
+        "a second file for every checkpoint file; a local disk does not need it",
+    )
+    if sockets is not None:
+        yield SparkSetting(
+            "spark.python.unix.domain.socket.enabled",
+            "true",
+            "TCP over loopback costs each Python task about 40 ms",
+        )
+        yield SparkSetting(
+            "spark.python.unix.domain.socket.dir", str(sockets), "a folder of its own, for this user only"
+        )
+
+
+def session(
+    app: str = "tidegate",
+    *,
+    master: str = "local[*,4]",
+    config: Mapping[str, str] | None = None,
+    ui: bool = False,
+) -> SparkSession:
+    """A Spark session on this machine with the `tidegate` data source registered.
+
+    `local[*,4]`: every core, and a task is tried four times; plain `local[*]` never tries again. An already
+    running session of this process is returned as it is.
+    """
+    from tidegate.spark.java import use_java
+
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise UnavailableError(
+            f"pyspark cannot be loaded ({error}); run: pip install 'tidegate[spark]'"
+        ) from None
+    if (running := SparkSession.getActiveSession()) is not None:
+        register(running)
+        return running
+    if SparkContext._active_spark_context is None:
+        use_java()
+        # Workers must run this Python, with these packages; Spark would take the first python3 on PATH,
+        # and looks at this variable alone (the setting spark.pyspark.python is for spark-submit).
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if master.startswith("local["):  # and no look at the network's addresses either
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app).master(master)
+    for setting in settings(ui=ui, sockets=_socket_folder()):
+        builder = builder.config(setting.key, setting.value)
+    for key, value in (config or {}).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make `spark.read.format("tidegate")` and `spark.readStream.format("tidegate")` known to a session."""
+    from tidegate.spark.source import TidegateDataSource
+
+    spark.dataSource.register(TidegateDataSource)
+
+
+def _socket_folder() -> Path | None:
+    """A private folder for Spark's sockets, gone at exit; None where its path would be too long for one."""
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) + len("/tidegate-xxxxxxxx/") + _SOCKET_NAME_LENGTH > _SOCKET_PATH_LIMIT:
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-", dir=parent))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -1,0 +1,67 @@
+"""The Spark session Tidegate makes: its settings, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidegate.spark
+from tidegate.errors import UnavailableError
+from tidegate.spark.session import settings
+
+
+def test_every_setting_is_set_once_and_has_a_reason() -> None:
+    made = list(settings(sockets=Path("/tmp/somewhere")))
+    assert len({setting.key for setting in made}) == len(made) > 8
+    assert all(setting.key.startswith("spark.") and len(setting.reason) > 20 for setting in made)
+
+
+def test_nothing_listens_beyond_this_machine_unless_asked() -> None:
+    plain = {setting.key: setting.value for setting in settings()}
+    assert plain["spark.driver.bindAddress"] == plain["spark.driver.host"] == "127.0.0.1"
+    assert plain["spark.ui.enabled"] == "false"
+    assert {s.key: s.value for s in settings(ui=True)}["spark.ui.enabled"] == "true"
+
+
+def test_unix_sockets_are_used_only_with_a_folder_of_their_own() -> None:
+    assert not any("socket" in setting.key for setting in settings())
+    with_folder = {setting.key: setting.value for setting in settings(sockets=Path("/tmp/x"))}
+    assert with_folder["spark.python.unix.domain.socket.dir"] == "/tmp/x"
+
+
+def test_importing_the_package_loads_neither_pyspark_nor_arrow() -> None:
+    import subprocess
+
+    code = "import sys, tidegate.spark, tidegate.spark.java; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {"pyspark", "pyarrow", "numba"} & set(loaded.split()) == set()
+
+
+def test_a_missing_pyspark_is_a_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(UnavailableError, match=r"pip install 'tidegate\[spark\]'"):
+        tidegate.spark.session()
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+class TestRunning:
+    def test_the_settings_arrive_and_the_callers_win(self, spark: Any) -> None:
+        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+        assert spark.conf.get("spark.sql.streaming.checkpoint.fileChecksum.enabled") == "false"
+
+    def test_a_running_session_is_returned_as_it_is(self, spark: Any) -> None:
+        assert tidegate.spark.session("another name") is spark
+
+    def test_workers_run_this_python(self, spark: Any) -> None:
+        found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+        assert os.path.realpath(found[0]) == os.path.realpath(sys.executable)
+
+    def test_the_data_source_is_registered(self, spark: Any, tmp_path: Path) -> None:
+        with pytest.raises(Exception, match="option log is missing"):
+            spark.read.format("tidegate").load().count()
