@@ -1,0 +1,157 @@
+"""A receiver's state as bytes, when to write it, and how old a producer in it may be.
+
+Owns the encoding and the cadence; where the bytes go is the store's business, in the same commit as the data and
+the offset they describe. Only the drainer's state is ever saved (`roles`).
+
+Bytes, big-endian; anything else is a `CorruptError`:
+
+    4 bytes "TGIV" | u8 version, 1 | u8 phase | i64 next offset | i64 offset of the end of push, -1 none
+    u32 producers | per producer, in order of GUID:
+        16 bytes GUID | u64 checksum | u64 stamp sum | i64 records | i64 data records, -1 uncounted
+        i64 producer's time | i64 log time | i64 offset | i32 chain | i32 sequence
+        u8 flags: bit 0 registered, 1 ended, 2 final, 3 tainted | u8 checksum type
+    u32 CRC-32C of all before
+
+Thread rule: values and pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
+from numpy.typing import NDArray
+
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.integrity.header import ChecksumType, ControlType
+from tidegate.integrity.state import NEVER, PartitionState, Phase, ProducerTable
+from tidegate.integrity.validator import Judged
+from tidegate.integrity.verdicts import Verdict
+from tidegate.kernels.producer_index import PRODUCER_ROW
+
+MAGIC: Final = b"TGIV"
+VERSION: Final = 1
+_HEAD: Final = struct.Struct(">4sBBqqI")
+_CRC: Final = struct.Struct(">I")
+_FLAGS: Final = ("registered", "ended", "final", "tainted")
+_NUMBERS: Final = [
+    name for name in PRODUCER_ROW.names or () if name not in _FLAGS and name != "checksum_type"
+]
+_ROW: Final = np.dtype(
+    [(name, ">" + PRODUCER_ROW[name].str[1:]) for name in _NUMBERS]
+    + [("flags", "u1"), ("checksum_type", "u1")]
+)
+_ALL_FLAGS: Final = (1 << len(_FLAGS)) - 1
+
+
+def encode_state(state: PartitionState) -> bytes:
+    """The state as bytes; the same state always gives the same ones."""
+    rows = state.producers.ordered()
+    packed = np.zeros(len(rows), _ROW)
+    for name in (*_NUMBERS, "checksum_type"):
+        packed[name] = rows[name]
+    for bit, name in enumerate(_FLAGS):
+        packed["flags"] |= rows[name] << bit
+    head = _HEAD.pack(MAGIC, VERSION, state.phase, state.next_offset, state.end_of_push, len(rows))
+    body = head + packed.tobytes()
+    return body + _CRC.pack(crc32c(body))
+
+
+def decode_state(data: bytes) -> PartitionState:
+    """The state in these bytes."""
+    if len(data) < _HEAD.size + _CRC.size:
+        raise _corrupt(f"{len(data)} bytes are too few")
+    magic, version, phase, next_offset, end_of_push, count = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise _corrupt(f"it begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise _corrupt(f"version {version} is unknown, this release reads {VERSION}")
+    if len(data) != _HEAD.size + count * _ROW.itemsize + _CRC.size:
+        raise _corrupt(f"{len(data)} bytes do not hold {count} producers")
+    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c(bytes(data[: -_CRC.size])):
+        raise _corrupt("its CRC-32C does not match")
+    packed = np.frombuffer(data, _ROW, count, _HEAD.size)
+    if phase not in list(Phase) or next_offset < 0 or end_of_push < -1 or not _is_sane(packed):
+        raise _corrupt("it says what no receiver writes")
+    rows = np.zeros(count, PRODUCER_ROW)
+    for name in (*_NUMBERS, "checksum_type"):
+        rows[name] = packed[name]
+    for bit, name in enumerate(_FLAGS):
+        rows[name] = packed["flags"] >> bit & 1
+    return PartitionState(ProducerTable(rows), Phase(phase), next_offset, end_of_push)
+
+
+def _is_sane(packed: NDArray[Any]) -> bool:
+    high, low = packed["guid_high"], packed["guid_low"]
+    ascends = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
+    known = np.isin(packed["checksum_type"], [int(kind) for kind in ChecksumType])
+    numbered = (packed["chain"] >= 0) & (packed["sequence"] >= 0) & (packed["flags"] <= _ALL_FLAGS)
+    return bool(ascends.all() and known.all() and numbered.all())
+
+
+def _corrupt(why: str) -> CorruptError:
+    return CorruptError(
+        f"this is not a receiver's checkpoint: {why}; delete it and validate the partition from its beginning"
+    )
+
+
+# -- how old a producer may be -------------------------------------------------------------------
+
+
+def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> int:
+    """The maximum age to use: at least the time a hybrid table rewinds by, or replayed records of producers that
+    were forgotten would not be known as repeats; -1 stays never."""
+    if configured_ms < NEVER:
+        raise InvalidError(f"a maximum age of {configured_ms} ms: choose 0 or more, -1 for never")
+    return configured_ms if configured_ms == NEVER else max(configured_ms, rewind_ms or 0)
+
+
+def take_checkpoint(state: PartitionState, *, max_age_ms: int = NEVER, now_ms: int | None = None) -> bytes:
+    """The state as bytes, after producers that are too old have left it, in memory too."""
+    state.expire(max_age_ms, now_ms=now_ms)
+    return encode_state(state)
+
+
+def restore_checkpoint(data: bytes, *, max_age_ms: int = NEVER, now_ms: int | None = None) -> PartitionState:
+    """The state in a checkpoint, without producers that are too old by now's limit."""
+    state = decode_state(data)
+    state.expire(max_age_ms, now_ms=now_ms)
+    return state
+
+
+# -- when ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CheckpointCadence:
+    """When a checkpoint is due: after a control record other than a chain's start and end, and after so many bytes
+    (fewer once the push has ended). A negative number of bytes turns that off; so does no `max_interval_ms`."""
+
+    pushing_bytes: int = 60 << 20
+    settled_bytes: int = 32 << 20
+    max_interval_ms: int | None = None
+    _since_bytes: int = 0
+    _since_ms: int | None = None
+
+    def is_due(self, judged: Judged, size: int, phase: Phase, now_ms: int) -> bool:
+        """Ask once for every batch, of `size` bytes; the caller then checkpoints and calls `taken`."""
+        self._since_bytes += size
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if self.max_interval_ms is not None and now_ms - self._since_ms >= self.max_interval_ms:
+            return True
+        limit = self.settled_bytes if phase.is_settled else self.pushing_bytes
+        return 0 <= limit <= self._since_bytes or says_something(judged)
+
+    def taken(self, now_ms: int) -> None:
+        self._since_bytes, self._since_ms = 0, now_ms
+
+
+def says_something(judged: Judged) -> bool:
+    """Whether a control record other than a chain's start and end was accepted."""
+    control = judged.columns.control
+    chain = (control == ControlType.START_OF_CHAIN) | (control == ControlType.END_OF_CHAIN)
+    return bool((judged.columns.is_control & ~chain & (judged.verdicts == Verdict.OK)).any())

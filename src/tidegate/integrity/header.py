@@ -1,0 +1,204 @@
+"""The metadata a producer puts on each record, as bytes: the `div` and `divc` record headers.
+
+Owns the layout, one record at a time; `columns` does the same for whole Arrow batches. Key and value of a
+record stay exactly what ordinary consumers expect.
+
+`div`, on every managed record, 40 bytes, big-endian:
+
+    0  u8  version, 1               20  i32  chain, from 0
+    1  u8  kind of record           24  i32  sequence in the chain, from 0
+    2  u8  control type, 255 none   28  i64  producer's clock, ms
+    3  u8  flags                    36  u32  CRC-32 of the record (see `checksum`)
+    4  16 bytes producer GUID
+
+flags: bit 0 this ends the sender's last chain here, bit 1 heartbeat, bit 2 copied by a relay.
+
+`divc`, on control records only; version (1), then by control type:
+
+    start of chain  u8 checksum type
+    end of chain    u8 checksum type | u64 checksum | u32 records before this one | u64 stamp sum
+    start of push   u8 flags (bit 0: sorted)
+    end of push     the completeness manifest (see `manifest`)
+    others          free
+
+The *stamp sum* is the sum of (producer's clock + flags·2^56) modulo 2^64 over the chain's records: it covers
+the header bytes that no record checksum covers.
+
+A control record's key is `00 "DIV" 00 | GUID | chain i32 | sequence i32 | nonce u32`, unique so that
+compaction keeps it, and its value is empty, not null: a null would be a tombstone, which compaction removes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from tidegate.errors import InvalidError
+
+HEADER_KEY: Final = "div"
+CONTROL_HEADER_KEY: Final = "divc"
+HEADER_BYTES: Final = 40
+VERSION: Final = 1
+NO_CONTROL: Final = 255
+
+FINAL: Final = 1
+HEARTBEAT: Final = 2
+RELAYED: Final = 4
+
+CONTROL_KEY_PREFIX: Final = b"\x00DIV\x00"
+CONTROL_VALUE: Final = b""
+MAX_SEQUENCE: Final = 2**31 - 1
+
+_STAMP = struct.Struct(">BBBB16siiqI")
+_CONTROL_KEY = struct.Struct(">5s16siiI")
+_START_OF_CHAIN = struct.Struct(">BB")
+_END_OF_CHAIN = struct.Struct(">BBQIQ")
+_START_OF_PUSH = struct.Struct(">BB")
+
+
+class RecordKind(IntEnum):
+    """What a record is."""
+
+    PUT = 0
+    DELETE = 1
+    CONTROL = 2
+    UPDATE = 3
+
+
+class ControlType(IntEnum):
+    """What a control record says."""
+
+    START_OF_PUSH = 0
+    END_OF_PUSH = 1
+    START_OF_CHAIN = 2
+    END_OF_CHAIN = 3
+    START_OF_INCREMENTAL_PUSH = 5
+    END_OF_INCREMENTAL_PUSH = 6
+    TOPIC_SWITCH = 7
+    VERSION_SWAP = 8
+
+
+class ChecksumType(IntEnum):
+    """How a chain's records are summed up; see `checksum`."""
+
+    NONE = 0
+    ADHASH = 4
+    ADHASH2 = 5
+
+
+class Stamp(NamedTuple):
+    """One record's `div` header."""
+
+    kind: int
+    control: int
+    flags: int
+    guid: bytes
+    chain: int
+    sequence: int
+    timestamp: int
+    crc: int
+
+    @property
+    def is_heartbeat(self) -> bool:
+        return bool(self.flags & HEARTBEAT)
+
+    @property
+    def is_final(self) -> bool:
+        return bool(self.flags & FINAL)
+
+    @property
+    def is_start_of_chain(self) -> bool:
+        return self.kind == RecordKind.CONTROL and self.control == ControlType.START_OF_CHAIN
+
+    @property
+    def is_end_of_chain(self) -> bool:
+        return self.kind == RecordKind.CONTROL and self.control == ControlType.END_OF_CHAIN
+
+    @property
+    def stamp_summand(self) -> int:
+        """What the record adds to its chain's stamp sum."""
+        return (self.timestamp + (self.flags << 56)) % 2**64
+
+    def to_bytes(self) -> bytes:
+        return _STAMP.pack(VERSION, *self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Stamp:
+        """Checks length and version; whether kind and control type are known is the validator's verdict."""
+        if len(data) != HEADER_BYTES:
+            raise InvalidError(f"a `{HEADER_KEY}` header has {HEADER_BYTES} bytes, this one has {len(data)}")
+        version, *fields = _STAMP.unpack(data)
+        if version != VERSION:
+            raise InvalidError(
+                f"`{HEADER_KEY}` header version {version} is unknown, this release reads {VERSION}"
+            )
+        return cls(*fields)
+
+
+class ControlKey(NamedTuple):
+    """The key of a control record; `nonce` tells attempts apart that share a GUID."""
+
+    guid: bytes
+    chain: int
+    sequence: int
+    nonce: int = 0
+
+    def to_bytes(self) -> bytes:
+        return _CONTROL_KEY.pack(CONTROL_KEY_PREFIX, *self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ControlKey | None:
+        """None when it is not the key of a control record."""
+        if len(data) != _CONTROL_KEY.size or not data.startswith(CONTROL_KEY_PREFIX):
+            return None
+        return cls(*_CONTROL_KEY.unpack(data)[1:])
+
+
+class EndOfChain(NamedTuple):
+    """What a sender certifies when it ends a chain."""
+
+    checksum_type: int
+    checksum: int
+    records: int
+    stamp_sum: int
+
+    def to_bytes(self) -> bytes:
+        return _END_OF_CHAIN.pack(VERSION, *self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EndOfChain:
+        return cls(*_payload(_END_OF_CHAIN, data, "end of chain"))
+
+
+def start_of_chain_bytes(checksum_type: ChecksumType) -> bytes:
+    return _START_OF_CHAIN.pack(VERSION, checksum_type)
+
+
+def start_of_chain_from_bytes(data: bytes) -> int:
+    """The checksum type a chain announces."""
+    (checksum_type,) = _payload(_START_OF_CHAIN, data, "start of chain")
+    return int(checksum_type)
+
+
+def start_of_push_bytes(*, is_sorted: bool) -> bytes:
+    return _START_OF_PUSH.pack(VERSION, int(is_sorted))
+
+
+def start_of_push_from_bytes(data: bytes) -> bool:
+    """Whether the push says its records are sorted by key."""
+    (flags,) = _payload(_START_OF_PUSH, data, "start of push")
+    return bool(flags & 1)
+
+
+def _payload(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:
+    if len(data) != layout.size:
+        raise InvalidError(
+            f"a `{CONTROL_HEADER_KEY}` of {what} has {layout.size} bytes, this one {len(data)}"
+        )
+    version, *fields = layout.unpack(data)
+    if version != VERSION:
+        raise InvalidError(
+            f"`{CONTROL_HEADER_KEY}` version {version} is unknown, this release reads {VERSION}"
+        )
+    return tuple(fields)

@@ -1,0 +1,161 @@
+"""Two validators for one partition, and what becomes of their state when the replica's role changes.
+
+    log → consumer stage → [consumer validator] → buffer → drainer stage → [drainer validator] → store
+
+The consumer runs ahead of the drainer by what is in the buffer. Only the drainer's state matches what is stored,
+so only it is saved, in the same commit as the data and the offset it describes; a consumer's state saved instead
+would make a restart take records for repeats that were never stored.
+
+    OFFLINE → STANDBY   the drainer's state is read from the checkpoint, without expired producers
+    STANDBY → LEADER    the consumer's state is wiped and becomes a copy of the drainer's
+    LEADER  → STANDBY   nothing: the drainer's state stays, the consumer's is stale until the next promotion
+    STANDBY → OFFLINE   both are dropped and nothing is saved; what came since the last checkpoint is read again
+
+Invariants:
+R1  a partition that stopped at a fault is never checkpointed: its offset could be past a record not stored;
+R2  the drainer's state moves only after the store has taken the records.
+
+Thread rule: `consume` and `drain` may run in two threads, each in one; roles change while neither runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+
+import pyarrow as pa
+
+from tidegate.errors import ConflictError, IntegrityError
+from tidegate.integrity.checkpoint import restore_checkpoint, take_checkpoint
+from tidegate.integrity.policy import FaultLog, stopping_error
+from tidegate.integrity.rules import ValidationRules
+from tidegate.integrity.state import NEVER, PartitionState
+from tidegate.integrity.tolerance import Tolerance
+from tidegate.integrity.validator import Judged, PartitionValidator
+
+Store = Callable[[pa.RecordBatch, Judged], None]
+"""Takes the kept records of a batch, or raises."""
+
+
+class Role(Enum):
+    OFFLINE = "offline"
+    STANDBY = "standby"
+    LEADER = "leader"
+
+
+class Replica:
+    """One partition of one table as this process serves it.
+
+    `tolerates_conflicts` is for a drainer behind conflict resolution, which drops records by design; the consumer
+    in front of it stays strict.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        rules: ValidationRules | None = None,
+        max_age_ms: int = NEVER,
+        tolerates_conflicts: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.role = Role.OFFLINE
+        self.faults = FaultLog()
+        self.error: IntegrityError | None = None
+        self.max_age_ms = max_age_ms
+        self._rules = rules if rules is not None else ValidationRules()
+        self._drainer_rules = self._rules
+        if tolerates_conflicts:
+            self._drainer_rules = replace(self._rules, tolerance=Tolerance(always=True))
+        self._consumer: PartitionValidator | None = None
+        self._drainer: PartitionValidator | None = None
+
+    # -- roles -----------------------------------------------------------------------------------
+
+    def to_standby(self, checkpoint: bytes | None = None, *, now_ms: int | None = None) -> int:
+        """From OFFLINE, with the last checkpoint; from LEADER. Answers the offset to read from."""
+        if self.role is Role.OFFLINE:
+            state = PartitionState()
+            if checkpoint is not None:
+                state = restore_checkpoint(checkpoint, max_age_ms=self.max_age_ms, now_ms=now_ms)
+            self._drainer = self._validator(self._drainer_rules, state)
+            self.error = None
+        elif self.role is Role.STANDBY:
+            raise self._conflict(Role.STANDBY)
+        self.role = Role.STANDBY
+        return self.drainer.state.next_offset
+
+    def to_leader(self, *, now_ms: int | None = None) -> None:
+        """The consumer goes on from where the drainer is."""
+        if self.role is not Role.STANDBY:
+            raise self._conflict(Role.LEADER)
+        self.drainer.state.expire(self.max_age_ms, now_ms=now_ms)
+        self._consumer = self._validator(self._rules, self.drainer.state.copy())
+        self.role = Role.LEADER
+
+    def to_offline(self) -> None:
+        """Drop everything; nothing is saved."""
+        if self.role is not Role.STANDBY:
+            raise self._conflict(Role.OFFLINE)
+        self._consumer = self._drainer = None
+        self.role = Role.OFFLINE
+
+    # -- the two stages --------------------------------------------------------------------------
+
+    def consume(self, batch: pa.RecordBatch, now_ms: int) -> Judged | None:
+        """In front of the buffer: only a leader looks here, to leave out repeats; None for others."""
+        if self.role is not Role.LEADER:
+            return None
+        return self._looked(self.consumer.validate(batch, now_ms))
+
+    def drain(self, batch: pa.RecordBatch, now_ms: int, store: Store) -> Judged:
+        """Behind the buffer: validate, store what is kept, and only then move the state (R2)."""
+        if self.error is not None:
+            raise self.error
+        trial = self._validator(self._drainer_rules, self.drainer.state.copy())
+        judged = trial.validate(batch, now_ms)
+        store(batch.slice(0, len(judged.verdicts)).filter(pa.array(judged.kept)), judged)
+        self._drainer = trial
+        self.faults.take(judged, now_ms)
+        return self._looked(judged)
+
+    def checkpoint(self, *, now_ms: int | None = None) -> bytes | None:
+        """The drainer's state, for the commit that has its data; None for a partition that stopped (R1)."""
+        if self.error is not None:
+            return None
+        before = len(self.drainer.state.producers)
+        data = take_checkpoint(self.drainer.state, max_age_ms=self.max_age_ms, now_ms=now_ms)
+        counts = self.faults.counts
+        counts.tracked = len(self.drainer.state.producers)
+        counts.expired += before - counts.tracked
+        return data
+
+    @property
+    def consumer(self) -> PartitionValidator:
+        if self._consumer is None:
+            raise ConflictError(
+                f"{self.topic}-{self.partition} never was a leader here; call to_leader first"
+            )
+        return self._consumer
+
+    @property
+    def drainer(self) -> PartitionValidator:
+        if self._drainer is None:
+            raise ConflictError(f"{self.topic}-{self.partition} is offline here; call to_standby first")
+        return self._drainer
+
+    def _looked(self, judged: Judged) -> Judged:
+        self.error = self.error or stopping_error(judged)
+        return judged
+
+    def _validator(self, rules: ValidationRules, state: PartitionState) -> PartitionValidator:
+        return PartitionValidator(self.topic, self.partition, rules=rules, state=state)
+
+    def _conflict(self, wanted: Role) -> ConflictError:
+        return ConflictError(
+            f"{self.topic}-{self.partition} is {self.role.value} and cannot become {wanted.value}; a replica goes "
+            f"offline, standby, leader, standby, offline"
+        )
