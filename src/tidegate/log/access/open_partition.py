@@ -17,7 +17,7 @@ from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
 from tidegate.log.access.closing import Position, forget_closed, last_segment_base, was_closed_cleanly
 from tidegate.log.access.locks import check_still_owner, lock_partition, note_owner
-from tidegate.log.access.watermark import WatermarkFile
+from tidegate.log.access.watermark import Watermark, WatermarkFile
 from tidegate.log.partitions.checkpoints import TopicId
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.log.topics.topics import TopicPartition
@@ -89,6 +89,8 @@ class OpenPartition:
                     recovery=strategy,
                     topic_id=TopicId.parse(topic_id),
                 )
+                if recovery == "safe" and self._watermark.was_found:
+                    self._require_all_there(last)
                 if self.log.read_only_reason is None:
                     Sealer.attach(self.log, files)
                 if sync and not clean and self.log.read_only_reason is None:
@@ -103,6 +105,19 @@ class OpenPartition:
         self.log.hooks.on_acknowledged.append(self._acknowledged)
         self.log.hooks.on_segments_changing.append(self._watermark.begin_change)
         self.log.hooks.on_segments_changed.append(self._changed)
+
+    def _require_all_there(self, last: Watermark) -> None:
+        """A log that is shorter than it was, at either end, has lost files: that is not for us to accept."""
+        first, end = self.log.segments[0].base_offset, self.log.log_end_offset
+        if first <= last.log_start and end >= last.durable_end:
+            return
+        gone = (last.log_start, first) if first > last.log_start else (end, last.durable_end)
+        raise CorruptError(
+            f"{self.folder}: offsets {gone[0]} to {gone[1] - 1} were stored here and their files are gone; "
+            f'restore them, or accept the loss by opening the log once with recovery="kafka"',
+            path=self.folder,
+            offset=gone[0],
+        )
 
     def check_owner(self) -> None:
         """Refuse work after close and in a forked child."""

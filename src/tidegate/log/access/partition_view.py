@@ -31,6 +31,7 @@ from tidegate.log.access.watermark import Watermark, boot_mark, read_watermark
 from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, LOG_STARTS, read_offsets
 from tidegate.log.partitions.fetching import (
+    GAPS_ANYWHERE,
     Fetched,
     LogPoint,
     LogView,
@@ -156,7 +157,7 @@ class PartitionView:
             if segment is not segments[-1] and segment.largest_timestamp < time_ms:
                 continue
             try:
-                found = find_by_timestamp(segment, time_ms, bounds.log_start)
+                found = find_by_timestamp(segment, time_ms, bounds.log_start, gaps_below=self.gaps_below())
             except CorruptError as error:
                 if not self._ends_in_zeros(segment, error):
                     raise
@@ -267,16 +268,19 @@ class PartitionView:
         if len(segments) and offset < segments.first.base_offset:
             raise self.out_of_range(offset, bounds._replace(log_start=segments.first.base_offset))
 
-    def _require_explained(self, offset: int, next_base: int) -> None:
-        """Between two log segments only compaction leaves a gap, now or while the topic was compacted before;
-        a broker's folder may have others."""
+    def gaps_below(self) -> int:
+        """The offset from which on a gap is damage: only compaction leaves one, now or while the topic was
+        compacted before; a broker's folder may have others."""
         if self._is_foreign or self._config.compacts:
-            return
+            return GAPS_ANYWHERE
         try:
             cleaned = read_offsets(self.folder.parent / CLEANER_OFFSETS, files=self._files)
         except CorruptError:
-            cleaned = {}
-        if offset >= cleaned.get((self.topic, self.partition), 0):
+            return 0
+        return cleaned.get((self.topic, self.partition), 0)
+
+    def _require_explained(self, offset: int, next_base: int) -> None:
+        if offset >= self.gaps_below():
             raise CorruptError(
                 f"{self.folder}: offsets {offset} to {next_base - 1} are missing, and compaction did not remove "
                 f"them: a log segment is gone; restore it, or go on behind the gap (-o {next_base})",

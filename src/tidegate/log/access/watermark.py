@@ -135,9 +135,13 @@ class WatermarkFile:
         )
 
     def begin_change(self) -> None:
-        """Log segments are about to be renamed: readers must not trust what they do not find."""
+        """Log segments are about to be renamed: readers must not trust what they do not find.
+
+        Synced, so that after a power cut no file is missed that had left the log on purpose.
+        """
         if self._newest.generation % 2 == 0:
             self._put(self._newest._replace(generation=self._newest.generation + 1))
+            self.sync()
 
     def end_change(self) -> None:
         """The log segments are in place: readers look at the folder again."""

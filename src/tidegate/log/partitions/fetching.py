@@ -35,6 +35,7 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 NO_TIMESTAMP: Final = -1
 UNKNOWN: Final = -1
+GAPS_ANYWHERE: Final = 2**63 - 1
 
 
 class Isolation(Enum):
@@ -231,18 +232,41 @@ def offset_for_timestamp(view: LogView, timestamp: int) -> TimestampOffset | Non
 
 
 def find_by_timestamp(
-    segment: LogSegment, timestamp: int, from_offset: int, end: int | None = None
+    segment: LogSegment,
+    timestamp: int,
+    from_offset: int,
+    end: int | None = None,
+    *,
+    gaps_below: int = GAPS_ANYWHERE,
 ) -> TimestampOffset | None:
-    """The segment's first record at or after `timestamp` with an offset of at least `from_offset`."""
-    file, position = segment.open_before(timestamp, from_offset)
+    """The segment's first record at or after `timestamp` with an offset of at least `from_offset`.
+
+    From `gaps_below` on offsets follow each other without a gap; one there is damage, which raises.
+    """
+    file, position, expected = segment.open_before(timestamp, from_offset)
     end = segment.size if end is None else end
     with file:
         for start, header in headers(file, position, end):
+            if start > position and header.base_offset < expected:
+                raise _out_of_place(segment, start, header.base_offset, expected)
+            if header.base_offset > expected >= gaps_below:
+                raise _out_of_place(segment, start, header.base_offset, expected)
             if header.max_timestamp >= timestamp:
                 found = _first_record(file, start, header, timestamp, from_offset)
                 if found is not None:
                     return found
+            expected = header.next_offset
     return None
+
+
+def _out_of_place(segment: LogSegment, position: int, offset: int, expected: int) -> CorruptError:
+    return CorruptError(
+        f"{segment.path} holds offset {offset} at position {position}, where {expected} belongs; "
+        f"`tidegate verify` shows the extent of the damage",
+        path=segment.path,
+        position=position,
+        offset=expected,
+    )
 
 
 def _newest(view: LogView) -> TimestampOffset | None:
@@ -251,7 +275,7 @@ def _newest(view: LogView) -> TimestampOffset | None:
     timestamp = segment.largest.timestamp
     if timestamp < 0:
         return None
-    file, position = segment.open_before(timestamp, segment.base_offset)
+    file, position, _ = segment.open_before(timestamp, segment.base_offset)
     with file:
         for start, header in headers(file, position, view.size_of(segment)):
             if header.max_timestamp == timestamp:

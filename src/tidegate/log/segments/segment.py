@@ -203,8 +203,10 @@ class LogSegment:
         with self._guard:
             return self._log.reader(), self._indexes.position_near(offset)
 
-    def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int]:
-        """A descriptor and the position from which to search for a record at or after `timestamp` (S3)."""
+    def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int, int]:
+        """A descriptor, and the position and offset from which to search for a record at or after
+        `timestamp` (S3)."""
+        from_offset = max(from_offset, self.base_offset)
         with self._guard:
             if self._believes(self._indexes.times):
                 from_offset = max(from_offset, self._indexes.offset_before(timestamp))
@@ -214,7 +216,7 @@ class LogSegment:
         except BaseException:
             file.close()
             raise
-        return file, self.size if place is None else place.position
+        return file, self.size if place is None else place.position, from_offset
 
     def _believes(self, index: OffsetIndex | TimeIndex) -> bool:
         """Whether an index may be used where nothing proves it right."""
