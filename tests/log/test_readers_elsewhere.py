@@ -17,6 +17,7 @@ from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import Reader
 from tidegate.log.access.watermark import WATERMARK_NAME, WatermarkFile, boot_mark, read_watermark
+from tidegate.testing.building import Rec, build_batch
 
 WRITER = """
 import sys
@@ -345,3 +346,16 @@ def test_readers_take_no_lock_and_write_nothing(elsewhere: Elsewhere, tmp_path: 
     mark = read_watermark(Files(), tmp_path / "log" / "t-0")
     assert mark is not None
     assert mark.high_watermark == 50
+
+
+def test_what_a_broker_added_behind_our_clean_close_is_read_too(tmp_path: Path) -> None:
+    """A broker keeps no watermark of ours; the sizes noted at our close tell that somebody went on."""
+    with Log(tmp_path) as log:
+        log.create_topic("orders")
+        log.writer("orders").write(pa.table({"value": [b"ours"]}))
+    last = tmp_path / "orders-0" / f"{0:020d}.log"
+    last.write_bytes(
+        last.read_bytes() + build_batch([Rec(value=b"the broker's")], base_offset=1, leader_epoch=1)
+    )
+    with Log(tmp_path, read_only=True) as log:
+        assert log.reader("orders").read_all().column("value").to_pylist() == [b"ours", b"the broker's"]

@@ -52,15 +52,27 @@ class Position(NamedTuple):
 
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
     """Whether the partition is exactly as its last writer left it (H1)."""
-    path = partition_folder / CLOSED_NAME
+    closed = _sizes_at_close(files, partition_folder)
+    return closed is not None and closed == _last_sizes(files, partition_folder)
+
+
+def was_changed_since(files: Files, partition_folder: Path) -> bool:
+    """Whether somebody who does not keep our marks, a broker say, has written since our clean close."""
+    closed = _sizes_at_close(files, partition_folder)
+    return closed is not None and closed != _last_sizes(files, partition_folder)
+
+
+def _sizes_at_close(files: Files, partition_folder: Path) -> dict[str, int] | None:
+    """File name → size when the partition was last closed cleanly; None without a sound mark."""
     try:
-        stored = files.read(path, limit=_MARK_LIMIT_BYTES)
+        stored = files.read(partition_folder / CLOSED_NAME, limit=_MARK_LIMIT_BYTES)
     except FileNotFoundError:
-        return False
+        return None
     line, _, trailer = stored.partition(b"\n")
     if trailer != b"crc32c:%08x\n" % crc32.iscsi(line):
-        return False
-    return bool(json.loads(line) == _last_sizes(files, partition_folder))
+        return None
+    sizes: dict[str, int] = json.loads(line)
+    return sizes
 
 
 def forget_closed(files: Files, partition_folder: Path) -> None:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, UnavailableError
 from tidegate.files import File, Files
+from tidegate.log.access.closing import was_changed_since
 from tidegate.log.access.open_partition import require_folder
 from tidegate.log.access.watermark import Watermark, boot_mark, read_watermark
 from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader
@@ -85,6 +86,7 @@ class PartitionView:
         self._is_foreign = is_foreign
         self._files = files
         self._clock = clock
+        self._is_others: bool | None = None
         self._known: SegmentList | None = None
         self._generation = NO_GENERATION
         self._boot = boot_mark(files)
@@ -95,12 +97,19 @@ class PartitionView:
     def bounds(self) -> Bounds:
         """What may be read now."""
         mark = read_watermark(self._files, self.folder)
-        if mark is None or (mark.boot and self._boot and mark.boot != self._boot):
+        is_stale = mark is not None and mark.boot and self._boot and mark.boot != self._boot
+        if mark is None or is_stale or self._was_written_by_others():
             return self._unpublished_bounds(mark)
         if mark.generation != self._generation:
             self._known = None
             self._generation = mark.generation
         return Bounds(mark.log_start, mark.high_watermark, mark.last_stable, mark.generation)
+
+    def _was_written_by_others(self) -> bool:
+        """Whether a broker, say, went on where our writer had stopped; until one of ours takes over again."""
+        if self._is_others is not False:
+            self._is_others = was_changed_since(self._files, self.folder)
+        return self._is_others
 
     def last_stable(self, bounds: Bounds) -> int:
         """The end for readers of committed records only; searched for where nobody publishes it."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.log.access.embedded import Log
 
 IsolationName: TypeAlias = Literal["read_uncommitted", "read_committed"]
-DEFAULT_MAX_BYTES = 8 << 20
+DEFAULT_MAX_BYTES = 12 << 20  # measured: less pays more per fetch, more leaves the cache
 DEFAULT_PIECE_BYTES = 32 << 20
 _SHORTEST_PAUSE_MS = 1
 _LONGEST_PAUSE_MS = 50
