@@ -125,6 +125,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return 0
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # click's own answer to a closed pipe is 1
+            return 0
+        raise
     except (click.Abort, KeyboardInterrupt):
         return 130
     except click.exceptions.Exit as end:
