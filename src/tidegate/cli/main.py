@@ -53,6 +53,7 @@ VERBS: dict[str, Place | Places] = {
         "Look into the files of a log, and look after them.",
     ),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
+    "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
     "demo": Place("tidegate.cli.demo", "See a log written, rolled, aged out and explained."),
 }

@@ -13,6 +13,8 @@ from tidegate.durations import format_size
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
+    from tidegate.files import Files
+    from tidegate.integrity.audit_report import AuditReport
     from tidegate.log.verify.findings import Findings
     from tidegate.log.verify.report import Report
 
@@ -28,6 +30,19 @@ _PARTITION_COLUMNS = (
     "offsets",
     "compacted",
     "faults",
+)
+_PRODUCER_COLUMNS = (
+    "partition",
+    "producer",
+    "records",
+    "ok",
+    "duplicate",
+    "missing",
+    "corrupt",
+    "unregistered",
+    "after_end",
+    "unsupported",
+    "first_fault",
 )
 
 
@@ -48,10 +63,12 @@ _PARTITION_COLUMNS = (
 def command(
     where: str | None, log_url: str, fail_on: tuple[str, ...], shallow: bool, limit: int, format: str
 ) -> int:
-    """Check CRCs, offsets, producer sequences, indexes, snapshots and seals.
+    """Check CRCs, offsets, producer sequences, indexes, snapshots, seals and integrity metadata.
 
     DIR is a partition folder, a log folder or any Kafka data folder; TOPIC is a topic of --log. Without
     either the whole --log is checked. Nothing is written, no lock is taken, no broker is needed.
+    All records are read a second time, to hold those with integrity metadata against it; --shallow leaves
+    that out.
 
     \b
     tidegate verify /var/lib/kafka/data
@@ -70,6 +87,7 @@ def command(
     files, log = Files(), Path(log_url)
     target = where or log_url
     report, interrupted = Report(), False
+    integrity: AuditReport | None = None
     with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
 
         def advance(done: int, records: int, faults: int) -> None:
@@ -79,18 +97,60 @@ def command(
             verify(target, log=log, files=files, deep=not shallow, progress=advance, report=report)
         except KeyboardInterrupt:  # what was found so far is still worth a report
             interrupted = True
+    if not shallow and not interrupted:
+        from tidegate.integrity.audit_report import AuditReport
+
+        integrity = AuditReport()
+        try:
+            _audit_metadata(report, integrity, files)
+        except KeyboardInterrupt:
+            interrupted = True
     findings = report.all_findings()
-    _print(report, findings, format, limit)
+    _print(report, integrity, findings, format, limit)
     failing = findings.failing(chosen)
     say(_verdict(report, findings, failing) + (" (interrupted, not all was read)" if interrupted else ""))
     return 130 if interrupted else 1 if failing else 0
 
 
-def _print(report: Report, findings: Findings, format: str, limit: int) -> None:
+def _audit_metadata(report: Report, integrity: AuditReport, files: Files) -> None:
+    """The second pass: the partitions the first one looked at, each through the validator."""
+    from tidegate.clock import SystemClock
+    from tidegate.integrity.audit import audit_partition, open_beside
+    from tidegate.integrity.audit_findings import add_findings
+    from tidegate.integrity.audit_report import PartitionAudit
+    from tidegate.log.verify.folders import Compaction
+
+    now_ms = SystemClock().now_ms()
+    with Progress("checking integrity metadata", total=report.records) as progress:
+        for partition in report.partitions:
+            target = partition.target
+            audit = PartitionAudit(target.place.topic, target.place.partition)
+            integrity.partitions.append(audit)
+            try:
+                with open_beside(target.folder) as log:
+                    audit_partition(
+                        log,
+                        audit,
+                        now_ms=now_ms,
+                        compacts=partition.compaction is Compaction.YES,
+                        because=partition.compaction_because,
+                        progress=lambda records, faults: progress.advance(records, faults=faults),
+                    )
+            finally:
+                add_findings(audit, target.folder, partition.findings, files=files)
+
+
+def _summary(report: Report, integrity: AuditReport | None) -> dict[str, object]:
+    return report.as_dict() | {"integrity": None if integrity is None else integrity.as_dict()}
+
+
+def _print(
+    report: Report, integrity: AuditReport | None, findings: Findings, format: str, limit: int
+) -> None:
     if format == "json":
         import sys
 
-        sys.stdout.write(to_json(report.as_dict()) + "\n")
+        sys.stdout.write(to_json(_summary(report, integrity)) + "\n")
         return
     rows = [
         finding.as_dict() | {"file": _short(finding.path), "path": str(finding.path)}
@@ -98,6 +158,10 @@ def _print(report: Report, findings: Findings, format: str, limit: int) -> None:
     ]
     if format == "table":
         print_rows(_partition_rows(report), format="table", columns=_PARTITION_COLUMNS)
+        if integrity is not None and integrity.managed:
+            click.echo()
+            print_rows(_producer_rows(integrity, limit), format="table", columns=_PRODUCER_COLUMNS)
+            _print_expected(integrity)
         if rows:
             click.echo()
             for row in rows:
@@ -105,10 +169,12 @@ def _print(report: Report, findings: Findings, format: str, limit: int) -> None:
             if findings.total > len(rows):
                 click.echo(f"… and {findings.total - len(rows)} more findings")
         click.echo(f"\n{report.evidence}")
+        if integrity is not None and (integrity.managed or any(each.unread for each in integrity.partitions)):
+            click.echo(integrity.evidence)
         return
     if format == "jsonl":
         rows = [row | {"type": "finding"} for row in rows]
-        summary = {key: value for key, value in report.as_dict().items() if key != "findings"}
+        summary = {key: value for key, value in _summary(report, integrity).items() if key != "findings"}
         rows.append({"type": "summary", **summary})
     print_rows(rows, format=format, columns=_FINDING_COLUMNS)
 
@@ -141,6 +207,45 @@ def _partition_rows(report: Report) -> list[dict[str, object]]:
         }
         for partition in report.partitions
     ]
+
+
+def _producer_rows(integrity: AuditReport, limit: int) -> list[dict[str, object]]:
+    """One row per partition and producer, those with faults first where not all are shown."""
+    from tidegate.integrity.verdicts import FATAL, Verdict
+
+    found = [
+        (f"{partition.topic}-{partition.partition}", name, tally)
+        for partition in integrity.partitions
+        for name, tally in partition.producers.items()
+    ]
+    if len(found) > limit:
+        click.echo(f"{len(found)} producers; the {limit} with the most faults:")
+        found = sorted(found, key=lambda row: -row[2].faults)[:limit]
+    return [
+        {
+            "partition": place,
+            "producer": name,
+            "records": tally.records,
+            "ok": tally.verdicts[Verdict.OK],
+            "duplicate": tally.verdicts[Verdict.DUPLICATE],
+            "missing": tally.verdicts[Verdict.MISSING],
+            "corrupt": tally.verdicts[Verdict.CORRUPT],
+            "unregistered": tally.verdicts[Verdict.UNREGISTERED_PRODUCER],
+            "after_end": tally.verdicts[Verdict.AFTER_END],
+            "unsupported": tally.verdicts[Verdict.UNSUPPORTED],
+            "first_fault": min(
+                (tally.first[kind][0] for kind in FATAL if tally.first.get(kind)), default=None
+            ),
+        }
+        for place, name, tally in found
+    ]
+
+
+def _print_expected(integrity: AuditReport) -> None:
+    for partition in integrity.partitions:
+        for gaps in partition.expected:
+            place = f"{partition.topic}-{partition.partition}"
+            click.echo(f"{place}: {gaps.count} expected gaps, the first at {gaps.first[0]}: {gaps.reason}")
 
 
 def _short(path: Path) -> str:

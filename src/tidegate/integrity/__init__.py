@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.integrity.audit import audit_topic
+    from tidegate.integrity.audit_report import AuditReport
     from tidegate.integrity.chains import ChainLimits, ChainState
     from tidegate.integrity.checkpoint import CheckpointCadence, restore_checkpoint, take_checkpoint
     from tidegate.integrity.columns import IntegrityColumns, read_columns, without_control
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
     from tidegate.integrity.rules import OnFault, ValidationRules
     from tidegate.integrity.sender import Sender
     from tidegate.integrity.state import PartitionState
+    from tidegate.integrity.summary import RangeSummary, merge, summarise
     from tidegate.integrity.tolerance import Tolerance
     from tidegate.integrity.validator import Judged, PartitionValidator
     from tidegate.integrity.verdicts import Verdict
 
 _HOMES = {
+    "AuditReport": "audit_report",
     "ChainLimits": "chains",
     "ChainState": "chains",
     "CheckpointCadence": "checkpoint",
@@ -35,6 +39,7 @@ _HOMES = {
     "PartitionState": "state",
     "PartitionValidator": "validator",
     "Push": "lifecycle",
+    "RangeSummary": "summary",
     "Replica": "roles",
     "Role": "roles",
     "Sender": "sender",
@@ -42,16 +47,20 @@ _HOMES = {
     "Tolerance": "tolerance",
     "ValidationRules": "rules",
     "Verdict": "verdicts",
+    "audit_topic": "audit",
+    "merge": "summary",
     "read_columns": "columns",
     "restore_checkpoint": "checkpoint",
     "send_heartbeat": "lifecycle",
     "sorted_sender": "lifecycle",
     "stable_guid": "lifecycle",
+    "summarise": "summary",
     "take_checkpoint": "checkpoint",
     "without_control": "columns",
 }
 
 __all__ = [
+    "AuditReport",
     "ChainLimits",
     "ChainState",
     "CheckpointCadence",
@@ -63,6 +72,7 @@ __all__ = [
     "PartitionState",
     "PartitionValidator",
     "Push",
+    "RangeSummary",
     "Replica",
     "Role",
     "Sender",
@@ -70,11 +80,14 @@ __all__ = [
     "Tolerance",
     "ValidationRules",
     "Verdict",
+    "audit_topic",
+    "merge",
     "read_columns",
     "restore_checkpoint",
     "send_heartbeat",
     "sorted_sender",
     "stable_guid",
+    "summarise",
     "take_checkpoint",
     "without_control",
 ]

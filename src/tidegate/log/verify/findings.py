@@ -10,6 +10,9 @@
 | index | fault | an index would lead a reader astray |
 | snapshot | fault | producer state that is damaged or contradicts the log |
 | seal | fault | a sealed file changed afterwards |
+| unregistered | fault | integrity metadata: a producer whose first records are not there |
+| after-end | fault | integrity metadata: a record behind the end of its producer's chain |
+| unsupported | fault | integrity metadata that cannot be read: damaged, or of another release |
 | offset-gap | fault or warning | offsets are skipped; a warning where compaction cannot be ruled out |
 | checkpoint | warning | a checkpoint file that does not parse or contradicts the log |
 | leader-epoch | warning | a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC) |
@@ -44,6 +47,9 @@ KINDS: Final = (
     "index",
     "snapshot",
     "seal",
+    "unregistered",
+    "after-end",
+    "unsupported",
     "offset-gap",
     "checkpoint",
     "leader-epoch",

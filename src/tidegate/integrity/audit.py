@@ -1,0 +1,138 @@
+"""The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+
+Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
+behind damage. Verdicts are the validator's, counts are `audit_report`'s.
+
+An audit never stops at a fault and counts everything. Every record is looked at, so that a share of metadata is
+counted and not estimated; records without any cost their decoding. Damage that keeps a batch from being read is
+the native audit's finding; here it is stepped over, and the records lost in it show as MISSING.
+
+Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint
+says that it is compacted, but not how); where it is unknown whether a folder is compacted, they are faults. The
+head of a partition may be gone when its log does not start at offset 0.
+
+Thread rule: one partition, one thread; different partitions may be audited at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.errors import CorruptError, TidegateError
+from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
+from tidegate.integrity.validator import PartitionValidator
+from tidegate.log.access.embedded import Log
+from tidegate.log.access.reader import Reader
+from tidegate.log.topics.topics import TopicDescription
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called after each batch with its records and its faults."""
+
+
+def audit_topic(log: Log, topic: str, *, now_ms: int | None = None) -> AuditReport:
+    """Every partition of a topic; `now_ms` is the audit's one time, the log's clock without it."""
+    now_ms = log.clock.now_ms() if now_ms is None else now_ms
+    report = AuditReport()
+    for number in log.describe(topic).partition_numbers:
+        report.partitions.append(PartitionAudit(topic, number))
+        audit_partition(log, report.partitions[-1], now_ms=now_ms)
+    return report
+
+
+def audit_partition(
+    log: Log,
+    audit: PartitionAudit,
+    *,
+    now_ms: int,
+    compacts: bool | None = None,
+    because: str = "",
+    progress: Progress | None = None,
+) -> None:
+    """Judge one partition and fill `audit` as it goes, so that an interrupted one is worth something, too.
+
+    `compacts` says what other evidence knows of a folder without settings, and `because` what evidence.
+    """
+    try:
+        description = log.describe(audit.topic)
+        reader = log.reader(audit.topic, [audit.partition])
+        audit.log_start = log.view(audit.topic, audit.partition, description=description).bounds().log_start
+    except TidegateError as error:
+        audit.unread = str(error)
+        return
+    tolerance, audit.compaction = _tolerance(description, compacts, because)
+    audit.compacted.reason = audit.compaction
+    audit.suspect.reason = (
+        f"{audit.compaction}; but the record behind the gap is younger than that: loss could hide"
+    )
+    audit.head.reason = (
+        f"the log starts at offset {audit.log_start}: the producer's first records aged out"
+        if audit.log_start
+        else "the push had ended: a producer may be met in the middle of a chain"
+    )
+    rules = ValidationRules(
+        during_push=OnFault.WARN,
+        otherwise=OnFault.WARN,
+        tolerance=tolerance,
+        head_may_be_gone=audit.log_start > 0,
+    )
+    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+    with reader:
+        for batch in _around_damage(log, reader, audit):
+            before = audit.total.faults
+            audit.take(validator.validate(batch, now_ms), _offsets(batch))
+            if progress is not None:
+                progress(batch.num_rows, audit.total.faults - before)
+    known = validator.state.producers.known
+    audit.open_chains = int((known["ended"] == 0).sum())
+
+
+def open_beside(folder: Path) -> Log:
+    """The log a partition folder lies in, for reading only."""
+    return Log(folder.resolve().parent, read_only=True)
+
+
+def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[pa.RecordBatch]:
+    """All that can be read: what lies behind damage, too."""
+    while True:
+        try:
+            yield from reader
+            return
+        except CorruptError as error:
+            at = reader.positions()[audit.partition] if error.offset is None else error.offset
+            resumed = log.view(audit.topic, audit.partition).next_sound_offset(at)
+            if resumed is not None and not at < resumed < reader.end_offsets()[audit.partition]:
+                resumed = None
+            audit.skipped.append((at, resumed))
+            if resumed is None:
+                return
+            reader.seek(audit.partition, resumed)
+        except TidegateError as error:  # such as records that age out while they are read
+            audit.unread = f"not read to its end: {error}"
+            return
+
+
+def _tolerance(description: TopicDescription, compacts: bool | None, because: str) -> tuple[Tolerance, str]:
+    """How gaps are judged, and why."""
+    config = description.config
+    if not description.assumed:
+        policy = ",".join(sorted(config.cleanup_policy))
+        if not config.compacts:
+            return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
+        lag_ms = config.min_compaction_lag_ms
+        return Tolerance(lag_ms), f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+    if compacts:
+        return Tolerance(0), because or "the partition is compacted"
+    return Tolerance(NOT_COMPACTED), f"{because or 'compaction is not known of'}: every gap is a fault"
+
+
+def _offsets(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
+    return offsets

@@ -1,0 +1,75 @@
+"""The metadata audit's faults among the findings of `verify`: one list, one exit code, one `--fail-on`.
+
+Owns the names and the advice of verdicts there. Duplicates are notices; tolerated gaps are no findings.
+
+Thread rule: pure but for the folder it lists.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from pathlib import Path
+from typing import Final
+
+from tidegate.files import Files
+from tidegate.integrity.audit_report import PartitionAudit
+from tidegate.integrity.verdicts import FATAL, Verdict
+from tidegate.log.verify.findings import Findings, Severity
+
+KIND_OF: Final = {
+    Verdict.DUPLICATE: "duplicate",
+    Verdict.MISSING: "missing",
+    Verdict.CORRUPT: "corrupt",
+    Verdict.UNREGISTERED_PRODUCER: "unregistered",
+    Verdict.AFTER_END: "after-end",
+    Verdict.UNSUPPORTED: "unsupported",
+}
+_REMEDY: Final = {
+    Verdict.DUPLICATE: "nothing: a receiver that validates drops it",
+    Verdict.MISSING: "records between the last good offset and this one were lost; send them again from the source",
+    Verdict.CORRUPT: "the record is not what its producer sent; take it from the source or from a replica",
+    Verdict.UNREGISTERED_PRODUCER: "the start of this producer's records was lost; send them again from the source",
+    Verdict.AFTER_END: "a record stands behind the end of its chain: two senders share a GUID, or one was replayed",
+    Verdict.UNSUPPORTED: "metadata of a newer release, or damaged; read it with that release, or send the record again",
+}
+
+
+def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, files: Files) -> None:
+    """Put what `audit` found of the partition in `folder` among `findings`; counts are complete."""
+    if not audit.total.records:
+        return
+    names = [name for name in files.list(folder) if name.endswith(".log") and name[:-4].isdigit()]
+    segments = sorted((int(name[:-4]), folder / name) for name in names)
+    bases = [base for base, _ in segments]
+
+    def path_of(offset: int) -> Path:
+        place = bisect_right(bases, offset) - 1
+        return segments[place][1] if place >= 0 else folder
+
+    told = dict.fromkeys(FATAL, 0)
+    for finding in audit.told:
+        told[finding.verdict] += 1
+        findings.add(
+            KIND_OF[finding.verdict],
+            path_of(finding.offset),
+            f"by its integrity metadata: {finding}",
+            _REMEDY[finding.verdict],
+            offset=finding.offset,
+            producer=finding.producer,
+        )
+    for verdict, count in told.items():
+        findings.counts[KIND_OF[verdict], Severity.FAULT] += audit.total.verdicts[verdict] - count
+    repeats = audit.total.first.get(Verdict.DUPLICATE, [])
+    for offset in repeats:
+        findings.add(
+            KIND_OF[Verdict.DUPLICATE],
+            path_of(offset),
+            "by its integrity metadata: a producer's record that stands here already",
+            _REMEDY[Verdict.DUPLICATE],
+            severity=Severity.NOTICE,
+            offset=offset,
+        )
+    findings.counts[KIND_OF[Verdict.DUPLICATE], Severity.NOTICE] += audit.total.verdicts[
+        Verdict.DUPLICATE
+    ] - len(repeats)
+    findings.counts = +findings.counts

@@ -1,0 +1,313 @@
+"""What a kind of damage does to the records of one partition, as a plan: nothing is read or written here.
+
+Owns the kinds, where each one may strike, and where a reader with a validator sees it. Carrying a plan out is
+`breaking`'s.
+
+| kind | does |
+|---|---|
+| drop | removes one data record, or `count` of its producer in a row |
+| repeat | puts a record in again right behind itself, `count` times |
+| flip | changes one bit of a record's value, or of its key where the value is empty |
+| swap | exchanges key and value of two records of one producer; their headers stay |
+| reorder | exchanges two neighbouring records of one producer, headers and all |
+| truncate-tail | removes a producer's records from one on, or its last `count` |
+| forget-producer | removes all of a producer's records, or its first `count` |
+| future-clock | sets the producer's clock in one record's header a day ahead |
+
+Loss at a producer's end, and of a whole producer, leaves no gap in any numbering: only the manifest in the end
+of a push tells of it. A plan says what a sound topic will show, which may be nothing.
+
+Thread rule: values and pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.errors import InvalidError
+from tidegate.integrity.columns import MANAGED, IntegrityColumns
+from tidegate.integrity.header import ControlType, RecordKind
+from tidegate.integrity.verdicts import Verdict
+from tidegate.randomness import Randomness
+
+AHEAD_MS: Final = 86_400_000
+_MOST_TRIES: Final = 1000
+
+
+class DamageKind(Enum):
+    """What can be done to a copy."""
+
+    DROP = "drop"
+    REPEAT = "repeat"
+    FLIP = "flip"
+    SWAP = "swap"
+    REORDER = "reorder"
+    TRUNCATE_TAIL = "truncate-tail"
+    FORGET_PRODUCER = "forget-producer"
+    FUTURE_CLOCK = "future-clock"
+
+
+COUNTED: Final = frozenset(
+    {DamageKind.DROP, DamageKind.REPEAT, DamageKind.TRUNCATE_TAIL, DamageKind.FORGET_PRODUCER}
+)
+"""The kinds that take a count."""
+
+
+class Slot(NamedTuple):
+    """One record of the copy that is not simply the original's: numbers are rows of the survey."""
+
+    source: int
+    payload_of: int | None = None  # key and value of another record
+    flips: bool = False
+    ahead_ms: int = 0
+
+
+class Seen(NamedTuple):
+    """What a validator says, and of which record: `row` counts the copy's records from 0."""
+
+    row: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The metadata of all records of a partition, in offset order; `listed` is in the manifest of its push."""
+
+    partition: int
+    log_start: int
+    offsets: NDArray[np.int64]
+    columns: IntegrityColumns
+    listed: frozenset[bytes] = frozenset()
+    owners: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = self.columns.rows
+        pairs = np.stack([rows["guid_high"], rows["guid_low"]], axis=1)
+        owners = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        numbered = (self.columns.state == MANAGED) & ~self.columns.is_heartbeat
+        object.__setattr__(self, "owners", np.where(numbered, owners, -1))
+
+    @property
+    def is_data(self) -> NDArray[np.bool_]:
+        """Numbered records that are not Tidegate's own."""
+        chosen: NDArray[np.bool_] = (self.owners >= 0) & (self.columns.kind != RecordKind.CONTROL)
+        return chosen
+
+    @property
+    def end_of_push(self) -> int | None:
+        """The row that ends the push, None without one."""
+        ends = self._controls(ControlType.END_OF_PUSH)
+        starts = self._controls(ControlType.START_OF_PUSH)
+        return int(ends[0]) if len(ends) and len(starts) and starts[0] < ends[0] else None
+
+    def row_at(self, offset: int) -> int:
+        """The row of a numbered record."""
+        row = int(np.searchsorted(self.offsets, offset))
+        if row == len(self.offsets) or self.offsets[row] != offset:
+            raise InvalidError(f"partition {self.partition} has no record at offset {offset}")
+        if self.owners[row] < 0:
+            raise InvalidError(
+                f"partition {self.partition} offset {offset} carries no integrity metadata; choose a record that "
+                f"was written with integrity=True"
+            )
+        return row
+
+    def of_owner(self, row: int, start: int = 0) -> NDArray[np.int64]:
+        """The rows of a record's producer, from `start` on."""
+        return np.flatnonzero(self.owners[start:] == self.owners[row]) + start
+
+    def _controls(self, control: ControlType) -> NDArray[np.int64]:
+        return np.flatnonzero(
+            (self.owners >= 0) & self.columns.is_control & (self.columns.control == control)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One damage: `changed` gives the records that stand in a row's place, none where it is removed."""
+
+    kind: DamageKind
+    survey: Survey
+    producer: bytes
+    touched: tuple[int, ...]
+    """The original's rows the damage is about."""
+    changed: Mapping[int, tuple[Slot, ...]]
+    seen: tuple[Seen, ...] = ()
+
+    def row_in_copy(self, row: int) -> int:
+        """Where an original row stands, or would, in the copy."""
+        return row + sum(len(slots) - 1 for changed, slots in self.changed.items() if changed < row)
+
+
+def choose(
+    surveys: list[Survey], kind: DamageKind, *, offset: int | None, count: int | None, randomness: Randomness
+) -> Plan:
+    """A place for the damage: the given one, or one by chance, where possible one that a validator sees."""
+    _check_count(kind, offset, count)
+    if offset is not None:
+        if len(surveys) != 1:
+            raise InvalidError(f"offset {offset} of which partition? There are {len(surveys)}; choose one")
+        return _plan(surveys[0], kind, surveys[0].row_at(offset), count)
+    fallback: Plan | None = None
+    first = randomness.below(len(surveys))
+    for survey in surveys[first:] + surveys[:first]:
+        candidates = _candidates(survey, kind, count)
+        turn = randomness.below(len(candidates)) if len(candidates) else 0
+        for row in np.roll(candidates, -turn)[:_MOST_TRIES].tolist():
+            try:
+                plan = _plan(survey, kind, row, count)
+            except InvalidError:  # no room for this kind here; the next place may have it
+                continue
+            if plan.seen:
+                return plan
+            fallback = fallback or plan
+    if fallback is None:
+        raise InvalidError(
+            f"no place for {kind.value}: it takes records written with integrity=True"
+            + ("" if count is None else f", and enough of them for count {count}")
+        )
+    return fallback
+
+
+def _check_count(kind: DamageKind, offset: int | None, count: int | None) -> None:
+    if count is None:
+        return
+    if kind not in COUNTED:
+        raise InvalidError(f"{kind.value} takes no count; it strikes one place")
+    if count < 1:
+        raise InvalidError(f"count={count}: choose 1 or more")
+    if kind is DamageKind.TRUNCATE_TAIL and offset is not None:
+        raise InvalidError("truncate-tail begins at an offset or takes the last so many records; keep one")
+
+
+def _candidates(survey: Survey, kind: DamageKind, count: int | None) -> NDArray[np.int64]:
+    data = np.flatnonzero(survey.is_data)
+    whole = kind is DamageKind.FORGET_PRODUCER or (kind is DamageKind.TRUNCATE_TAIL and count is not None)
+    if whole:  # any record stands for its producer
+        return np.sort(data[np.unique(survey.owners[data], return_index=True)[1]])
+    return data
+
+
+def _plan(survey: Survey, kind: DamageKind, row: int, count: int | None) -> Plan:
+    by_producer = kind in (DamageKind.TRUNCATE_TAIL, DamageKind.FORGET_PRODUCER)
+    if not by_producer and not survey.is_data[row]:
+        raise InvalidError(
+            f"offset {survey.offsets[row]} is a control record; {kind.value} is for data records"
+        )
+    if kind is DamageKind.DROP:
+        return _drop(survey, row, count or 1)
+    if kind is DamageKind.REPEAT:
+        again = count or 1
+        seen = tuple(Seen(row + number, Verdict.DUPLICATE) for number in range(1, again + 1))
+        return _of(survey, kind, (row,), {row: (Slot(row),) * (again + 1)}, seen)
+    if kind is DamageKind.FLIP:
+        return _of(survey, kind, (row,), {row: (Slot(row, flips=True),)}, (Seen(row, Verdict.CORRUPT),))
+    if kind is DamageKind.SWAP:
+        return _swap(survey, row)
+    if kind is DamageKind.REORDER:
+        return _reorder(survey, row)
+    if kind is DamageKind.FUTURE_CLOCK:
+        return _future_clock(survey, row)
+    if kind is DamageKind.TRUNCATE_TAIL:
+        return _truncate_tail(survey, row, count)
+    return _forget(survey, row, count)
+
+
+def _drop(survey: Survey, row: int, count: int) -> Plan:
+    mine = survey.of_owner(row, row)
+    lost = mine[:count]
+    if len(lost) < count or not _in_one_chain(survey, lost):
+        raise InvalidError(f"fewer than {count} data records in a row from offset {survey.offsets[row]} on")
+    return _loss(survey, DamageKind.DROP, lost, mine[count:], Verdict.MISSING)
+
+
+def _truncate_tail(survey: Survey, row: int, count: int | None) -> Plan:
+    mine = survey.of_owner(row)
+    lost = mine[mine >= row] if count is None else mine[-count:]
+    if len(lost) == len(mine):
+        raise InvalidError(f"that is all its producer's {len(mine)} records; use forget-producer")
+    return _loss(survey, DamageKind.TRUNCATE_TAIL, lost, mine[:0], Verdict.MISSING)
+
+
+def _forget(survey: Survey, row: int, count: int | None) -> Plan:
+    mine = survey.of_owner(row)
+    lost = mine if count is None else mine[:count]
+    return _loss(survey, DamageKind.FORGET_PRODUCER, lost, mine[len(lost) :], Verdict.UNREGISTERED_PRODUCER)
+
+
+def _loss(
+    survey: Survey,
+    kind: DamageKind,
+    lost: NDArray[np.int64],
+    behind: NDArray[np.int64],
+    verdict: Verdict,
+) -> Plan:
+    """Seen at the producer's next record; where it has none, at the end of a push that lists the producer."""
+    rows = tuple(lost.tolist())
+    plan = _of(survey, kind, rows, dict.fromkeys(rows, ()), ())
+    end = survey.end_of_push
+    is_listed = end is not None and plan.producer in survey.listed and end not in plan.changed
+    next_row = int(behind[0]) if len(behind) else None
+    if end is not None and is_listed and rows[0] < end and (next_row is None or next_row > end):
+        seen = Seen(plan.row_in_copy(end), Verdict.MISSING)
+    elif next_row is not None:
+        seen = Seen(plan.row_in_copy(next_row), verdict)
+    else:
+        return plan
+    return _of(survey, kind, rows, plan.changed, (seen,))
+
+
+def _swap(survey: Survey, row: int) -> Plan:
+    columns = survey.columns
+    mine = survey.of_owner(row, row + 1)
+    other = mine[(columns.kind[mine] == columns.kind[row]) & (columns.crc[mine] != columns.crc[row])]
+    if columns.kind[row] != RecordKind.PUT or not len(other):
+        raise InvalidError(
+            f"nothing to swap offset {survey.offsets[row]} with: it takes two values of a producer"
+        )
+    twin = int(other[0])
+    changed = {row: (Slot(row, payload_of=twin),), twin: (Slot(twin, payload_of=row),)}
+    seen = (Seen(row, Verdict.CORRUPT), Seen(twin, Verdict.CORRUPT))
+    return _of(survey, DamageKind.SWAP, (row, twin), changed, seen)
+
+
+def _reorder(survey: Survey, row: int) -> Plan:
+    pair = survey.of_owner(row, row)[:2]
+    if len(pair) < 2 or not _in_one_chain(survey, pair):
+        raise InvalidError(f"no data record follows offset {survey.offsets[row]} in its chain")
+    first, second = (int(number) for number in pair)
+    changed = {first: (Slot(second),), second: (Slot(first),)}
+    seen = (Seen(first, Verdict.MISSING), Seen(second, Verdict.DUPLICATE))
+    return _of(survey, DamageKind.REORDER, (first, second), changed, seen)
+
+
+def _future_clock(survey: Survey, row: int) -> Plan:
+    """Seen where the chain ends, because a record's own checksum does not cover its producer's clock."""
+    columns, behind = survey.columns, survey.of_owner(row, row)
+    is_end = columns.is_control[behind] & (columns.control[behind] == ControlType.END_OF_CHAIN)
+    ends = behind[is_end & (columns.chain[behind] == columns.chain[row])]
+    seen = (Seen(int(ends[0]), Verdict.CORRUPT),) if len(ends) else ()
+    changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
+    return _of(survey, DamageKind.FUTURE_CLOCK, (row,), changed, seen)
+
+
+def _in_one_chain(survey: Survey, rows: NDArray[np.int64]) -> bool:
+    return bool(
+        survey.is_data[rows].all() and (survey.columns.chain[rows] == survey.columns.chain[rows[0]]).all()
+    )
+
+
+def _of(
+    survey: Survey,
+    kind: DamageKind,
+    touched: tuple[int, ...],
+    changed: Mapping[int, tuple[Slot, ...]],
+    seen: tuple[Seen, ...],
+) -> Plan:
+    return Plan(kind, survey, survey.columns.guid(touched[0]), touched, changed, seen)
