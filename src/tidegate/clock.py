@@ -22,6 +22,10 @@ class Clock(Protocol):
 
     def sleep_ms(self, duration_ms: int) -> None: ...
 
+    def wait_ms(self, condition: threading.Condition, duration_ms: int) -> None:
+        """Sleep on a held condition until it is notified or the time is over."""
+        ...
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -34,6 +38,9 @@ class SystemClock:
 
     def sleep_ms(self, duration_ms: int) -> None:
         time.sleep(max(0, duration_ms) / 1000)
+
+    def wait_ms(self, condition: threading.Condition, duration_ms: int) -> None:
+        condition.wait(max(0, duration_ms) / 1000)
 
 
 class ManualClock:
@@ -57,6 +64,14 @@ class ManualClock:
 
     def sleep_ms(self, duration_ms: int) -> None:
         self.advance(max(0, duration_ms))
+
+    def wait_ms(self, condition: threading.Condition, duration_ms: int) -> None:
+        """Let the whole time pass at once, with the condition free meanwhile."""
+        condition.release()
+        try:
+            self.sleep_ms(duration_ms)
+        finally:
+            condition.acquire()
 
     def advance(self, by: DurationLike) -> None:
         """Let time pass, on both clocks."""

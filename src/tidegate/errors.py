@@ -117,5 +117,9 @@ class UnavailableError(TidegateError):
     exit_code = 3
 
 
+class InternalError(TidegateError):
+    """Our own bookkeeping contradicts itself: a fault of this program, never of the data or the caller."""
+
+
 class TidegateWarning(UserWarning):
     """Something a person should know that does not stop the work."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from tidegate.kernels.memory import copy, load, pointer, store
+from tidegate.kernels.memory import copy, load, pointer, prefetch, store
 
 KINDS = [np.uint8, np.int8, np.int16, np.int32, np.uint32, np.int64]
 
@@ -24,6 +24,11 @@ def compiled_store(array: Any, index: int, value: int) -> None:
 @njit
 def compiled_copy(target: Any, into: int, source: Any, out_of: int, length: int) -> None:
     copy(pointer(target), into, pointer(source), out_of, length)
+
+
+@njit
+def compiled_prefetch(array: Any, index: int) -> None:
+    prefetch(pointer(array), index)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,3 +66,12 @@ def test_plain_python_refuses_to_leave_an_array() -> None:
     for into, out_of, length in ((-1, 0, 1), (0, -1, 1), (4, 0, 1), (0, 4, 1), (0, 0, 5), (0, 0, -1)):
         with pytest.raises(IndexError):
             copy(array, into, array.copy(), out_of, length)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("index", [0, 3, 4, -1, 2**40, -(2**40), 2**62])
+def test_a_prefetch_changes_nothing_and_may_be_anywhere(kind: Any, index: int) -> None:
+    array = np.arange(4, dtype=kind)
+    prefetch(array, index)
+    compiled_prefetch(array, index)
+    assert array.tolist() == [0, 1, 2, 3]

@@ -16,7 +16,15 @@ import zstandard
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.batches.batch import Codec
-from tidegate.log.batches.codecs import SNAPPY_BLOCK_BYTES, XERIAL_HEADER, Unpacker, compress, decompress
+from tidegate.log.batches.codecs import (
+    LZ4_BLOCK_BYTES,
+    LZ4_HEADER,
+    SNAPPY_BLOCK_BYTES,
+    XERIAL_HEADER,
+    Unpacker,
+    compress,
+    decompress,
+)
 
 PACKED = [codec for codec in Codec if codec is not Codec.NONE]
 MIB = 1 << 20
@@ -149,6 +157,17 @@ def test_an_unpacker_uses_its_memory_again_for_batches_of_any_size_and_codec() -
             assert unpacker.unpack(codec, compress(codec, sample(size, seed=size))) == sample(size, seed=size)
         with pytest.raises(CorruptError):
             unpacker.unpack(Codec.ZSTD, b"broken")
+
+
+@pytest.mark.parametrize("size", [0, 100, 40_000, 300_000])
+def test_an_unpacker_begins_with_memory_it_is_given_and_keeps_to_its_limit(size: int) -> None:
+    memory = memoryview(bytearray(100_000))
+    for codec in PACKED:
+        packed = compress(codec, sample(size))
+        assert Unpacker(max(size, 1), memory).unpack(codec, packed) == sample(size)
+        if size:
+            with pytest.raises(CorruptError, match=f"{size - 1} bytes"):
+                Unpacker(size - 1, memory).unpack(codec, packed)
 
 
 def zstd_runs(times: int) -> bytes:
@@ -297,3 +316,66 @@ def test_noise_gives_bytes_or_corrupt_error(codec: Codec) -> None:
 def test_a_snappy_block_length_that_lies_is_corrupt(stream: bytes) -> None:
     with pytest.raises(CorruptError, match="ends inside its block at 16"):
         decompress(Codec.SNAPPY, stream, limit=100)
+
+
+# -- LZ4, block by block --------------------------------------------------------------------------
+
+
+def lz4_frame(*blocks: bytes) -> bytes:
+    return LZ4_HEADER + b"".join(struct.pack("<I", len(block)) + block for block in blocks) + bytes(4)
+
+
+def lz4_result(decompressed: Callable[[], memoryview | bytes]) -> bytes | None:
+    try:
+        return bytes(decompressed())
+    except (CorruptError, cramjam.DecompressionError):
+        return None
+
+
+def lz4_streams(generator: random.Random) -> list[bytes]:
+    """Sound frames, and frames of blocks that begin as a size would."""
+    noise = generator.randbytes(LZ4_BLOCK_BYTES + 10)
+    sound = [bytes(compress(Codec.LZ4, data)) for data in (b"", b"a", sample(150_000), noise, sample(400))]
+    tiny = bytes(cramjam.lz4.compress_block(bytes([20, 0, 0, 0, 1]) + noise[:9], store_size=False))
+    sized = [bytes([first, 1, 0, 0]) + tiny for first in (0x00, 0x0F, 0x10, 0x40, 0xF0)]
+    return [*sound, *map(lz4_frame, sized), lz4_frame(tiny), lz4_frame(tiny, sized[1], tiny), sound[1] * 2]
+
+
+def test_lz4_block_by_block_is_what_a_reader_of_frames_finds() -> None:
+    generator, outcomes = random.Random(11), set()
+    for stream in lz4_streams(generator):
+        for attempt in range(200):
+            changed = bytearray(stream)
+            for _ in range(attempt % 4):
+                at = generator.randrange(min(len(changed), generator.choice([12, 40, len(changed)])))
+                changed[at] ^= 1 << generator.randrange(8)
+            if attempt % 10 == 9:
+                del changed[generator.randrange(len(changed)) :]
+            packed = bytes(changed)
+            ours = lz4_result(lambda packed=packed: decompress(Codec.LZ4, packed, limit=MIB))
+            room = memoryview(bytearray(MIB))
+            whole = lz4_result(lambda p=packed, room=room: room[: cramjam.lz4.decompress_into(p, room)])
+            assert ours == whole, packed.hex()[:200]
+            outcomes.add(ours is None)
+    assert outcomes == {True, False}
+
+
+def test_an_lz4_block_that_begins_with_a_size_is_not_read_as_if_it_did() -> None:
+    inner = b"\x50hello"
+    both_ways = b"\x90\0\0\0" + inner  # nine literals; or a size, and five
+    only_sized = bytes.fromhex("0f010000") + inner  # as a block: copy what is before the start
+    assert decompress(Codec.LZ4, lz4_frame(both_ways), limit=MIB) == b"\0\0\0" + inner
+    with pytest.raises(CorruptError):
+        decompress(Codec.LZ4, lz4_frame(only_sized), limit=MIB)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 1000, 65535])
+def test_lz4_never_shows_what_was_in_memory_before(offset: int) -> None:
+    copies = (
+        b"\x1fx" + struct.pack("<H", offset) + b"\x30" + b"\x50plain"
+    )  # 1 literal, then 67 bytes from there
+    memory = memoryview(bytearray(b"secret" * 100_000))
+    stream = lz4_frame(bytes(cramjam.lz4.compress_block(b"first" * 9, store_size=False)), copies)
+    shown = lz4_result(lambda: Unpacker(MIB, memory).unpack(Codec.LZ4, stream))
+    assert (shown is None) == (offset > 1)
+    assert shown is None or not set(b"ec") & set(shown)

@@ -1,5 +1,7 @@
 """Batches into Arrow: golden bytes, every kind of batch, what is left out, what is refused and how."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -258,6 +260,26 @@ def test_one_batch_may_not_unfold_beyond_its_limit(codec: CodecName) -> None:
         CorruptError, match=r"position 7\d \(base offset 1\) does not unpack: .* 100000 bytes"
     ):
         decode(log, topic="t", partition=0, limits=DecodeLimits(max_decompressed_bytes=100_000))
+
+
+def values_of(log: bytes, limits: DecodeLimits) -> Iterator[bytes]:
+    for part in decode_pieces(log, topic="t", partition=0, limits=limits):
+        yield from part["value"].to_pylist()
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_readers_that_take_turns_do_not_unpack_into_each_others_memory(codec: CodecName) -> None:
+    limits = DecodeLimits(max_piece_bytes=1)
+    wanted = [[b"%d-%d " % (reader, i) * 9000 for i in range(6)] for reader in range(7)]
+    logs = [
+        b"".join(build_batch([Rec(value=v)], base_offset=i, codec=codec) for i, v in enumerate(values))
+        for values in wanted
+    ]
+    for _ in range(2):  # the second time with memory that the first readers left
+        turns = zip(*(values_of(log, limits) for log in logs), strict=True)
+        assert [list(values) for values in zip(*turns, strict=True)] == wanted
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda log: list(values_of(log, limits)), logs * 3)) == wanted * 3
 
 
 # -- headers and facts ----------------------------------------------------------------------------

@@ -49,6 +49,10 @@ def copy(target: Any, into: int, source: Any, out_of: int, length: int) -> None:
     target[into : into + length] = source[out_of : out_of + length]
 
 
+def prefetch(array: Any, index: int) -> None:
+    """Have element `index` brought into the cache. It may lie outside: a hint reads nothing, and never fails."""
+
+
 @intrinsic
 def _pointer(typing_context: Any, array: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -91,6 +95,19 @@ def _copy(typing_context: Any, target: Any, into: Any, source: Any, out_of: Any,
     return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
+@intrinsic
+def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = ir.IntType(32)
+        where = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), cgutils.voidptr_t)
+        hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        hint = builder.module.declare_intrinsic("llvm.prefetch", (cgutils.voidptr_t,), hint_type)
+        builder.call(hint, [where, word(0), word(3), word(1)])  # to read (or write); into all caches; data
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
 @overload(pointer)
 def _compile_pointer(array: Any) -> Any:
     def compiled(array: Any) -> Any:
@@ -119,5 +136,13 @@ def _compile_store(target: Any, index: Any, value: Any) -> Any:
 def _compile_copy(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
     def compiled(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
         return _copy(target, into, source, out_of, length)
+
+    return compiled
+
+
+@overload(prefetch)
+def _compile_prefetch(array: Any, index: Any) -> Any:
+    def compiled(array: Any, index: Any) -> Any:
+        return _prefetch(array, index)
 
     return compiled

@@ -4,27 +4,40 @@ Stands between a `BatchTable` and the record kernels. Checks CRCs, leaves plain 
 number of neighbours are one run) and decompresses the others, one after the other into the same memory, which
 the limits bound. A run is small enough that its bytes are still in the cache when the next step reads them.
 
-Thread rule: values and pure functions.
+Thread rule: values and pure functions, for any thread; scratch memory belongs to one iteration at a time.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, SMALLEST_LENGTH
+from tidegate.log.batches.batch import (
+    ATTRIBUTES_POSITION,
+    CODEC_MASK,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    SMALLEST_LENGTH,
+    Codec,
+)
 from tidegate.log.batches.batch_table import BatchTable, ByteArray, byte_array, computed_crcs
 from tidegate.log.batches.codecs import Unpacker
 from tidegate.log.batches.one_record import read_record
 
 RUN_BYTES: Final = 512 << 10
+SCRATCH_BYTES: Final = 4 << 20
+
+_kept: Final[deque[memoryview]] = deque(maxlen=4)  # scratch memory that nobody uses at the moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +110,41 @@ def body_runs(
     source: ByteArray, table: BatchTable, check_crcs: bool, limits: DecodeLimits, place: Place
 ) -> Iterator[BodyRun]:
     """The records of the table's batches, in order, their CRCs checked on the way."""
-    unpacker, start = Unpacker(limits.max_decompressed_bytes), 0
-    for stop in np.flatnonzero(table.codec).tolist():
-        yield from _plain_runs(source, table[start:stop], check_crcs, place)
-        start = stop + 1
-        if check_crcs:
-            verify_crcs(source, table[stop:start], place)
-        yield _unpacked(source, table[stop:start], unpacker, place)
-    yield from _plain_runs(source, table[start:], check_crcs, place)
+    packed, start = np.flatnonzero(table.codec).tolist(), 0
+    if packed:
+        with _scratch() as memory:
+            unpack = _Unpacking(source, table, Unpacker(limits.max_decompressed_bytes, memory), place)
+            for index in packed:
+                if start < index:
+                    yield from _plain_runs(source, table[start:index], check_crcs, place)
+                yield unpack(index, check_crcs)
+                start = index + 1
+    if start < len(table):
+        yield from _plain_runs(source, table[start:], check_crcs, place)
 
 
 def body_of(source: ByteArray, table: BatchTable, limits: DecodeLimits, place: Place) -> BodyRun:
     """The records of a table's one batch; its CRC is not looked at."""
     if table.codec[0]:
-        return _unpacked(source, table, Unpacker(limits.max_decompressed_bytes), place)
+        unpacker = Unpacker(limits.max_decompressed_bytes)
+        return _Unpacking(source, table, unpacker, place)(0, check_crc=False)
     return _plain(source, table)
 
 
+@contextmanager
+def _scratch() -> Iterator[memoryview]:
+    """Memory to decompress into, the same again and again: new pages cost 7 % of a scan of LZ4."""
+    try:
+        memory = _kept.pop()
+    except IndexError:
+        memory = np.empty(SCRATCH_BYTES, np.uint8).data
+    try:
+        yield memory
+    finally:
+        _kept.append(memory)
+
+
 def _plain_runs(source: ByteArray, table: BatchTable, check_crcs: bool, place: Place) -> Iterator[BodyRun]:
-    if len(table) == 0:
-        return
     starts = table.position - table.position[0]
     cuts = [0, len(table)]
     if starts[-1] > RUN_BYTES:
@@ -136,21 +164,31 @@ def _plain(source: ByteArray, table: BatchTable) -> BodyRun:
     )
 
 
-def _unpacked(source: ByteArray, table: BatchTable, unpacker: Unpacker, place: Place) -> BodyRun:
-    """The one batch of the table, decompressed."""
-    header, position = table.header(0), int(table.position[0])
-    packed = source[position + HEADER_SIZE : position + header.size]
-    plain = packed
-    if header.count or len(packed):  # an emptied batch may keep its codec; nothing is to unpack then
-        try:
-            plain = byte_array(unpacker.unpack(header.codec, packed.data))
-        except CorruptError as error:
-            raise place.corrupt(f"does not unpack: {error}", position, header.base_offset) from None
-    rows = table.rows.copy()
-    rows["position"] = -HEADER_SIZE
-    rows["length"] = SMALLEST_LENGTH + len(plain)
-    done = (position + header.size) / len(source)
-    return BodyRun(plain, rows, table.position, len(plain), done, inflated=True)
+class _Unpacking:
+    """Decompresses batches of a table. Little is done for each of them in Python: they may be small."""
+
+    def __init__(self, source: ByteArray, table: BatchTable, unpacker: Unpacker, place: Place) -> None:
+        self._source, self._table, self._unpacker, self._place = source, table, unpacker, place
+        self._rows = table.rows.copy()
+        self._rows["position"] = -HEADER_SIZE
+
+    def __call__(self, index: int, check_crc: bool) -> BodyRun:
+        """Batch `index`, decompressed."""
+        row, view = self._table.rows[index], self._source.data
+        position = int(row["position"])
+        end = position + LENGTH_OVERHEAD + int(row["length"])
+        if check_crc and (computed := crc32c(view[position + ATTRIBUTES_POSITION : end])) != row["crc"]:
+            raise _wrong_crc(row, computed, self._place)
+        plain = view[position + HEADER_SIZE : end]
+        if row["count"] or len(plain):  # an emptied batch may keep its codec; nothing is to unpack then
+            try:
+                plain = self._unpacker.unpack(Codec(int(row["attributes"]) & CODEC_MASK), plain)
+            except CorruptError as error:
+                what = f"does not unpack: {error}"
+                raise self._place.corrupt(what, position, int(row["base_offset"])) from None
+        rows, positions = self._rows[index : index + 1], self._table.position[index : index + 1]
+        rows["length"] = SMALLEST_LENGTH + len(plain)
+        return BodyRun(byte_array(plain), rows, positions, len(plain), end / len(view), inflated=True)
 
 
 def verify_crcs(source: ByteArray, table: BatchTable, place: Place) -> None:
@@ -158,11 +196,12 @@ def verify_crcs(source: ByteArray, table: BatchTable, place: Place) -> None:
     computed = computed_crcs(source, table)
     if not np.array_equal(computed, table.crc):
         index = int(np.flatnonzero(computed != table.crc)[0])
-        raise place.corrupt(
-            f"has stored CRC {table.crc[index]} but its bytes give {computed[index]}",
-            int(table.position[index]),
-            int(table.base_offset[index]),
-        )
+        raise _wrong_crc(table.rows[index], int(computed[index]), place)
+
+
+def _wrong_crc(row: Any, computed: int, place: Place) -> CorruptError:
+    what = f"has stored CRC {row['crc']} but its bytes give {computed}"
+    return place.corrupt(what, int(row["position"]), int(row["base_offset"]))
 
 
 def _explain(record: memoryview) -> str:

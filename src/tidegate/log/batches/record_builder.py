@@ -73,14 +73,21 @@ class Growing:
         self.array = np.frombuffer(self._buffer, self._dtype)
 
 
+def _ends() -> Growing:
+    """Where values end; the first begins at 0, and the kernel writes every other number before it is read."""
+    ends = Growing(np.int32)
+    ends.reserve(1)
+    ends.array[0] = 0
+    return ends
+
+
 class BinaryColumn:
     """The three buffers of an Arrow binary column."""
 
     def __init__(self) -> None:
-        self.ends = Growing(np.int32, fill=0)
+        self.ends = _ends()
         self.valid = Growing(np.uint8, fill=0xFF)
         self.content = Growing(np.uint8)
-        self.ends.reserve(1)
 
     def reserve(self, rows: int, spare: int = 0) -> None:
         self.ends.reserve(rows + 1, spare + 1)
@@ -109,8 +116,7 @@ class RecordBuilder:
         self._offset, self._timestamp = Growing(np.int64), Growing(np.int64)
         self._timestamp_valid = Growing(np.uint8, fill=0xFF)
         self._key, self._value = BinaryColumn(), BinaryColumn()
-        self._header_ends = Growing(np.int32, fill=0)
-        self._header_ends.reserve(1)
+        self._header_ends = _ends()
         self._header_key, self._header_value = BinaryColumn(), BinaryColumn()
         self._content_columns = {
             FULL_KEYS: self._key,
