@@ -226,11 +226,39 @@ class Both:
         return self.vector.state.producers
 
 
+class Pool:
+    """Records to build many streams of: sound ones and damaged ones, encoded once and chosen by their numbers."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        self._batch = batch_of(self.rows)
+        self._arrivals = arrivals(self.rows)
+
+    def batch(self, chosen: Sequence[int], first: int = 0) -> pa.RecordBatch:
+        """For the vector form, with consecutive offsets from `first`."""
+        taken = self._batch.take(pa.array(chosen, pa.int32()))
+        columns = taken.columns
+        columns[2] = pa.array(range(first, first + len(chosen)), pa.int64())
+        return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+    def arrivals(self, chosen: Sequence[int], first: int = 0) -> list[Arrival]:
+        """The same for the scalar twin."""
+        found = []
+        for offset, number in enumerate(chosen, first):
+            arrival = self._arrivals[number]
+            observed = arrival.observed
+            if observed is not None:
+                observed = observed._replace(offset=offset)
+            found.append(Arrival(offset, observed, arrival.malformed, arrival.payload))
+        return found
+
+
 class Streams:
     """What a test of the receiver is written with."""
 
     Pen = Pen
     Both = Both
+    Pool = Pool
     Row = Row
     NOW = NOW
     HOUR = HOUR

@@ -98,7 +98,7 @@ def test_a_sender_still_at_work_is_named_as_what_the_audit_cannot_see(log: Log) 
     sender.write(table(0, 5))
     report = audit_topic(log, "orders")
     assert report.faults == 0 and report.partitions[0].open_chains == 1
-    assert "1 chains have no end yet" in report.evidence
+    assert "1 chain has no end yet" in report.evidence
     sender.close()
 
 
@@ -220,7 +220,7 @@ def test_damage_on_the_disk_is_stepped_over_and_what_it_took_is_missing(log: Log
     assert audit.skipped == [(lost.base_offset, lost.next_offset)]
     assert faults(audit)[Verdict.MISSING] == [lost.next_offset]
     assert audit.total.records == sum(seen) == 32 - lost.count
-    assert AuditReport([audit]).evidence.endswith("all checked; 1 damaged places could not be read")
+    assert AuditReport([audit]).evidence.endswith("all checked; 1 damaged place could not be read")
     assert audit.unread is None
 
 

@@ -95,3 +95,14 @@ def test_whatever_did_not_arrive_as_sent_is_a_shortfall(arrived: dict[bytes, Rec
 def test_an_attempt_that_lost_is_named_and_no_fault(row: str) -> None:
     found = check_manifest(Manifest.of([SENT_A]), ARRIVED)
     assert found.is_complete and found.unlisted == (B,)
+
+
+def test_a_shortfall_is_told_in_words_and_of_many_only_the_first_few() -> None:
+    sent = [Sent(bytes([number]) * 16, 0, 3, 7, 2) for number in range(20)]
+    found = check_manifest(Manifest(tuple(sent)), {sent[0].guid: Received(0, 3, 7, 2)})
+    assert str(found).startswith(f"producer {sent[1].guid.hex()} never arrived; it sent 2 records; producer ")
+    assert str(found).endswith("; and 14 more producers")
+    assert (
+        str(check_manifest(Manifest((sent[0],)), {sent[0].guid: Received(0, 3, 7, 2)}))
+        == "all that was sent arrived"
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tidegate.errors import ConflictError, IntegrityError
+from tidegate.errors import ConflictError, IntegrityError, InvalidError
 from tidegate.integrity.checkpoint import decode_state
 from tidegate.integrity.roles import Replica, Role
 from tidegate.integrity.rules import OnFault, ValidationRules
@@ -150,7 +152,7 @@ def test_expired_producers_leave_at_restore_promotion_and_checkpoint(streams: An
     replica.to_standby()
     replica.drain(streams.batch_of([old.put()], 2), streams.NOW, shelf)
     assert replica.checkpoint() is not None
-    assert replica.faults.counts.expired == 1
+    assert replica.faults.counts.expired == 2
     assert replica.faults.counts.tracked == 1
 
 
@@ -180,3 +182,46 @@ def test_a_new_replica_is_offline_and_has_no_validators() -> None:
     with pytest.raises(ConflictError, match="never was a leader"):
         replica.consumer  # noqa: B018
     assert replica.to_standby() == PartitionState().next_offset
+
+
+@pytest.mark.parametrize("row", ["DIV-23"])
+def test_a_hybrid_table_keeps_producers_for_at_least_the_time_it_rewinds_by(row: str, streams: Any) -> None:
+    for configured, rewind, kept in ((100, 9000, 2), (100, None, 1), (9000, 100, 2), (-1, 100, 2)):
+        old, new = streams.Pen(1, time=1000), streams.Pen(2, time=9000)
+        replica = standby(max_age_ms=configured, rewind_ms=rewind)
+        replica.drain(streams.batch_of([old.start(), new.start()]), streams.NOW, Shelf())
+        assert replica.checkpoint() is not None
+        assert len(replica.drainer.state.producers) == kept, (configured, rewind)
+    for wrong in ({"max_age_ms": -2}, {"rewind_ms": -1}):
+        with pytest.raises(InvalidError, match="choose 0 or more"):
+            Replica("orders", 0, **wrong)
+
+
+def test_consumer_and_drainer_in_two_threads_end_in_the_same_state(streams: Any) -> None:
+    """The consumer runs ahead as far as the buffer lets it; checkpoints meanwhile are the drainer's."""
+    replica, shelf = standby(), Shelf()
+    replica.to_leader()
+    pen = streams.Pen()
+    rows = [row for _ in range(40) for row in pen.chain_of(48)]
+    batches = [streams.batch_of(rows[first : first + 37], first) for first in range(0, len(rows), 37)]
+    buffer: queue.Queue[Any] = queue.Queue(maxsize=5)
+    offsets = []
+
+    def consume() -> None:
+        for batch in batches:
+            judged = replica.consume(batch, streams.NOW)
+            assert judged is not None and not judged.is_fatal.any()
+            buffer.put(batch)
+        buffer.put(None)
+
+    with ThreadPoolExecutor(1) as pool:
+        consuming = pool.submit(consume)
+        while (batch := buffer.get(timeout=30)) is not None:
+            replica.drain(batch, streams.NOW, shelf)
+            saved = replica.checkpoint()
+            assert saved is not None
+            offsets.append(decode_state(saved).next_offset)
+        consuming.result()
+    assert offsets == [min(first + 37, len(rows)) for first in range(0, len(rows), 37)]
+    assert replica.consumer.state == replica.drainer.state
+    assert len(shelf.values) == 40 * 48

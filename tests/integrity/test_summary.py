@@ -7,14 +7,18 @@ import random
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.checksum import computed_checksums
+from tidegate.integrity.columns import read_columns, source_of
 from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.rules import OnFault, ValidationRules
-from tidegate.integrity.summary import NOWHERE, RangeSummary, merge, summarise
+from tidegate.integrity.summary import NOWHERE, RangeSummary, extend, merge, summarise
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
+from tidegate.kernels.range_runs import RUN_ROW, STATE_SIZE, add_field_sums, fold_runs
 
 STREAMS = 1_200
 GROUPS = 6
@@ -62,10 +66,10 @@ def damage(streams: Any, chance: random.Random, rows: list[Any]) -> None:
             rows.insert(at, streams.Row(None, b"k", b"v", extra=(("div", b"short"),)))
 
 
-def pieces(streams: Any, chance: random.Random, rows: list[Any]) -> list[RangeSummary]:
+def batches(streams: Any, chance: random.Random, rows: list[Any]) -> list[Any]:
     cuts = sorted(chance.randrange(len(rows) + 1) for _ in range(chance.randint(0, 5)))
     edges = [0, *cuts, len(rows)]
-    return [summarise(streams.batch_of(rows[first:stop], first)) for first, stop in itertools.pairwise(edges)]
+    return [streams.batch_of(rows[first:stop], first) for first, stop in itertools.pairwise(edges)]
 
 
 def in_any_grouping(chance: random.Random, parts: list[RangeSummary]) -> RangeSummary:
@@ -97,7 +101,9 @@ def test_merged_ranges_equal_one_pass_and_flag_what_the_validator_finds_first(
         for _ in range(chance.choice([0, 0, 1, 1, 2, 3, 8])):
             damage(streams, chance, rows)
         whole = summarise(streams.batch_of(rows))
-        assert in_any_grouping(chance, pieces(streams, chance, rows)) == whole
+        parts = batches(streams, chance, rows)
+        assert in_any_grouping(chance, [summarise(part) for part in parts]) == whole
+        assert reduce(extend, parts, RangeSummary()) == whole
         if whole.has_push:  # a damaged byte made one
             continue
         assert whole.departures() == serial_departures(streams, rows)
@@ -118,6 +124,55 @@ def test_clean_chains_cost_one_run_each_however_they_are_cut(streams: Any) -> No
     whole = reduce(merge, parts)
     assert [len(runs) for runs in whole.runs.values()] == [2]
     assert whole.is_clean and whole.records == len(rows) and whole.first_malformed == NOWHERE
+
+
+@pytest.mark.parametrize("kind", list(ChecksumType))
+def test_the_sum_of_fields_is_kept_only_where_it_can_matter(streams: Any, kind: ChecksumType) -> None:
+    rows = streams.Pen(1, kind).chain_of(6)
+    certified = summarise(streams.batch_of(rows)).runs[rows[0].stamp.guid][0]
+    assert bool(certified.field_sum) == (kind is ChecksumType.ADHASH)
+    assert not kind or certified.end.checksum in (certified.field_sum, certified.crc_sum)
+    for cut in range(1, len(rows)):
+        head, tail = streams.batch_of(rows[:cut]), streams.batch_of(rows[cut:], cut)
+        (run,) = summarise(tail).runs[rows[0].stamp.guid]  # where the end names the type, the start need not
+        assert bool(run.field_sum) == (kind is ChecksumType.ADHASH and cut < len(rows) - 1)
+        assert extend(summarise(head), tail).runs == merge(summarise(head), summarise(tail)).runs
+    (middle,) = summarise(streams.batch_of(rows[2:4], 2)).runs[rows[0].stamp.guid]
+    assert middle.field_sum, "neither start nor end is known: it may turn out to matter"
+
+
+def test_a_range_of_nothing_but_seams_has_a_run_for_each_record(streams: Any) -> None:
+    pens = [streams.Pen(1 + number) for number in range(200)]
+    for pen in pens:
+        pen.chain = 0
+    rows = [pens[number % 200].put(sequence=number) for number in range(1500)]
+    summary = summarise(streams.batch_of(rows))
+    assert sum(len(runs) for runs in summary.runs.values()) == 1500 and len(summary.runs) == 200
+    assert summary.departures() == serial_departures(streams, rows)
+
+
+def test_the_uncompiled_kernels_give_the_same_and_stay_inside_their_buffers(streams: Any) -> None:
+    chance = random.Random(5)
+    for _ in range(20):
+        rows = sound(streams, chance)
+        for _ in range(3):
+            damage(streams, chance, rows)
+        batch = streams.batch_of(rows)
+        columns = read_columns(batch.column("headers"))
+        crcs, offsets = computed_checksums(batch, columns), batch.column("offset").to_numpy()
+        found = []
+        for plain in (False, True):
+            fold, sums = (
+                getattr(one, "py_func", one) if plain else one for one in (fold_runs, add_field_sums)
+            )
+            runs, index = np.zeros(len(rows), RUN_ROW), np.full(256, -1, np.int32)
+            state, numbers = np.zeros(STATE_SIZE, np.int64), np.empty(len(rows), np.int32)
+            with np.errstate(over="ignore"):
+                assert fold(columns.rows, crcs, offsets, 0, runs, index, state, numbers) == len(rows)
+                source = source_of(key=batch.column("key"), value=batch.column("value"))
+                sums(source, columns.rows, numbers, np.ones(len(rows), np.uint8), runs)
+            found.append((runs.tolist(), index.tolist(), state.tolist(), numbers.tolist()))
+        assert found[0] == found[1]
 
 
 def test_ranges_out_of_order_or_twice_are_refused(streams: Any) -> None:

@@ -81,6 +81,42 @@ def test_no_bit_of_a_payload_key_or_value_can_change_unseen(streams: Any, row: i
             assert faults(streams, damaged), f"byte {at} of the {name} of record {row}"
 
 
+def live(streams: Any) -> list[Any]:
+    """Two chains on a topic without a push."""
+    pen = streams.Pen()
+    return [pen.start(), *pen.puts(2), pen.put(b"k", None), pen.end(final=False), *pen.chain_of(1)]
+
+
+def is_seen(streams: Any, rows: list[Any]) -> bool:
+    """A fault; or, where the last record of all claims an earlier number, a repeat that leaves its chain open."""
+    validator = PartitionValidator("orders", 0, rules=GOES_ON)
+    judged = validator.validate(streams.batch_of(rows), streams.NOW)
+    is_repeat = judged.verdicts[-1] == Verdict.DUPLICATE
+    is_open = not any(producer.ended for producer in validator.state.producers)
+    return bool(judged.is_fatal.any()) or (is_repeat and is_open)
+
+
+@pytest.mark.parametrize("row", range(8))
+def test_no_bit_of_any_metadata_can_change_unseen_on_a_live_topic(streams: Any, row: int) -> None:
+    rows = live(streams)
+    assert len(rows) == 8 and not faults(streams, rows)
+    sound = rows[row]
+    headers = [("div", sound.stamp.to_bytes()), *([("divc", sound.payload)] if sound.payload else [])]
+    for number, (name, data) in enumerate(headers):
+        for bit in range(8 * len(data)):
+            bent = bytearray(data)
+            bent[bit // 8] ^= 1 << bit % 8
+            extra = [*headers]
+            extra[number] = (name, bytes(bent))
+            damaged = sound._replace(stamp=None, payload=None, extra=tuple(extra))
+            assert is_seen(streams, [*rows[:row], damaged, *rows[row + 1 :]]), f"bit {bit} of {name}"
+        for length in (0, 1, len(data) - 1, len(data) + 1):
+            extra = [*headers]
+            extra[number] = (name, data.ljust(length, b"\0")[:length])
+            damaged = sound._replace(stamp=None, payload=None, extra=tuple(extra))
+            assert is_seen(streams, [*rows[:row], damaged, *rows[row + 1 :]]), f"{name} of {length} bytes"
+
+
 def test_with_a_manifest_no_record_before_the_end_of_push_can_be_lost_unseen(streams: Any) -> None:
     rows = push(streams)
     for lost in range(len(rows) - 2):

@@ -57,23 +57,38 @@ _PRODUCER_COLUMNS = (
     "crc, sequence, any, none. By default every fault; duplicates, aged-out heads and torn tails are none.",
 )
 @click.option("--shallow", is_flag=True, help="Check headers and CRCs only; do not parse records.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the whole report as one HTML page, too.",
+)
 @click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Findings to print.")
 @format_option()
 @talk_options
 def command(
-    where: str | None, log_url: str, fail_on: tuple[str, ...], shallow: bool, limit: int, format: str
+    where: str | None,
+    log_url: str,
+    fail_on: tuple[str, ...],
+    shallow: bool,
+    html: Path | None,
+    limit: int,
+    format: str,
 ) -> int:
     """Check CRCs, offsets, producer sequences, indexes, snapshots, seals and integrity metadata.
 
     DIR is a partition folder, a log folder or any Kafka data folder; TOPIC is a topic of --log. Without
-    either the whole --log is checked. Nothing is written, no lock is taken, no broker is needed.
+    either the whole --log is checked. Nothing is written but what --html names, no lock is taken, no broker
+    is needed.
     All records are read a second time, to hold those with integrity metadata against it; --shallow leaves
     that out.
 
     \b
     tidegate verify /var/lib/kafka/data
     tidegate verify orders --fail-on gap,corrupt,duplicate --format json
+    tidegate verify orders --html orders-audit.html
     """
+    from tidegate.clock import SystemClock
     from tidegate.files import Files
     from tidegate.log.verify.findings import parse_fail_on
     from tidegate.log.verify.report import Report
@@ -84,7 +99,9 @@ def command(
             "verify reads files, which kafka:// does not show; run it where the broker's data is"
         )
     chosen = parse_fail_on(fail_on) if fail_on else None
-    files, log = Files(), Path(log_url)
+    files, log, now_ms = Files(), Path(log_url), SystemClock().now_ms()
+    if html is not None:
+        _require_room(html, files)  # said now, not after hours of reading
     target = where or log_url
     report, interrupted = Report(), False
     integrity: AuditReport | None = None
@@ -102,25 +119,35 @@ def command(
 
         integrity = AuditReport()
         try:
-            _audit_metadata(report, integrity, files)
+            _audit_metadata(report, integrity, files, now_ms)
         except KeyboardInterrupt:
             interrupted = True
     findings = report.all_findings()
     _print(report, integrity, findings, format, limit)
+    if html is not None:
+        from tidegate.integrity.report_page import page
+
+        shown = page(report, integrity, where=target, now_ms=now_ms, interrupted=interrupted)
+        files.publish(html, shown.encode())
+        say(f"the report is in {html}")
     failing = findings.failing(chosen)
     say(_verdict(report, findings, failing) + (" (interrupted, not all was read)" if interrupted else ""))
     return 130 if interrupted else 1 if failing else 0
 
 
-def _audit_metadata(report: Report, integrity: AuditReport, files: Files) -> None:
+def _require_room(html: Path, files: Files) -> None:
+    folder = files.stat(html.parent)
+    if folder is None or not folder.is_folder:
+        raise InvalidError(f"--html {html}: the folder {html.parent} does not exist; create it first")
+
+
+def _audit_metadata(report: Report, integrity: AuditReport, files: Files, now_ms: int) -> None:
     """The second pass: the partitions the first one looked at, each through the validator."""
-    from tidegate.clock import SystemClock
     from tidegate.integrity.audit import audit_partition, open_beside
     from tidegate.integrity.audit_findings import add_findings
     from tidegate.integrity.audit_report import PartitionAudit
     from tidegate.log.verify.folders import Compaction
 
-    now_ms = SystemClock().now_ms()
     with Progress("checking integrity metadata", total=report.records) as progress:
         for partition in report.partitions:
             target = partition.target

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tidegate.integrity.rules import OnFault, ValidationRules
     from tidegate.integrity.sender import Sender
     from tidegate.integrity.state import PartitionState
-    from tidegate.integrity.summary import RangeSummary, merge, summarise
+    from tidegate.integrity.summary import RangeSummary, extend, merge, summarise
     from tidegate.integrity.tolerance import Tolerance
     from tidegate.integrity.validator import Judged, PartitionValidator
     from tidegate.integrity.verdicts import Verdict
@@ -48,6 +48,7 @@ _HOMES = {
     "ValidationRules": "rules",
     "Verdict": "verdicts",
     "audit_topic": "audit",
+    "extend": "summary",
     "merge": "summary",
     "read_columns": "columns",
     "restore_checkpoint": "checkpoint",
@@ -81,6 +82,7 @@ __all__ = [
     "ValidationRules",
     "Verdict",
     "audit_topic",
+    "extend",
     "merge",
     "read_columns",
     "restore_checkpoint",

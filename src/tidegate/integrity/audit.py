@@ -1,7 +1,7 @@
 """The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
 
 Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
-behind damage. Verdicts are the validator's, counts are `audit_report`'s.
+behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
 
 An audit never stops at a fault and counts everything. Every record is looked at, so that a share of metadata is
 counted and not estimated; records without any cost their decoding. Damage that keeps a batch from being read is
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+from tidegate.integrity.counters import AUDIT, Counters
 from tidegate.integrity.rules import OnFault, ValidationRules
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
@@ -84,12 +85,16 @@ def audit_partition(
         head_may_be_gone=audit.log_start > 0,
     )
     validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+    counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
     with reader:
         for batch in _around_damage(log, reader, audit):
             before = audit.total.faults
-            audit.take(validator.validate(batch, now_ms), _offsets(batch))
+            judged = validator.validate(batch, now_ms)
+            audit.take(judged, _offsets(batch))
+            counters.take(judged, len(validator.state.producers))
             if progress is not None:
                 progress(batch.num_rows, audit.total.faults - before)
+    counters.released()
     known = validator.state.producers.known
     audit.open_chains = int((known["ended"] == 0).sum())
 

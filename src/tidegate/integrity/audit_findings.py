@@ -16,6 +16,8 @@ from tidegate.integrity.audit_report import PartitionAudit
 from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.verify.findings import Findings, Severity
 
+BY_METADATA: Final = "by its integrity metadata: "
+"""How the message of such a finding begins; all others are native evidence's."""
 KIND_OF: Final = {
     Verdict.DUPLICATE: "duplicate",
     Verdict.MISSING: "missing",
@@ -52,7 +54,7 @@ def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, fil
         findings.add(
             KIND_OF[finding.verdict],
             path_of(finding.offset),
-            f"by its integrity metadata: {finding}",
+            f"{BY_METADATA}{finding}",
             _REMEDY[finding.verdict],
             offset=finding.offset,
             producer=finding.producer,
@@ -64,7 +66,7 @@ def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, fil
         findings.add(
             KIND_OF[Verdict.DUPLICATE],
             path_of(offset),
-            "by its integrity metadata: a producer's record that stands here already",
+            f"{BY_METADATA}a producer's record that stands here already",
             _REMEDY[Verdict.DUPLICATE],
             severity=Severity.NOTICE,
             offset=offset,

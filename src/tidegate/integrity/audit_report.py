@@ -213,17 +213,16 @@ class AuditReport:
         tail = f"; not read: {', '.join(unread)}" if unread else ""
         skipped = sum(len(partition.skipped) for partition in self.partitions)
         if skipped:
-            tail += f"; {skipped} damaged places could not be read"
+            tail += f"; {skipped} damaged place{'s' * (skipped != 1)} could not be read"
         if unread and not self.records:
             return f"integrity metadata was not read: {', '.join(unread)}"
         if not self.managed:
             return f"no record carries integrity metadata{tail}"
         open_chains = sum(partition.open_chains for partition in self.partitions)
         if open_chains:
-            tail = f"; {open_chains} chains have no end yet, so loss behind them would not show{tail}"
-        return (
-            f"{_percent(self.managed, self.records)} of records carry integrity metadata; all checked{tail}"
-        )
+            has = "chain has" if open_chains == 1 else "chains have"
+            tail = f"; {open_chains} {has} no end yet, so loss behind would not show{tail}"
+        return f"{percent(self.managed, self.records)} of records carry integrity metadata; all checked{tail}"
 
     def as_dict(self) -> dict[str, Any]:
         counts: Counter[Verdict] = Counter()
@@ -267,7 +266,7 @@ def _groups(keys: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
     return [(int(keys[places[0]]), places) for places in np.split(order, cuts)]
 
 
-def _percent(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
     """A percentage that never rounds something to nothing or almost all to all."""
     percent = 100 * part / whole
     if part == whole or 1 <= percent <= 99:

@@ -106,6 +106,8 @@ def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> in
     were forgotten would not be known as repeats; -1 stays never."""
     if configured_ms < NEVER:
         raise InvalidError(f"a maximum age of {configured_ms} ms: choose 0 or more, -1 for never")
+    if rewind_ms is not None and rewind_ms < 0:
+        raise InvalidError(f"a rewind of {rewind_ms} ms: choose 0 or more")
     return configured_ms if configured_ms == NEVER else max(configured_ms, rewind_ms or 0)
 
 

@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 from tidegate.errors import InvalidError
 
 VERSION: Final = 1
+MOST_TOLD: Final = 5
+"""Producers that are named when a push falls short."""
 _HEAD = struct.Struct(">BQI")
 _SENT = struct.Struct(">16siiQQ")
 
@@ -110,6 +112,12 @@ class Completeness(NamedTuple):
     @property
     def is_complete(self) -> bool:
         return not self.shortfalls
+
+    def __str__(self) -> str:
+        """What is short, in words; of many producers the first few."""
+        told = "; ".join(shortfall.reason for shortfall in self.shortfalls[:MOST_TOLD])
+        more = len(self.shortfalls) - MOST_TOLD
+        return f"{told}; and {more} more producers" if more > 0 else told or "all that was sent arrived"
 
 
 def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Completeness:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.errors import IntegrityError
+from tidegate.integrity.counters import COUNTED_NOTES
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Note, Verdict
 
 QUIET_MS: Final = 60_000
-COUNTED_NOTES: Final = (Note.TOLERATED, Note.TOLERATED_SUSPECT, Note.IGNORED, Note.UNEXPECTED)
 
 logger = logging.getLogger(__name__)
 

@@ -27,12 +27,14 @@ from enum import Enum
 import pyarrow as pa
 
 from tidegate.errors import ConflictError, IntegrityError
-from tidegate.integrity.checkpoint import restore_checkpoint, take_checkpoint
+from tidegate.integrity.checkpoint import decode_state, effective_max_age_ms, encode_state
+from tidegate.integrity.counters import CONSUMER, DRAINER, Counters
 from tidegate.integrity.policy import FaultLog, stopping_error
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import NEVER, PartitionState
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import Judged, PartitionValidator
+from tidegate.metrics import Metrics
 
 Store = Callable[[pa.RecordBatch, Judged], None]
 """Takes the kept records of a batch, or raises."""
@@ -47,8 +49,9 @@ class Role(Enum):
 class Replica:
     """One partition of one table as this process serves it.
 
-    `tolerates_conflicts` is for a drainer behind conflict resolution, which drops records by design; the consumer
-    in front of it stays strict.
+    `max_age_ms` is how long a producer may be silent before it is forgotten; a hybrid table, which goes back by
+    `rewind_ms` in its live topic, keeps producers for at least that long. `tolerates_conflicts` is for a drainer
+    behind conflict resolution, which drops records by design; the consumer in front of it stays strict.
     """
 
     def __init__(
@@ -58,18 +61,23 @@ class Replica:
         *,
         rules: ValidationRules | None = None,
         max_age_ms: int = NEVER,
+        rewind_ms: int | None = None,
         tolerates_conflicts: bool = False,
+        metrics: Metrics | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.role = Role.OFFLINE
         self.faults = FaultLog()
         self.error: IntegrityError | None = None
-        self.max_age_ms = max_age_ms
+        self.max_age_ms = effective_max_age_ms(max_age_ms, rewind_ms)
         self._rules = rules if rules is not None else ValidationRules()
         self._drainer_rules = self._rules
         if tolerates_conflicts:
             self._drainer_rules = replace(self._rules, tolerance=Tolerance(always=True))
+        metrics = metrics if metrics is not None else Metrics()
+        self._in_front = Counters(metrics, topic, partition, CONSUMER)
+        self._behind = Counters(metrics, topic, partition, DRAINER)
         self._consumer: PartitionValidator | None = None
         self._drainer: PartitionValidator | None = None
 
@@ -78,10 +86,9 @@ class Replica:
     def to_standby(self, checkpoint: bytes | None = None, *, now_ms: int | None = None) -> int:
         """From OFFLINE, with the last checkpoint; from LEADER. Answers the offset to read from."""
         if self.role is Role.OFFLINE:
-            state = PartitionState()
-            if checkpoint is not None:
-                state = restore_checkpoint(checkpoint, max_age_ms=self.max_age_ms, now_ms=now_ms)
+            state = PartitionState() if checkpoint is None else decode_state(checkpoint)
             self._drainer = self._validator(self._drainer_rules, state)
+            self._expire(now_ms)
             self.error = None
         elif self.role is Role.STANDBY:
             raise self._conflict(Role.STANDBY)
@@ -92,7 +99,7 @@ class Replica:
         """The consumer goes on from where the drainer is."""
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.LEADER)
-        self.drainer.state.expire(self.max_age_ms, now_ms=now_ms)
+        self._expire(now_ms)
         self._consumer = self._validator(self._rules, self.drainer.state.copy())
         self.role = Role.LEADER
 
@@ -101,6 +108,8 @@ class Replica:
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.OFFLINE)
         self._consumer = self._drainer = None
+        self._in_front.released()
+        self._behind.released()
         self.role = Role.OFFLINE
 
     # -- the two stages --------------------------------------------------------------------------
@@ -109,7 +118,9 @@ class Replica:
         """In front of the buffer: only a leader looks here, to leave out repeats; None for others."""
         if self.role is not Role.LEADER:
             return None
-        return self._looked(self.consumer.validate(batch, now_ms))
+        judged = self.consumer.validate(batch, now_ms)
+        self._in_front.take(judged, len(self.consumer.state.producers))
+        return self._looked(judged)
 
     def drain(self, batch: pa.RecordBatch, now_ms: int, store: Store) -> Judged:
         """Behind the buffer: validate, store what is kept, and only then move the state (R2)."""
@@ -120,17 +131,16 @@ class Replica:
         store(batch.slice(0, len(judged.verdicts)).filter(pa.array(judged.kept)), judged)
         self._drainer = trial
         self.faults.take(judged, now_ms)
+        self._behind.take(judged, len(trial.state.producers))
         return self._looked(judged)
 
     def checkpoint(self, *, now_ms: int | None = None) -> bytes | None:
         """The drainer's state, for the commit that has its data; None for a partition that stopped (R1)."""
         if self.error is not None:
             return None
-        before = len(self.drainer.state.producers)
-        data = take_checkpoint(self.drainer.state, max_age_ms=self.max_age_ms, now_ms=now_ms)
-        counts = self.faults.counts
-        counts.tracked = len(self.drainer.state.producers)
-        counts.expired += before - counts.tracked
+        self._expire(now_ms)
+        data = encode_state(self.drainer.state)
+        self._behind.checkpointed(len(data), self.faults.counts.tracked)
         return data
 
     @property
@@ -146,6 +156,14 @@ class Replica:
         if self._drainer is None:
             raise ConflictError(f"{self.topic}-{self.partition} is offline here; call to_standby first")
         return self._drainer
+
+    def _expire(self, now_ms: int | None) -> None:
+        """Forget producers that are too old: at restore, promotion and checkpoint only."""
+        gone = self.drainer.state.expire(self.max_age_ms, now_ms=now_ms)
+        counts = self.faults.counts
+        counts.tracked = len(self.drainer.state.producers)
+        counts.expired += gone
+        self._behind.expired(gone)
 
     def _looked(self, judged: Judged) -> Judged:
         self.error = self.error or stopping_error(judged)

@@ -8,7 +8,7 @@ Thread rule: one thread per validator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tidegate.errors import InvalidError
@@ -100,7 +100,7 @@ class ScalarValidator:
         ends_push = _is_control(observed, ControlType.END_OF_PUSH) and phase is not Phase.PUSHED
         if not ends_push or outcome.verdict is not Verdict.OK:
             return outcome
-        if compare(payload, self.producers.values()) is None:
+        if compare(payload, self.producers.get) is None:
             return outcome
         return Outcome(Verdict.MISSING, Rule.M1, outcome.producer)
 
@@ -121,13 +121,14 @@ class ScalarValidator:
         return Note.NONE
 
 
-def compare(payload: bytes | None, producers: Iterable[Producer]) -> Completeness | str | None:
-    """A push's manifest against what arrived: None when they agree, else how they do not."""
+def compare(payload: bytes | None, known: Callable[[bytes], Producer | None]) -> Completeness | str | None:
+    """A push's manifest against what is known of its producers: None when they agree, else how they do not."""
     try:
         manifest = Manifest.from_bytes(payload or b"")
     except InvalidError as error:
         return str(error)
-    received = {producer.guid: received_of(producer) for producer in producers}
+    listed = ((sent.guid, known(sent.guid)) for sent in manifest.producers)
+    received = {guid: received_of(producer) for guid, producer in listed if producer is not None}
     completeness = check_manifest(manifest, received)
     return None if completeness.is_complete else completeness
 

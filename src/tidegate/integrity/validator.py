@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums, computed_field_sums
 from tidegate.integrity.columns import MANAGED, IntegrityColumns, control_payload, read_columns
+from tidegate.integrity.counters import VALIDATOR, Counters
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.rules import OnFault, ValidationRules
 from tidegate.integrity.scalar import compare
@@ -47,6 +48,7 @@ from tidegate.kernels.judge import (
     judge_records,
 )
 from tidegate.kernels.producer_index import PRODUCER_ROW
+from tidegate.metrics import Metrics
 
 MOST_FINDINGS: Final = 1000
 """Findings of one batch that are told in full; verdicts and counts are always complete."""
@@ -88,7 +90,7 @@ class Judged:
 
 
 class PartitionValidator:
-    """The validator of one partition."""
+    """The validator of one partition; what it finds is added to `metrics`, where given."""
 
     def __init__(
         self,
@@ -97,11 +99,13 @@ class PartitionValidator:
         *,
         rules: ValidationRules | None = None,
         state: PartitionState | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
         self.rules = rules if rules is not None else ValidationRules()
         self.state = state if state is not None else PartitionState()
+        self._counters = None if metrics is None else Counters(metrics, topic, partition, VALIDATOR)
 
     def validate(self, batch: pa.RecordBatch, now_ms: int) -> Judged:
         """Judge the next records of the partition, in offset order; `now_ms` is the round's one time."""
@@ -122,7 +126,9 @@ class PartitionValidator:
                 run.sums = computed_field_sums(batch, columns)
             elif run.reason == PUSH_ENDS:
                 checked = int(offsets[run.row])
-                difference = compare(control_payload(batch.column("headers"), run.row), self.state.producers)
+                difference = compare(
+                    control_payload(batch.column("headers"), run.row), self.state.producers.get
+                )
                 shortfall = "" if difference is None else str(difference)
             else:
                 break
@@ -131,6 +137,8 @@ class PartitionValidator:
             last = run.row if run.reason == STOPPED else run.row - 1
             after = int(offsets[last]) + (run.reason == DONE)
             self.state.next_offset = after
+        if self._counters is not None:
+            self._counters.take(judged, len(self.state.producers))
         return judged
 
     # -- inside ----------------------------------------------------------------------------------

@@ -89,17 +89,24 @@ def record_checksums(source: RecordSource, stamps: Any, payloads: int, out: Any)
             store(into, row, claimed)
 
 
+@register_jitable
+def field_sum(stamp: Any, key: Column, value: Column, row: int) -> Any:
+    """The sum of one CRC per field; a control record's fields are its kind and control type."""
+    if stamp["kind"] == CONTROL:
+        ones = np.int64(ONES)
+        total = fold_int32(ones, np.int64(stamp["kind"])) ^ ones
+        return total + (fold_int32(ones, np.int64(stamp["control"])) ^ ones)
+    return data_field_sum(np.int64(stamp["kind"]), key, value, row)
+
+
 @kernel(types.void(RECORD_SOURCE, rows_of(STAMP_ROW), UINT64S))
 def field_sums(source: RecordSource, stamps: Any, out: Any) -> None:
-    """The sum of one CRC per field into `out`; a control record's fields are its kind and control type."""
-    into, ones = pointer(out), np.int64(ONES)
+    """The field sum of each record into `out`, 0 for those that are not managed."""
+    into = pointer(out)
     key, value = column_of(source.key), column_of(source.value)
     for row in range(len(stamps)):
         stamp = stamps[row]
         if stamp["state"] != MANAGED:
             store(into, row, 0)
-        elif stamp["kind"] == CONTROL:
-            total = fold_int32(ones, np.int64(stamp["kind"])) ^ ones
-            store(into, row, total + (fold_int32(ones, np.int64(stamp["control"])) ^ ones))
         else:
-            store(into, row, data_field_sum(np.int64(stamp["kind"]), key, value, row))
+            store(into, row, field_sum(stamp, key, value, row))

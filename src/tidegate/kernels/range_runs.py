@@ -1,0 +1,148 @@
+"""The records of a range folded into runs, in one walk (what a run is: `integrity/summary.py`).
+
+`fold_runs` walks records in offset order with each producer's last run found by GUID, and answers the first row
+it has not folded: the number of rows, or the row that needs one run more than there is room for. Grow the rows,
+fill the index again and go on. `add_field_sums` is a second walk, over the records of the chosen runs only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba import types
+from numba.extending import register_jitable
+
+from tidegate.kernels.compiling import BYTES, INT32S, INT64, INT64S, READ_INT64S, kernel, rows_of
+from tidegate.kernels.decision_table import ends, is_supported, opens
+from tidegate.kernels.encoding import RECORD_SOURCE, RecordSource, column_of
+from tidegate.kernels.integrity_headers import (
+    CONTROL,
+    END_OF_PUSH,
+    MALFORMED,
+    MANAGED,
+    STAMP_ROW,
+    START_OF_CHAIN,
+)
+from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.producer_index import EMPTY, find_place
+from tidegate.kernels.record_checksum import UINT32S, field_sum
+
+RUN_ROW: Final = np.dtype(
+    [
+        ("guid_high", "u8"),
+        ("guid_low", "u8"),
+        ("is_first", "i8"),
+        ("chain", "i8"),
+        ("first_sequence", "i8"),
+        ("last_sequence", "i8"),
+        ("first_offset", "i8"),
+        ("last_offset", "i8"),
+        ("announced", "i8"),
+        ("records", "i8"),
+        ("crc_sum", "u8"),
+        ("field_sum", "u8"),
+        ("stamp_sum", "u8"),
+        ("bad_offset", "i8"),
+        ("end_row", "i8"),
+    ]
+)
+RUNS = rows_of(RUN_ROW)
+NOWHERE: Final = 2**63 - 1
+HEARTBEAT_FLAG: Final = 2
+NO_RUN: Final = -1
+BAD_HEARTBEAT: Final = -2
+# Places in the `state` array.
+COUNT, UNMANAGED_COUNT, MALFORMED_COUNT, FIRST_MALFORMED, HAS_PUSH = 0, 1, 2, 3, 4
+STATE_SIZE: Final = 5
+
+
+@register_jitable
+def begin(run: Any, record: Any, offset: int, is_first: bool) -> None:
+    run["guid_high"], run["guid_low"] = record["guid_high"], record["guid_low"]
+    run["is_first"] = is_first
+    run["chain"], run["first_sequence"] = record["chain"], record["sequence"]
+    run["first_offset"] = offset
+    run["announced"] = np.int64(record["announced_type"]) if opens(record) else np.int64(-1)
+    run["records"], run["crc_sum"], run["field_sum"], run["stamp_sum"] = 0, 0, 0, 0
+    run["bad_offset"], run["end_row"] = NOWHERE, NO_RUN
+
+
+@register_jitable
+def take(run: Any, record: Any, computed: Any, offset: int, row: int) -> None:
+    run["last_sequence"], run["last_offset"] = record["sequence"], offset
+    if run["bad_offset"] == NOWHERE and (computed != record["crc"] or not is_supported(record)):
+        run["bad_offset"] = offset
+    if ends(record):
+        run["end_row"] = row
+        return
+    run["records"] += 1
+    run["crc_sum"] += np.uint64(record["crc"])
+    run["stamp_sum"] += np.uint64(record["timestamp"]) + (np.uint64(record["flags"]) << np.uint64(56))
+
+
+@kernel(INT64(rows_of(STAMP_ROW), UINT32S, READ_INT64S, INT64, RUNS, INT32S, INT64S, INT32S))
+def fold_runs(
+    records: Any, crcs: Any, offsets: Any, start: int, runs: Any, index: Any, state: Any, numbers: Any
+) -> int:
+    """Fold rows from `start`; `numbers` gets each record's run, or why it has none."""
+    computed, at_offsets, into, places = pointer(crcs), pointer(offsets), pointer(numbers), pointer(index)
+    mask, slot, high, low = len(index) - 1, EMPTY, np.uint64(0), np.uint64(0)
+    for row in range(start, len(records)):
+        record, offset, crc = records[row], load(at_offsets, row), load(computed, row)
+        store(into, row, NO_RUN)
+        if record["state"] != MANAGED:
+            if record["state"] == MALFORMED:
+                state[MALFORMED_COUNT] += 1
+                state[FIRST_MALFORMED] = min(state[FIRST_MALFORMED], offset)
+            else:
+                state[UNMANAGED_COUNT] += 1
+            continue
+        if record["kind"] == CONTROL:
+            if record["control"] == START_OF_CHAIN and record["flags"] & HEARTBEAT_FLAG:
+                if crc != record["crc"]:
+                    store(into, row, BAD_HEARTBEAT)
+                continue
+            if record["control"] <= END_OF_PUSH:
+                state[HAS_PUSH] = 1
+        if slot == EMPTY or record["guid_high"] != high or record["guid_low"] != low:
+            high, low = record["guid_high"], record["guid_low"]
+            slot = load(places, find_place(runs, places, mask, high, low))
+        follows = (
+            slot != EMPTY
+            and runs[slot]["chain"] == record["chain"]
+            and runs[slot]["last_sequence"] + 1 == record["sequence"]
+            and runs[slot]["end_row"] == NO_RUN
+        )
+        if not follows:
+            if state[COUNT] >= len(runs):
+                return row
+            is_first = slot == EMPTY
+            slot = state[COUNT]
+            store(places, find_place(runs, places, mask, high, low), slot)
+            begin(runs[slot], record, offset, is_first)
+            state[COUNT] += 1
+        take(runs[slot], record, crc, offset, row)
+        store(into, row, slot)
+    return len(records)
+
+
+@kernel(types.void(RUNS, INT64, INT32S))
+def index_runs(runs: Any, count: int, index: Any) -> None:
+    """Fill the index with each producer's last run among the first `count`."""
+    index[:] = EMPTY
+    places, mask = pointer(index), len(index) - 1
+    for slot in range(count):
+        high, low = runs[slot]["guid_high"], runs[slot]["guid_low"]
+        store(places, find_place(runs, places, mask, high, low), slot)
+
+
+@kernel(types.void(RECORD_SOURCE, rows_of(STAMP_ROW), INT32S, BYTES, RUNS))
+def add_field_sums(source: RecordSource, records: Any, numbers: Any, chosen: Any, runs: Any) -> None:
+    """Add up ADHASH's summands of the runs that are `chosen`, chains' ends left out."""
+    key, value = column_of(source.key), column_of(source.value)
+    run_of, wanted = pointer(numbers), pointer(chosen)
+    for row in range(len(records)):
+        number = load(run_of, row)
+        if number >= 0 and load(wanted, number) and not ends(records[row]):
+            runs[number]["field_sum"] += np.uint64(field_sum(records[row], key, value, row))

@@ -1,0 +1,230 @@
+"""R-29: metadata written to do harm harms its own partition only, and is never an error or unbounded memory."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tidegate.errors import TidegateError
+from tidegate.integrity.checkpoint import decode_state, encode_state, restore_checkpoint, take_checkpoint
+from tidegate.integrity.checksum import checksum_of, record_checksum
+from tidegate.integrity.header import ControlType, RecordKind, Stamp
+from tidegate.integrity.manifest import Manifest, Sent
+from tidegate.integrity.roles import Replica
+from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.state import PartitionState, Phase
+from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.verdicts import Rule, Verdict
+from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA
+
+HEADERS = 20_000
+SOAK_HEADERS = 5_000_000
+GROUPS = 4
+OF_ONE_BATCH = 250
+CAP = 300
+FLOOD = 1_000_000
+EDGES = (0, 1, 2**31 - 1, -1, -(2**31), 7)
+
+
+def hostile(streams: Any, chance: random.Random, sound: list[Any]) -> Any:
+    """A record whose metadata was made to do harm."""
+    row = chance.choice(sound)
+    stamp = row.stamp
+    match chance.randrange(7):
+        case 0:  # any bytes, of any length
+            data = chance.randbytes(chance.choice([0, 1, 39, 40, 40, 41, 255]))
+        case 1:  # another version
+            data = bytes([chance.choice([0, 2, 3, 255])]) + stamp.to_bytes()[1:]
+        case 2:  # numbers at their edges, with a checksum that is right
+            chain, sequence = chance.choice(EDGES), chance.choice(EDGES)
+            stamp = stamp._replace(chain=chain, sequence=sequence, guid=chance.randbytes(16))
+            data = stamp._replace(crc=checksum_of(stamp, row.key, row.value, row.payload)).to_bytes()
+        case 3:  # jumps between a known producer's chains
+            data = stamp._replace(chain=chance.randrange(2**31), sequence=chance.randrange(3)).to_bytes()
+        case 4:  # control records of others, and ones nobody knows
+            control = chance.choice([*ControlType, 4, 9, 200])
+            stamp = stamp._replace(kind=RecordKind.CONTROL, control=control, guid=chance.randbytes(16))
+            data = stamp._replace(crc=checksum_of(stamp, row.key, row.value, row.payload)).to_bytes()
+        case 5:  # clocks at their edges
+            data = stamp._replace(timestamp=chance.choice([-(2**63), -1, 0, 2**63 - 1])).to_bytes()
+        case _:  # some bytes changed
+            bent = bytearray(stamp.to_bytes())
+            for _ in range(chance.randint(1, 6)):
+                bent[chance.randrange(40)] = chance.randrange(256)
+            data = bytes(bent)
+    payload = chance.choice(
+        [row.payload, row.payload, None, b"", b"\x01", b"\x01" * 22, chance.randbytes(30)]
+    )
+    repeats = chance.choice([1, 1, 1, 1, 2])
+    return row._replace(stamp=None, payload=payload, extra=(("div", data),) * repeats)
+
+
+def healthy_push(streams: Any) -> list[Any]:
+    driver, pen = streams.Pen(99), streams.Pen(1)
+    rows = [driver.start(), driver.start_push(), *pen.chain_of(6)]
+    sent = Sent(pen.guid, pen.chain, pen.sequence - 1, pen.checksum, pen.data)
+    return [*rows, driver.end_push(Manifest((sent,))), driver.end()]
+
+
+def attack(streams: Any, seed: str, count: int) -> Counter[Verdict]:
+    """Throw hostile records at partitions that stop and that go on, between healthy ones; the verdicts given."""
+    chance, met = random.Random(seed), Counter[Verdict]()
+    healthy = healthy_push(streams)
+    while met.total() < count:  # a partition that stops has looked at fewer
+        rules = ValidationRules(
+            during_push=chance.choice(list(OnFault)),
+            otherwise=chance.choice(list(OnFault)),
+            head_may_be_gone=chance.random() < 0.5,
+            strict=chance.random() < 0.2,
+            max_producers=CAP,
+        )
+        replicas = [Replica("orders", number, rules=rules, max_age_ms=1000) for number in range(3)]
+        for replica in replicas:
+            replica.to_standby()
+        stored: list[int] = [0, 0, 0]
+        sound = [*streams.Pen(5).chain_of(4), *healthy]
+        attacking = [hostile(streams, chance, sound) for _ in range(OF_ONE_BATCH)]
+        attacked = [*healthy[:5], *attacking]
+        for number, rows in ((0, healthy[:4]), (1, attacked), (2, healthy), (0, healthy[4:])):
+            replica = replicas[number]
+            batch = streams.batch_of(rows, replica.drainer.state.next_offset)
+
+            def keep(kept: Any, judged: Any, number: int = number, stored: list[int] = stored) -> None:
+                stored[number] += kept.num_rows
+                if number == 1:
+                    met.update(map(Verdict, judged.verdicts.tolist()))
+                    assert all(str(found) for found in judged.findings)
+
+            replica.drain(batch, streams.NOW, keep)
+        for number in (0, 2):
+            assert replicas[number].error is None and stored[number] == 6
+            assert replicas[number].drainer.state.phase is Phase.PUSHED
+            assert replicas[number].faults.counts.faults == 0
+        state = replicas[1].drainer.state
+        assert len(state.producers) <= CAP
+        assert decode_state(encode_state(state)) == state
+        assert (replicas[1].checkpoint(now_ms=streams.NOW) is None) == (replicas[1].error is not None)
+    return met
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("row", ["R-29"])
+def test_hostile_metadata_harms_its_own_partition_only(row: str, streams: Any, group: int) -> None:
+    met = attack(streams, f"{row} {group}", HEADERS // GROUPS)
+    fatal = {verdict for verdict in Verdict if verdict.is_fatal}
+    assert fatal - {Verdict.AFTER_END} <= set(met)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("row", ["R-29"])
+def test_very_much_hostile_metadata(row: str, streams: Any) -> None:
+    attack(streams, f"{row} soak", SOAK_HEADERS)
+
+
+# -- a million producers ---------------------------------------------------------------------------
+
+
+def flood(first: int, count: int, time_ms: int) -> pa.RecordBatch:
+    """Records of `count` producers that were never met before, each in the middle of a chain."""
+    key, value = b"k", b"v"
+    crc = record_checksum(RecordKind.PUT, key, value)
+    stamp = Stamp(RecordKind.PUT, 255, 0, bytes(16), 3, 7, time_ms, crc).to_bytes()
+    stamps = np.tile(np.frombuffer(stamp, np.uint8), (count, 1))
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    halves = (numbers * np.uint64(0x9E3779B97F4A7C15), numbers)
+    stamps[:, 4:20] = np.stack(halves, axis=1).astype(">u8").view(np.uint8)
+    ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 40)
+    div = pa.Array.from_buffers(pa.binary(), count, [None, ends, pa.py_buffer(stamps)])
+    struct = HEADERS_TYPE.value_type
+    items = pa.StructArray.from_arrays(
+        [pa.array(["div"] * count), div], fields=[struct.field(0), struct.field(1)]
+    )
+    headers = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), items).cast(
+        HEADERS_TYPE
+    )
+    zeros = pa.array(np.zeros(count, np.int32))
+    times = pa.array(np.full(count, time_ms)).cast(RECORD_SCHEMA.field("timestamp").type)
+    offsets = pa.array(np.arange(first, first + count))
+    columns = [
+        pa.DictionaryArray.from_arrays(zeros, pa.array(["orders"])),
+        *(zeros, offsets, times),
+        *(pa.array([each] * count, pa.binary()) for each in (key, value)),
+        headers,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+@pytest.mark.parametrize("row", ["R-29"])
+def test_a_million_producers_are_held_found_again_saved_and_expired(row: str, streams: Any) -> None:
+    rules = ValidationRules(head_may_be_gone=True)
+    validator = PartitionValidator("orders", 0, rules=rules)
+    step = FLOOD // 10
+    for number in range(10):
+        judged = validator.validate(flood(number * step, step, streams.NOW + number * 1000), streams.NOW)
+        assert judged.counts[Verdict.OK] == step
+    assert len(validator.state.producers) == FLOOD
+    again = flood(0, step, streams.NOW)
+    again = again.set_column(2, RECORD_SCHEMA.field("offset"), pa.array(np.arange(FLOOD, FLOOD + step)))
+    assert validator.validate(again, streams.NOW).counts[Verdict.DUPLICATE] == step
+    data = take_checkpoint(validator.state)
+    assert len(data) < FLOOD * 100
+    kept = restore_checkpoint(data, max_age_ms=1999)
+    assert len(kept.producers) == 2 * step, "those of the last two seconds"
+    assert kept.next_offset == validator.state.next_offset
+
+
+@pytest.mark.parametrize("row", ["R-29"])
+def test_a_flood_of_a_million_producers_stays_under_the_cap_and_says_so(row: str, streams: Any) -> None:
+    rules = ValidationRules(head_may_be_gone=True, max_producers=10_000)
+    validator, step, told = PartitionValidator("orders", 0, rules=rules), FLOOD // 4, Counter[Verdict]()
+    for number in range(4):
+        judged = validator.validate(flood(number * step, step, streams.NOW), streams.NOW)
+        told.update({verdict: count for verdict, count in judged.counts.items() if count})
+        assert len(validator.state.producers) == 10_000 and len(judged.findings) <= 1000
+    assert told == {Verdict.OK: 10_000, Verdict.UNREGISTERED_PRODUCER: FLOOD - 10_000}
+    assert set(judged.rules.tolist()) == {Rule.U4}
+    size = validator.state.producers.rows.nbytes + validator.state.producers.index.nbytes
+    assert size < 8 << 20
+
+
+@pytest.mark.parametrize("row", ["R-29"])
+def test_a_push_ends_against_a_hundred_thousand_producers(row: str, streams: Any) -> None:
+    driver = streams.Pen(99)
+    validator = PartitionValidator("orders", 0, rules=ValidationRules(during_push=OnFault.WARN))
+    validator.validate(streams.batch_of([driver.start(), driver.start_push()]), streams.NOW)
+    validator.validate(flood(2, 100_000, streams.NOW), streams.NOW)
+    row = validator.state.producers.known[1]
+    guid = int(row["guid_high"]).to_bytes(8, "big") + int(row["guid_low"]).to_bytes(8, "big")
+    listed = Sent(guid, 3, 7, 0, 1)
+    missing = Sent(b"\xff" * 16, 0, 4, 0, 3)
+    for manifest, verdict in (
+        (Manifest((listed,)), Verdict.OK),
+        (Manifest((listed, missing)), Verdict.MISSING),
+    ):
+        fork = PartitionValidator("orders", 0, rules=validator.rules, state=validator.state.copy())
+        pen = streams.Pen(99)
+        pen.chain, pen.sequence = driver.chain, driver.sequence
+        judged = fork.validate(streams.batch_of([pen.end_push(manifest)], 200_000), streams.NOW)
+        assert judged.verdicts.tolist() == [verdict]
+
+
+@pytest.mark.parametrize("row", ["R-29"])
+def test_clocks_that_jump_back_or_to_the_end_of_time_expire_nobody_else(row: str, streams: Any) -> None:
+    pens = [streams.Pen(number, time=streams.NOW) for number in (1, 2, 3)]
+    rows = [pen.start() for pen in pens]
+    pens[0].time, pens[1].time, pens[2].time = streams.NOW - 10**9, 2**63 - 1, -(2**63)
+    rows += [pen.put()._replace(time=streams.NOW) for pen in pens]
+    both = streams.Both()
+    assert both.verdicts(rows) == ["OK"] * 6, "a clock says nothing about order"
+    state: PartitionState = both.vector.state
+    assert state.producers.get(pens[0].guid).producer_time == streams.NOW, "it never goes back"
+    for now_ms in (streams.NOW, streams.NOW - 10**12):
+        kept = restore_checkpoint(encode_state(state), max_age_ms=1000, now_ms=now_ms)
+        assert len(kept.producers) == 3
+    with pytest.raises(TidegateError):
+        decode_state(encode_state(state)[:-1])
