@@ -1,4 +1,4 @@
-"""Every effect on the file system, and nothing else: open, read, write, sync, rename, unlink, lock.
+"""Every effect on the file system, and nothing else: open, read, map, write, sync, rename, unlink, lock.
 
 No other module calls `open`, `os.*` on files or `fcntl`; so a test can number, fail, tear or record each
 effect by handing in `Files(watch=…)`. A watcher is called *before* an effect with an `Effect`; what it
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import shutil
 import stat
@@ -27,10 +28,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from tidegate.errors import ConflictError, InvalidError, UnavailableError
 from tidegate.file_locks import FileLock, lock_record, lock_whole
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -55,7 +59,7 @@ MUTATIONS = frozenset(
 
 @dataclass(slots=True)
 class Effect:
-    """One thing about to happen to a file. `mutates` tells changes from looks (`open`, `read`, `list`)."""
+    """One thing about to happen to a file. `mutates` tells changes from looks (`open`, `read`, `map`, `list`)."""
 
     kind: str
     path: Path
@@ -227,6 +231,22 @@ class Files:
                 raise InvalidError(f"{path} has {size} bytes, more than the {limit} such a file may have")
             return file.read_at(0, size)
 
+    def map(self, path: Path) -> pa.Buffer:
+        """The whole file as read-only memory, paged in when touched; unlinking it later does no harm.
+
+        For files that never change: one that another process cuts short while it is mapped ends this one with
+        SIGBUS at the next touch behind the cut.
+        """
+        import pyarrow as pa
+
+        with self.open(path) as file:
+            size = file.size()
+            self.watch("map", path, length=size, fd=file._open_fd())
+            if size == 0:
+                return pa.py_buffer(b"")
+            with _named(path, "map"):
+                return pa.py_buffer(mmap.mmap(file._open_fd(), size, prot=mmap.PROT_READ))
+
     # -- looking ---------------------------------------------------------------------------------
 
     def list(self, folder: Path) -> list[str]:
@@ -273,14 +293,18 @@ class Files:
         """Like `publish`, but refused with `ConflictError` when the name is taken: one winner only."""
         temporary = self._write_temporary(path, data, sync=True)
         try:
-            self.watch("link", temporary, target=path)
-            with _named(path, "create"):
-                os.link(temporary, path)
+            self.link(temporary, path)
         except FileExistsError:
             raise ConflictError(f"{path} exists already") from None
         finally:
             self.unlink(temporary, missing_ok=True)
         self.sync_folder(path.parent)
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for the file; `FileExistsError` when that name is taken."""
+        self.watch("link", source, target=target)
+        with _named(target, "create"):
+            os.link(source, target)
 
     def rename(self, source: Path, target: Path) -> None:
         self.watch("rename", source, target=target)

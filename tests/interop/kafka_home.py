@@ -54,7 +54,8 @@ def find_kafka() -> KafkaHome | None:
     version = found[1]
     jars = ROOT / ".cache" / f"kafka-{version}"
     java = find_java()
-    if java is None or not (jars / ".complete").exists():
+    needed = (jars / ".complete", jars / f"kafka-streams-{version}.jar")
+    if java is None or not all(path.exists() for path in needed):
         return None
     return KafkaHome(version, jars, java)
 

@@ -16,9 +16,12 @@ MAY_IMPORT = {
     "kernels": {"ground", "kernels"},
     "log": {"ground", "kernels", "log"},
     "integrity": {"ground", "kernels", "log", "integrity"},
-    "testing": {"ground", "kernels", "log", "integrity", "testing"},
-    "spark": {"ground", "kernels", "log", "integrity", "testing", "spark"},
-    "cli": {"ground", "kernels", "log", "integrity", "spark", "cli"},
+    "storage": {"ground", "kernels", "storage"},
+    "windows": {"ground", "kernels", "storage", "windows"},
+    "tables": {"ground", "kernels", "log", "integrity", "storage", "windows", "tables"},
+    "testing": {"ground", "kernels", "log", "integrity", "storage", "windows", "tables", "testing"},
+    "spark": {"ground", "kernels", "log", "integrity", "storage", "windows", "tables", "testing", "spark"},
+    "cli": {"ground", "kernels", "log", "integrity", "storage", "windows", "tables", "spark", "cli"},
 }
 THIRD_PARTY_HOMES = {
     "pyspark": {"spark"},
@@ -29,6 +32,8 @@ THIRD_PARTY_HOMES = {
     "confluent_kafka": {"log"},
     "matplotlib": {"log"},
     "prometheus_client": {"ground"},
+    "obstore": {"storage"},
+    "fastavro": {"tables"},
 }
 MODULES = sorted(SOURCE.rglob("*.py"))
 
@@ -91,6 +96,38 @@ def test_rooms_of_the_log_import_rooms_before_them(path: Path) -> None:
         assert (here, there) in TURNED_ROUND or LOG_ROOMS.index(there) < LOG_ROOMS.index(here), (
             f"{identify(path)}:{line}: {here} may not import {module}"
         )
+
+
+# What windows and tables see of storage: the facade, the port of backends, and tools for columns that aggregates and
+# operators share with runs. Whoever needs more wants a new method of the reader or the writer instead.
+STORAGE_FACADE = {
+    "tidegate.storage",
+    "tidegate.storage.backends.port",
+    "tidegate.storage.runs.aggregates",
+    "tidegate.storage.runs.assembling",
+    "tidegate.storage.runs.hashing",
+    "tidegate.storage.runs.picking",
+}
+# The pane store looks for the few rows of older runs that a batch meets, run by run, before it merges any.
+DEEPER = {
+    ("windows/panes.py", "tidegate.storage.index.entries"),
+    ("windows/panes.py", "tidegate.storage.memory.scratch"),
+    ("windows/panes.py", "tidegate.storage.runs.run"),
+}
+ABOVE_STORAGE = [path for path in MODULES if room(path) in ("windows", "tables")]
+
+
+@pytest.mark.parametrize("path", ABOVE_STORAGE, ids=identify)
+def test_windows_and_tables_see_storage_through_its_facade(path: Path) -> None:
+    for line, module in imports(path):
+        if module.startswith("tidegate.storage") and (identify(path), module) not in DEEPER:
+            assert module in STORAGE_FACADE, f"{identify(path)}:{line}: {module} is not storage's facade"
+
+
+def test_no_way_around_the_facade_is_allowed_for_nothing() -> None:
+    taken = {(identify(path), module) for path in ABOVE_STORAGE for _, module in imports(path)}
+    assert taken >= DEEPER
+    assert {module for _, module in taken} >= STORAGE_FACADE
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)

@@ -52,6 +52,7 @@ VERBS: dict[str, Place | Places] = {
         },
         "Look into the files of a log, and look after them.",
     ),
+    "table": Place("tidegate.cli.table", "Look into windowed tables: fetch, scan, info, explain."),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),

@@ -2,7 +2,7 @@
 
 numba keeps a compiled kernel until the file that defines it changes; it does not look at the files of the
 functions that kernel calls. Here those count too, so an edited `varints.py` cannot leave an old
-`decode_records` behind.
+`decode_records` behind. A cache that cannot be read is compiled anew.
 
 Thread rule: used at import time only.
 """
@@ -38,15 +38,29 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
         dispatcher.enable_caching()
-        try:
-            dispatcher._cache._cache_file._source_stamp = _stamp(Path(function.__code__.co_filename))
-        except AttributeError:  # another numba keeps its stamp elsewhere; its own rule then holds
-            pass
+        _stamp_cache(dispatcher, _stamp(Path(function.__code__.co_filename)))
         dispatcher.compile(signature)
         dispatcher.disable_compile()
         return dispatcher
 
     return compiled
+
+
+def _stamp_cache(dispatcher: Any, stamp: str) -> None:
+    """Give the cache our stamp, and drop one that cannot be read.
+
+    numba unpickles the index of a cache before it compares stamps. One written by other sources may name a class that
+    is gone, one cut short is no pickle at all; either would make the import fail, for good.
+    """
+    try:
+        cache = dispatcher._cache
+        cache._cache_file._source_stamp = stamp
+        try:
+            cache._cache_file._load_index()
+        except Exception:  # noqa: BLE001 - whatever a broken pickle raises, compiling anew is the answer
+            cache.flush()
+    except AttributeError:  # another numba keeps its cache elsewhere; its own rules then hold
+        pass
 
 
 def _stamp(path: Path) -> str:

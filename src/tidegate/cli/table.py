@@ -1,0 +1,223 @@
+"""`tidegate table`: look into tables that a process keeps in a state folder. Reads commits, never builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidegate.cli.options import AnyFunction, GroupVerb, format_option, log_option, talk_options
+from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.errors import InvalidError
+
+SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
+_NUMBERS = ("int", "long")
+
+
+def _state_option(command: AnyFunction) -> AnyFunction:
+    return click.option(
+        "--state", "state", metavar="FOLDER", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
+        show_default=True, help="The folder the table is kept in.",
+    )(command)  # fmt: skip
+
+
+def _reading_options(command: AnyFunction) -> AnyFunction:
+    """What every verb that opens a table takes."""
+    serde = click.Choice(SERDE_NAMES)
+    for option in (
+        click.option(
+            "--key", "key_serde", type=serde, help="How to read keys; by default as the table was made."
+        ),
+        click.option("--value", "value_serde", type=serde, help="How to read values; likewise."),
+        click.option("--commit", "number", type=int, help="An earlier commit; `info` lists them."),
+        _state_option,
+        talk_options,
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("table", cls=GroupVerb)
+def command() -> None:
+    """Look into windowed tables: single windows, ranges, what a table is, why a value is what it is.
+
+    \b
+    tidegate table info                                       which tables there are
+    tidegate table fetch counts user-1 --from 1700000040000
+    tidegate table scan counts -n 20
+    tidegate table explain counts user-1 1700000040000
+
+    The last commit is shown; the process that builds the table goes on meanwhile.
+    """
+
+
+@command.command("fetch")
+@click.argument("name")
+@click.argument("key")
+@click.option("--from", "first", type=int, default=0, help="Window starts from here on (session ends).")
+@click.option("--to", "last", type=int, default=2**63 - 1, help="Window starts up to here (session starts).")
+@click.option("--backward", is_flag=True, help="The latest first.")
+@format_option()
+@_reading_options
+def fetch(name: str, key: str, first: int, last: int, backward: bool, format: str, **options: Any) -> None:
+    """Print the windows of one KEY."""
+    with _opened(name, **options) as table:
+        wanted = _parsed(table, key)
+        if table.rules.shape.kind == "key":
+            rows = table.fetch_range(wanted, wanted)
+        else:
+            rows = table.fetch(wanted, first, last, backward=backward)
+        print_rows(rows.to_arrow().to_pylist(), format=format, columns=rows.to_arrow().column_names)
+        say(f"{counted(len(rows), 'window')} of {key} at commit {table.commit.number}")
+
+
+@command.command("scan")
+@click.argument("name")
+@click.option("-n", "--num", type=click.IntRange(1), help="Stop after so many rows.")
+@format_option()
+@_reading_options
+def scan(name: str, num: int | None, format: str, **options: Any) -> None:
+    """Print all rows of the table, in no promised order."""
+    with _opened(name, **options) as table:
+        rows = (row for batch in table.batches() for row in batch.to_pylist())
+        shown = list(islice(rows, num)) if num is not None else rows
+        columns = _columns(table)
+        print_rows(shown, format=format, columns=columns)
+
+
+@command.command("info")
+@click.argument("name", required=False)
+@_state_option
+@format_option()
+@talk_options
+def info(name: str | None, state: str, format: str) -> None:
+    """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
+    from tidegate.clock import SystemClock
+    from tidegate.durations import format_duration, format_moment
+    from tidegate.tables.commits import lease_name, load_commits
+    from tidegate.tables.lease import read_lease
+    from tidegate.tables.stored import open_committed, stored_tables
+
+    with _backend(state) as backend:
+        if name is None:
+            rows = []
+            for each in stored_tables(backend):
+                found = load_commits(backend, each)
+                if found is not None:
+                    shape, commits = found[0].shape, found[0].commits
+                    rows.append(
+                        {"table": each, "kind": shape.kind, "topic": shape.topic, "commits": len(commits)}
+                    )
+            print_rows(rows, format=format, columns=("table", "kind", "topic", "commits"))
+            return
+        table = open_committed(backend, name, clock=SystemClock())
+        with table:
+            shape, commit = table.rules.shape, table.commit
+            held = read_lease(backend, lease_name(name))
+            found = load_commits(backend, name)
+            facts: dict[str, Any] = {
+                "table": name,
+                "kind": shape.kind,
+                "topic": shape.topic,
+                "key format": shape.key_format or "plain",
+                "window size": format_duration(shape.size_ms) if shape.size_ms else "none",
+                "retention": format_duration(shape.retention_ms) if shape.is_windowed else "none",
+                "key serde": shape.key_serde,
+                "value serde": shape.value_serde,
+                "commit": commit.number,
+                "committed": format_moment(commit.committed_ms),
+                "earliest commit": found[0].commits[0].number if found is not None else commit.number,
+                "stored rows": commit.rows,
+                "position": ", ".join(
+                    f"{number}: {offset}" for number, offset in sorted(commit.positions.items())
+                ),
+                "builder": "none"
+                if held is None or not held[0].owner
+                else f"process {held[0].pid} on {held[0].host}",
+            }
+            for state_of in table.source.partitions:
+                for outcome in state_of.counts.__struct_fields__:
+                    facts[outcome] = facts.get(outcome, 0) + getattr(state_of.counts, outcome)
+            print_object(facts, format=format)
+
+
+@command.command("explain")
+@click.argument("name")
+@click.argument("key")
+@click.argument("start", type=int, required=False)
+@click.argument("end", type=int, required=False)
+@log_option
+@_reading_options
+def explain(name: str, key: str, start: int | None, end: int | None, log_url: str, **options: Any) -> None:
+    """Say which records made a window's value: START for a time window, START and END for a session."""
+    from tidegate.cli.topic import opened
+    from tidegate.tables.explain import explain as explained
+
+    with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
+        kind = table.rules.shape.kind
+        if {"window": (True, False), "session": (True, True), "key": (False, False)}[kind] != (
+            start is not None,
+            end is not None,
+        ):
+            wanted = {"window": "START", "session": "START and END", "key": "neither START nor END"}[kind]
+            raise InvalidError(f"table {name} is of kind {kind}: give {wanted}")
+        ts, seq = (end, start) if kind == "session" else (start, 0)
+        raw = table.rules.key.encode(_parsed(table, key))
+        for line in explained(table.source, log, raw or b"", ts or 0, seq or 0).lines():
+            click.echo(line)
+
+
+@contextmanager
+def _backend(state: str) -> Iterator[Any]:
+    from tidegate.storage import open_backend
+
+    if "://" not in state and not Path(state).is_dir():
+        raise InvalidError(f"{state} is no folder; say where the table is kept with --state")
+    backend = open_backend(state)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def _opened(
+    name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
+) -> Iterator[Any]:
+    from tidegate.clock import SystemClock
+    from tidegate.tables.stored import SERDES, open_committed
+
+    choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
+    with _backend(state) as backend:
+        table = open_committed(
+            backend,
+            name,
+            clock=SystemClock(),
+            number=number,
+            key=choose(key_serde),
+            value=choose(value_serde),
+        )
+        with table:
+            yield table
+
+
+def _columns(table: Any) -> list[str]:
+    windows = ["window_start", "window_end"] if table.rules.shape.is_windowed else []
+    return ["key", *windows, "value", "timestamp", "partition", "offset"]
+
+
+def _parsed(table: Any, written: str) -> Any:
+    """A key as typed on the command line, as its serde takes it."""
+    name = table.rules.key.name
+    try:
+        if name in _NUMBERS:
+            return int(written)
+        if name == "double":
+            return float(written)
+    except ValueError:
+        raise InvalidError(f"{written!r} is no key of this table: its serde is {name}") from None
+    return written.encode() if name == "bytes" else written

@@ -1,0 +1,255 @@
+"""A column of JSON objects into flat columns of their declared fields, in one pass.
+
+A row is a good one, or has no value, or is *irregular*: this kernel cannot say what is in it, and a full parser
+must. So what is called good here is exact, and everything else is left alone: text that is not JSON, a declared
+field twice, another type than declared, numbers of too many digits, half a surrogate pair, names with escapes.
+Fields that are not declared are checked and passed over. A required field that is null or absent is irregular.
+
+Columns of the same sort lie one after the other: field f of a row of n has its number at slot × n + row, its
+string's end at slot × (n + 1) + row + 1, its string's bytes from slot × room on, its flag at f × n + row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import types
+from numba.extending import register_jitable
+
+from tidegate.kernels.compiling import BYTES, INT32S, INT64, INT64S, READ_BYTES, READ_INT32S, kernel
+from tidegate.kernels.json_numbers import FRACTION, UNKNOWN, WHOLE, double_bits, read_number
+from tidegate.kernels.json_text import (
+    CLOSE_OBJECT,
+    COLON,
+    COMMA,
+    ESCAPED,
+    MINUS,
+    NOWHERE,
+    OPEN_OBJECT,
+    QUOTE,
+    copy_text,
+    is_digit,
+    pass_literal,
+    pass_string,
+    pass_value,
+    skip_blanks,
+    unescape,
+)  # fmt: skip
+from tidegate.kernels.key_bytes import are_equal
+from tidegate.kernels.memory import load, pointer, store
+
+READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
+
+INTEGER: Final = 0
+DOUBLE: Final = 1
+BOOLEAN: Final = 2
+STRING: Final = 3
+TEXT: Final = 4  # any value, as the JSON text it is
+
+GOOD: Final = 0
+NO_VALUE: Final = 1
+IRREGULAR: Final = 2
+
+NULL_VALUE: Final = -2
+
+
+@register_jitable
+def find_field(
+    source: Any, at: int, close: int, names: Any, name_limits: Any, fields: int, expected: int
+) -> int:
+    """Which declared field is called source[at:close]; -1 for none of them."""
+    for step in range(fields):
+        field = expected + step
+        if field >= fields:
+            field -= fields
+        if are_equal(source, at, close, names, load(name_limits, field), load(name_limits, field + 1)):
+            return field
+    return -1
+
+
+@register_jitable
+def read_whole(source: Any, at: int, end: int, target: Any, place: int) -> int:
+    """Store the whole number at `at`; the position after it, or `NOWHERE`."""
+    after, negative, digits, _, kind = read_number(source, at, end)
+    if kind != WHOLE:
+        return NOWHERE
+    store(target, place, -digits if negative else digits)
+    return after
+
+
+@register_jitable
+def read_double(source: Any, at: int, end: int, target: Any, place: int) -> int:
+    """Store the bits of the double nearest to the number at `at`; the position after it, or `NOWHERE`."""
+    after, negative, digits, power, kind = read_number(source, at, end)
+    if kind == UNKNOWN:
+        return NOWHERE
+    bits = double_bits(digits, power)
+    if bits < 0:
+        return NOWHERE
+    store(target, place, bits | (negative << 63))
+    return after
+
+
+@register_jitable
+def read_string(
+    source: Any, at: int, end: int, last_word: int, target: Any, base: int, ends: Any, place: int
+) -> int:
+    """Append the string at `at` to its column; the position after it, or `NOWHERE`."""
+    if load(source, at) != QUOTE:
+        return NOWHERE
+    close, escapes = pass_string(source, at + 1, end, last_word)
+    if close < 0:
+        return NOWHERE
+    into = base + load(ends, place)
+    if escapes == ESCAPED:
+        after = unescape(source, at + 1, close, target, into)
+        if after < 0:
+            return NOWHERE
+    else:
+        after = copy_text(source, at + 1, close, target, into)
+    store(ends, place + 1, after - base)
+    return close + 1
+
+
+@register_jitable
+def read_text(
+    source: Any, at: int, end: int, last_word: int, target: Any, base: int, ends: Any, place: int
+) -> int:
+    """Append the value at `at`, as it is written, to its column; the position after it, or `NOWHERE`."""
+    after = pass_value(source, at, end, last_word)
+    if after < 0:
+        return NOWHERE
+    store(ends, place + 1, copy_text(source, at, after, target, base + load(ends, place)) - base)
+    return after
+
+
+@kernel(
+    INT64(
+        READ_BYTES, READ_INT32S, READ_FLAGS, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT32S, READ_INT32S,
+        INT64, INT64S, INT32S, BYTES, BYTES, BYTES, INT64S,
+    )
+)  # fmt: skip
+def read_json_rows(
+    data: Any, bounds: Any, present: Any, names: Any, name_bounds: Any, kinds: Any, slots: Any, required: Any,
+    room: int, numbers: Any, string_ends: Any, string_content: Any, valid: Any, verdicts: Any, seen: Any,
+) -> int:  # fmt: skip
+    """Read every row; how many are irregular.
+
+    `seen` has room for one number a field and is used up here; `room` is the bytes each string column has, at
+    least as many as all rows have together.
+    """
+    source, limits, fields, rows = pointer(data), pointer(bounds), kinds.shape[0], present.shape[0]
+    name_source, name_limits = pointer(names), pointer(name_bounds)
+    kind_of, slot_of, is_required = pointer(kinds), pointer(slots), pointer(required)
+    number_of, ends, content = pointer(numbers), pointer(string_ends), pointer(string_content)
+    flags, verdict_of, seen_in = pointer(valid), pointer(verdicts), pointer(seen)
+    last_word, irregular = data.shape[0] - 8, 0
+    for field in range(fields):
+        store(seen_in, field, -1)
+        if load(kind_of, field) >= STRING:
+            store(ends, load(slot_of, field) * (rows + 1), 0)
+    for row in range(rows):
+        at, end = load(limits, row), load(limits, row + 1)
+        verdict, expected, found = IRREGULAR, 0, 0
+        at = skip_blanks(source, at, end)
+        if not present[row]:
+            verdict, at = NO_VALUE, end
+        elif at < end and load(source, at) == OPEN_OBJECT:
+            at = skip_blanks(source, at + 1, end)
+            if at < end and load(source, at) == CLOSE_OBJECT:
+                verdict = GOOD
+        else:
+            at = end
+        while verdict == IRREGULAR and at < end:
+            # a name, and what it is called
+            if load(source, at) != QUOTE:
+                break
+            name, field = at + 1, -1
+            if expected < fields:
+                first, last = load(name_limits, expected), load(name_limits, expected + 1)
+                close = name + last - first
+                is_there = close < end and load(source, close) == QUOTE
+                if is_there and are_equal(source, name, close, name_source, first, last):
+                    field = expected
+            if field < 0:
+                close, escapes = pass_string(source, name, end, last_word)
+                if close < 0 or escapes == ESCAPED:
+                    break
+                if expected == fields:
+                    expected = 0
+                field = find_field(source, name, close, name_source, name_limits, fields, expected)
+            at = skip_blanks(source, close + 1, end)
+            if at >= end or load(source, at) != COLON:
+                break
+            at = skip_blanks(source, at + 1, end)
+            if at >= end:
+                break
+            # its value
+            if field < 0:
+                at = pass_value(source, at, end, last_word)
+            else:
+                if load(seen_in, field) == row:
+                    break
+                store(seen_in, field, row)
+                expected, found = field + 1, found + 1
+                kind, slot, letter = load(kind_of, field), load(slot_of, field), load(source, at)
+                place = slot * rows + row if kind < STRING else slot * (rows + 1) + row
+                store(flags, field * rows + row, 1)
+                if letter == 0x6E:  # null
+                    at = pass_literal(source, at, end)
+                    if load(is_required, field):
+                        break
+                    store(flags, field * rows + row, 0)
+                    if kind >= STRING:
+                        store(ends, place + 1, load(ends, place))
+                    else:
+                        store(number_of, place, 0)
+                elif kind == STRING:
+                    at = read_string(source, at, end, last_word, content, slot * room, ends, place)
+                elif kind == TEXT:
+                    at = read_text(source, at, end, last_word, content, slot * room, ends, place)
+                elif kind == BOOLEAN:
+                    store(number_of, place, letter == 0x74)
+                    at = pass_literal(source, at, end) if letter == 0x74 or letter == 0x66 else NOWHERE
+                elif letter != MINUS and not is_digit(letter):
+                    break
+                elif kind == INTEGER:
+                    at = read_whole(source, at, end, number_of, place)
+                else:
+                    at = read_double(source, at, end, number_of, place)
+            if at < 0:
+                break
+            at = skip_blanks(source, at, end)
+            if at >= end:
+                break
+            byte = load(source, at)
+            if byte == CLOSE_OBJECT:
+                verdict = GOOD
+            elif byte != COMMA:
+                break
+            else:
+                at = skip_blanks(source, at + 1, end)
+        if verdict == GOOD and skip_blanks(source, at + 1, end) != end:
+            verdict = IRREGULAR
+        if verdict == GOOD and found < fields:
+            for field in range(fields):
+                if load(seen_in, field) != row and load(is_required, field):
+                    verdict = IRREGULAR
+        if verdict != GOOD or found < fields:
+            for field in range(fields):
+                if verdict != GOOD or load(seen_in, field) != row:
+                    slot = load(slot_of, field)
+                    store(flags, field * rows + row, 0)
+                    if load(kind_of, field) >= STRING:
+                        place = slot * (rows + 1) + row
+                        store(ends, place + 1, load(ends, place))
+                    else:
+                        store(number_of, slot * rows + row, 0)
+        irregular += verdict == IRREGULAR
+        store(verdict_of, row, verdict)
+    return irregular
+
+
+__all__ = [
+    "BOOLEAN", "DOUBLE", "FRACTION", "GOOD", "INTEGER", "IRREGULAR", "NO_VALUE", "STRING", "TEXT", "read_json_rows",
+]  # fmt: skip

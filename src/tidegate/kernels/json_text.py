@@ -1,0 +1,375 @@
+"""Walking over JSON text inside kernels: blanks, strings, numbers and whole values, each checked as it is passed.
+
+Every function here is given the end of the text, never looks beyond it, and answers `NOWHERE` when the text is
+not JSON or is more than it knows: text that is passed is JSON, and a caller with another answer asks a full
+parser. What it does not know: nesting deeper than 62. Strings must be well-formed UTF-8.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numba.extending import register_jitable
+
+from tidegate.kernels.key_bytes import load_word
+from tidegate.kernels.memory import copy, load, store
+from tidegate.kernels.words import subtract_words, trailing_zeros
+
+NOWHERE: Final = -1
+DEEPEST: Final = 62
+
+PLAIN: Final = 0
+ESCAPED: Final = 1
+
+QUOTE: Final = 0x22
+BACKSLASH: Final = 0x5C
+MINUS: Final = 0x2D
+DOT: Final = 0x2E
+ZERO: Final = 0x30
+COMMA: Final = 0x2C
+COLON: Final = 0x3A
+OPEN_OBJECT: Final = 0x7B
+CLOSE_OBJECT: Final = 0x7D
+OPEN_LIST: Final = 0x5B
+CLOSE_LIST: Final = 0x5D
+
+_ONES: Final = np.uint64(0x0101010101010101)
+_HIGHS: Final = np.uint64(0x8080808080808080)
+_QUOTES: Final = np.uint64(0x2222222222222222)
+_BACKSLASHES: Final = np.uint64(0x5C5C5C5C5C5C5C5C)
+_BLANKS: Final = np.uint64(0x2020202020202020)
+_NONE: Final = np.uint64(0)
+
+_LETTER_N: Final = 0x6E
+_LETTER_T: Final = 0x74
+_LETTER_F: Final = 0x66
+_LETTER_U: Final = 0x75
+
+
+@register_jitable(forceinline=True)
+def skip_blanks(source: Any, at: int, end: int) -> int:
+    while at < end:
+        byte = load(source, at)
+        if byte > 0x20 or not (byte == 0x20 or byte == 0x0A or byte == 0x0D or byte == 0x09):
+            break
+        at += 1
+    return at
+
+
+@register_jitable
+def special_bytes(word: Any) -> Any:
+    """The top bit of the first byte that is a quote, a backslash, a control or not ASCII; above it, anything."""
+    quotes, backslashes = word ^ _QUOTES, word ^ _BACKSLASHES
+    return (
+        (subtract_words(quotes, _ONES) & ~quotes)
+        | (subtract_words(backslashes, _ONES) & ~backslashes)
+        | (subtract_words(word, _BLANKS) & ~word)
+        | word
+    ) & _HIGHS
+
+
+@register_jitable
+def pass_character(source: Any, at: int, end: int) -> int:
+    """The position after one well-formed UTF-8 character that is not ASCII."""
+    lead = load(source, at)
+    if lead < 0xC2 or lead > 0xF4:
+        return NOWHERE
+    more = 1 if lead < 0xE0 else (2 if lead < 0xF0 else 3)
+    if at + more >= end:
+        return NOWHERE
+    second = load(source, at + 1)
+    lowest, highest = 0x80, 0xBF
+    if lead == 0xE0:
+        lowest = 0xA0
+    elif lead == 0xED:  # surrogates are no characters
+        highest = 0x9F
+    elif lead == 0xF0:
+        lowest = 0x90
+    elif lead == 0xF4:
+        highest = 0x8F
+    if second < lowest or second > highest:
+        return NOWHERE
+    for index in range(2, more + 1):
+        if load(source, at + index) & 0xC0 != 0x80:
+            return NOWHERE
+    return at + more + 1
+
+
+@register_jitable
+def hex_digit(byte: int) -> int:
+    if 0x30 <= byte <= 0x39:
+        return byte - 0x30
+    letter = byte | 0x20
+    if 0x61 <= letter <= 0x66:
+        return letter - 0x61 + 10
+    return NOWHERE
+
+
+@register_jitable
+def hex_number(source: Any, at: int, end: int) -> int:
+    """The number of four hexadecimal digits."""
+    if at + 4 > end:
+        return NOWHERE
+    number = 0
+    for index in range(4):
+        digit = hex_digit(load(source, at + index))
+        if digit < 0:
+            return NOWHERE
+        number = number << 4 | digit
+    return number
+
+
+@register_jitable
+def pass_escape(source: Any, at: int, end: int) -> int:
+    """The position after the escape whose backslash is at `at`."""
+    if at + 1 >= end:
+        return NOWHERE
+    kind = load(source, at + 1)
+    if kind == _LETTER_U:
+        return at + 6 if hex_number(source, at + 2, end) >= 0 else NOWHERE
+    return at + 2 if simple_escape(kind) >= 0 else NOWHERE
+
+
+@register_jitable
+def simple_escape(kind: int) -> int:
+    """The byte that a backslash and this letter stand for."""
+    if kind in (QUOTE, BACKSLASH, 0x2F):
+        return kind
+    if kind == 0x62:
+        return 0x08
+    if kind == _LETTER_F:
+        return 0x0C
+    if kind == _LETTER_N:
+        return 0x0A
+    if kind == 0x72:
+        return 0x0D
+    return 0x09 if kind == _LETTER_T else NOWHERE
+
+
+@register_jitable
+def pass_string(source: Any, at: int, end: int, last_word: int) -> tuple[int, int]:
+    """The place of the closing quote of the string whose opening quote is before `at`; whether it has escapes.
+
+    `last_word` is the last place where eight bytes can be read, in or after the text.
+    """
+    escapes = PLAIN
+    while at < end:
+        if at <= last_word:
+            special = special_bytes(load_word(source, at))
+            if special == _NONE:
+                at += 8
+                continue
+            at += trailing_zeros(special) >> 3
+            if at >= end:
+                break
+        byte = load(source, at)
+        if byte == QUOTE:
+            return at, escapes
+        if byte == BACKSLASH:
+            escapes = ESCAPED
+            at = pass_escape(source, at, end)
+        elif byte >= 0x80:
+            at = pass_character(source, at, end)
+        elif byte < 0x20:
+            at = NOWHERE
+        else:
+            at += 1
+        if at < 0:
+            break
+    return NOWHERE, escapes
+
+
+@register_jitable
+def store_character(target: Any, at: int, code: int) -> int:
+    """Write a character as UTF-8; the position after it."""
+    if code < 0x80:
+        store(target, at, code)
+        return at + 1
+    if code < 0x800:
+        store(target, at, 0xC0 | code >> 6)
+        store(target, at + 1, 0x80 | code & 0x3F)
+        return at + 2
+    if code < 0x10000:
+        store(target, at, 0xE0 | code >> 12)
+        store(target, at + 1, 0x80 | code >> 6 & 0x3F)
+        store(target, at + 2, 0x80 | code & 0x3F)
+        return at + 3
+    store(target, at, 0xF0 | code >> 18)
+    store(target, at + 1, 0x80 | code >> 12 & 0x3F)
+    store(target, at + 2, 0x80 | code >> 6 & 0x3F)
+    store(target, at + 3, 0x80 | code & 0x3F)
+    return at + 4
+
+
+@register_jitable
+def unescape(source: Any, at: int, close: int, target: Any, into: int) -> int:
+    """Write a string that was passed, with its escapes resolved; the position after it in `target`.
+
+    Half of a surrogate pair is no character: `NOWHERE`. Never writes more bytes than it reads.
+    """
+    while at < close:
+        byte = load(source, at)
+        if byte != BACKSLASH:
+            store(target, into, byte)
+            at, into = at + 1, into + 1
+            continue
+        kind = load(source, at + 1)
+        if kind != _LETTER_U:
+            store(target, into, simple_escape(kind))
+            at, into = at + 2, into + 1
+            continue
+        code = hex_number(source, at + 2, close)
+        at += 6
+        if 0xD800 <= code < 0xE000:
+            if code >= 0xDC00 or at + 6 > close or load(source, at) != BACKSLASH:
+                return NOWHERE
+            low = hex_number(source, at + 2, close) if load(source, at + 1) == _LETTER_U else NOWHERE
+            if low < 0xDC00 or low >= 0xE000:
+                return NOWHERE
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+            at += 6
+        into = store_character(target, into, code)
+    return into
+
+
+@register_jitable(forceinline=True)
+def is_digit(byte: int) -> bool:
+    return 0x30 <= byte <= 0x39
+
+
+@register_jitable
+def pass_digits(source: Any, at: int, end: int) -> int:
+    """The position after at least one digit."""
+    if at >= end or not is_digit(load(source, at)):
+        return NOWHERE
+    while at < end and is_digit(load(source, at)):
+        at += 1
+    return at
+
+
+@register_jitable
+def pass_number(source: Any, at: int, end: int) -> int:
+    """The position after a number."""
+    if load(source, at) == MINUS:
+        at += 1
+    if at < end and load(source, at) == ZERO:
+        at += 1
+    else:
+        at = pass_digits(source, at, end)
+        if at < 0:
+            return NOWHERE
+    if at < end and load(source, at) == DOT:
+        at = pass_digits(source, at + 1, end)
+        if at < 0:
+            return NOWHERE
+    if at < end and load(source, at) | 0x20 == 0x65:
+        at += 1
+        if at < end and (load(source, at) == MINUS or load(source, at) == 0x2B):
+            at += 1
+        at = pass_digits(source, at, end)
+    return at
+
+
+@register_jitable
+def pass_literal(source: Any, at: int, end: int) -> int:
+    """The position after true, false or null."""
+    first = load(source, at)
+    if first == _LETTER_F:
+        if at + 5 > end or load(source, at + 4) != 0x65:
+            return NOWHERE
+        matches = (
+            load(source, at + 1) == 0x61 and load(source, at + 2) == 0x6C and load(source, at + 3) == 0x73
+        )
+        return at + 5 if matches else NOWHERE
+    if at + 4 > end:
+        return NOWHERE
+    second, third, fourth = load(source, at + 1), load(source, at + 2), load(source, at + 3)
+    if first == _LETTER_T and second == 0x72 and third == _LETTER_U and fourth == 0x65:
+        return at + 4
+    if first == _LETTER_N and second == _LETTER_U and third == 0x6C and fourth == 0x6C:
+        return at + 4
+    return NOWHERE
+
+
+@register_jitable
+def pass_scalar(source: Any, at: int, end: int, last_word: int) -> int:
+    """The position after a string, a number, true, false or null."""
+    first = load(source, at)
+    if first == QUOTE:
+        close, _ = pass_string(source, at + 1, end, last_word)
+        return close + 1 if close >= 0 else NOWHERE
+    if first == MINUS or is_digit(first):
+        return pass_number(source, at, end)
+    return pass_literal(source, at, end)
+
+
+@register_jitable
+def pass_name(source: Any, at: int, end: int, last_word: int) -> int:
+    """The position of the value after a member's name and colon."""
+    if at >= end or load(source, at) != QUOTE:
+        return NOWHERE
+    close, _ = pass_string(source, at + 1, end, last_word)
+    if close < 0:
+        return NOWHERE
+    at = skip_blanks(source, close + 1, end)
+    if at >= end or load(source, at) != COLON:
+        return NOWHERE
+    return skip_blanks(source, at + 1, end)
+
+
+@register_jitable
+def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
+    """The position after any value; `at` is at its first byte."""
+    depth, objects = 0, 0  # bit d of `objects`: what is open at depth d is an object
+    while True:
+        if at >= end:
+            return NOWHERE
+        first = load(source, at)
+        if first in (OPEN_OBJECT, OPEN_LIST):
+            is_object = first == OPEN_OBJECT
+            at = skip_blanks(source, at + 1, end)
+            if at >= end:
+                return NOWHERE
+            if load(source, at) == (CLOSE_OBJECT if is_object else CLOSE_LIST):
+                at += 1
+            else:
+                if depth == DEEPEST:
+                    return NOWHERE
+                depth += 1
+                if is_object:
+                    objects |= 1 << depth
+                    at = pass_name(source, at, end, last_word)
+                    if at < 0:
+                        return NOWHERE
+                else:
+                    objects &= ~(1 << depth)
+                continue
+        else:
+            at = pass_scalar(source, at, end, last_word)
+            if at < 0:
+                return NOWHERE
+        # A value ends here: close what it was the last of, up to the next comma.
+        while depth > 0:
+            at = skip_blanks(source, at, end)
+            if at >= end:
+                return NOWHERE
+            byte, in_object = load(source, at), objects >> depth & 1
+            if byte == COMMA:
+                at = skip_blanks(source, at + 1, end)
+                if in_object:
+                    at = pass_name(source, at, end, last_word)
+                    if at < 0:
+                        return NOWHERE
+                break
+            if byte != (CLOSE_OBJECT if in_object else CLOSE_LIST):
+                return NOWHERE
+            at, depth = at + 1, depth - 1
+        if depth == 0:
+            return at
+
+
+@register_jitable
+def copy_text(source: Any, at: int, close: int, target: Any, into: int) -> int:
+    copy(target, into, source, at, close - at)
+    return into + close - at

@@ -1,0 +1,77 @@
+"""Whole words out of bytes, and two keys compared, inside kernels.
+
+Compiled, `load_word` is one load of any alignment without a check (a kernel proves its positions first, K2);
+in plain Python it refuses to leave the array, as `memory` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.extending import register_jitable
+
+from tidegate.kernels.memory import intrinsic, load, overload, types
+
+int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
+
+
+def load_word(source: Any, index: int) -> Any:
+    """The eight bytes from `index` on, little-endian, as an unsigned number."""
+    if not 0 <= index <= len(source) - 8:
+        raise IndexError(f"word at {index} of {len(source)} bytes")
+    return np.uint64(int.from_bytes(bytes(source[index : index + 8]), "little"))
+
+
+@intrinsic
+def _load_word(typing_context: Any, source: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where = builder.gep(arguments[0], [arguments[1]])
+        return builder.load(builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(source, types.int64), generate
+
+
+@overload(load_word)
+def _compile_load_word(source: Any, index: Any) -> Any:
+    def compiled(source: Any, index: Any) -> Any:
+        return _load_word(source, index)
+
+    return compiled
+
+
+@register_jitable
+def are_equal(
+    left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any
+) -> bool:
+    """Whether left[left_start:left_stop] and right[right_start:right_stop] are the same bytes."""
+    length = left_stop - left_start
+    if right_stop - right_start != length:
+        return False
+    at = 0
+    while length - at >= 8:
+        if load_word(left, left_start + at) != load_word(right, right_start + at):
+            return False
+        at += 8
+    while at < length:
+        if load(left, left_start + at) != load(right, right_start + at):
+            return False
+        at += 1
+    return True
+
+
+@register_jitable
+def compare(left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any) -> Any:
+    """Below, at or above zero as the left bytes sort before, with or after the right ones; a prefix sorts first."""
+    left_length, right_length = left_stop - left_start, right_stop - right_start
+    shorter = min(left_length, right_length)
+    at = 0
+    while shorter - at >= 8 and load_word(left, left_start + at) == load_word(right, right_start + at):
+        at += 8
+    while at < shorter:
+        difference = load(left, left_start + at) - load(right, right_start + at)
+        if difference != 0:
+            return difference
+        at += 1
+    return left_length - right_length

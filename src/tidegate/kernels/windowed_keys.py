@@ -1,0 +1,259 @@
+"""Columns of windowed keys and timestamped values, built and taken apart (layouts: `windows/keys.py`).
+
+Columns arrive as Arrow binary ones do: one byte buffer, n + 1 int32 offsets, and a mask of the rows that are not
+null. The caller sizes the output: a key grows or shrinks by the same number of bytes in every row, so the room
+is known before. A row that breaks a rule gets a verdict, and no inner key.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from numba import types
+from numba.extending import register_jitable
+
+from tidegate.kernels.compiling import (
+    BYTES,
+    INT32S,
+    INT64,
+    INT64S,
+    READ_BYTES,
+    READ_INT32S,
+    READ_INT64S,
+    kernel,
+)
+from tidegate.kernels.memory import copy, load, pointer, store
+
+READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
+
+TOPIC: Final = 0
+CHANGELOG: Final = 1
+SESSION: Final = 2
+
+GOOD: Final = 0
+ABSENT: Final = 1  # null, or empty
+TOO_SHORT: Final = 2
+NEGATIVE_START: Final = 3
+END_BEFORE_START: Final = 4
+NEGATIVE_SEQUENCE: Final = 5
+SEQUENCE: Final = 6
+LOW_HALF: Final = 7
+INNER_BYTES: Final = 8
+UNALIGNED: Final = 9
+NO_END: Final = 10
+
+LATEST: Final = 2**63 - 1
+NO_CHECK: Final = -1
+
+
+@register_jitable(forceinline=True)
+def load_i64(source: Any, at: int) -> int:
+    """The big-endian signed number of eight bytes."""
+    top = load(source, at)
+    top -= (top & 0x80) << 1
+    return (
+        (top << 56)
+        | (load(source, at + 1) << 48)
+        | (load(source, at + 2) << 40)
+        | (load(source, at + 3) << 32)
+        | (load(source, at + 4) << 24)
+        | (load(source, at + 5) << 16)
+        | (load(source, at + 6) << 8)
+        | load(source, at + 7)
+    )
+
+
+@register_jitable(forceinline=True)
+def load_i32(source: Any, at: int) -> int:
+    """The big-endian signed number of four bytes."""
+    top = load(source, at)
+    top -= (top & 0x80) << 1
+    return (top << 24) | (load(source, at + 1) << 16) | (load(source, at + 2) << 8) | load(source, at + 3)
+
+
+@register_jitable(forceinline=True)
+def store_i64(target: Any, at: int, value: int) -> None:
+    for index in range(8):
+        store(target, at + index, value >> (56 - 8 * index))
+
+
+@register_jitable(forceinline=True)
+def store_i32(target: Any, at: int, value: int) -> None:
+    for index in range(4):
+        store(target, at + index, value >> (24 - 8 * index))
+
+
+@register_jitable(forceinline=True)
+def judge(
+    key_format: int,
+    strict: int,
+    inner_bytes: int,
+    advance: int,
+    length: int,
+    start: int,
+    end: int,
+    sequence: int,
+) -> int:
+    """What is wrong with a key that is long enough; `GOOD` for nothing."""
+    if start < 0:
+        return NEGATIVE_START
+    if key_format == SESSION:
+        if end < start:
+            return END_BEFORE_START
+    elif start == LATEST:
+        return NO_END
+    elif key_format == CHANGELOG:
+        if sequence < 0:
+            return NEGATIVE_SEQUENCE
+        if strict and sequence != 0:
+            return SEQUENCE
+    elif strict and start != 0 and start & 0xFFFFFFFF == 0:
+        return LOW_HALF
+    if inner_bytes != NO_CHECK and length != inner_bytes:
+        return INNER_BYTES
+    if advance != NO_CHECK and key_format != SESSION and start % advance != 0:
+        return UNALIGNED
+    return GOOD
+
+
+@kernel(
+    INT64(
+        READ_BYTES, READ_INT32S, READ_FLAGS, INT64, INT64, INT64, INT64, INT64,
+        INT32S, BYTES, INT64S, INT64S, INT32S, BYTES,
+    )
+)  # fmt: skip
+def decode_windowed_keys(
+    data: Any, bounds: Any, present: Any, key_format: int, size: int, strict: int, inner_bytes: int, advance: int,
+    inner_ends: Any, inner_content: Any, starts: Any, ends: Any, sequences: Any, verdicts: Any,
+) -> int:  # fmt: skip
+    """Take every key apart; how many rows have a verdict that is neither good nor absent.
+
+    `inner_ends` has room for n + 1 numbers and `inner_content` for all bytes that can be left. Numbers of rows
+    that are not good are 0.
+    """
+    source, limits = pointer(data), pointer(bounds)
+    target_ends, target = pointer(inner_ends), pointer(inner_content)
+    start_of, end_of, sequence_of, verdict_of = (
+        pointer(starts),
+        pointer(ends),
+        pointer(sequences),
+        pointer(verdicts),
+    )
+    suffix = 16 if key_format == SESSION else (12 if key_format == CHANGELOG else 8)
+    filled, bad = 0, 0
+    store(target_ends, 0, 0)
+    for row in range(present.shape[0]):
+        first, last = load(limits, row), load(limits, row + 1)
+        verdict, start, end, sequence = ABSENT, 0, 0, 0
+        cut = last - suffix
+        if present[row] and last > first:
+            if cut < first:
+                verdict = TOO_SHORT
+            else:
+                if key_format == SESSION:
+                    end, start = load_i64(source, cut), load_i64(source, cut + 8)
+                else:
+                    start = load_i64(source, cut)
+                    end = start + size if start < LATEST - size else LATEST
+                    if key_format == CHANGELOG:
+                        sequence = load_i32(source, cut + 8)
+                verdict = judge(key_format, strict, inner_bytes, advance, cut - first, start, end, sequence)
+        if verdict == GOOD:
+            copy(target, filled, source, first, cut - first)
+            filled += cut - first
+        else:
+            start, end, sequence = 0, 0, 0
+            bad += verdict != ABSENT
+        store(target_ends, row + 1, filled)
+        store(start_of, row, start)
+        store(end_of, row, end)
+        store(sequence_of, row, sequence)
+        store(verdict_of, row, verdict)
+    return bad
+
+
+@kernel(
+    INT64(
+        READ_BYTES, READ_INT32S, READ_FLAGS, READ_INT64S, READ_INT64S, READ_INT32S, INT64, INT32S, BYTES,
+    )
+)  # fmt: skip
+def encode_windowed_keys(
+    data: Any, bounds: Any, present: Any, starts: Any, ends: Any, sequences: Any, key_format: int,
+    key_ends: Any, key_content: Any,
+) -> int:  # fmt: skip
+    """Put every key and its window together; the first row whose window is not possible, or -1.
+
+    `ends` is looked at for sessions only, `sequences` for store keys only. Rows without a key stay without.
+    """
+    source, limits = pointer(data), pointer(bounds)
+    start_of, end_of, sequence_of = pointer(starts), pointer(ends), pointer(sequences)
+    target_ends, target = pointer(key_ends), pointer(key_content)
+    filled = 0
+    store(target_ends, 0, 0)
+    for row in range(present.shape[0]):
+        if present[row]:
+            first, last = load(limits, row), load(limits, row + 1)
+            start = load(start_of, row)
+            copy(target, filled, source, first, last - first)
+            filled += last - first
+            if start < 0 or (start == LATEST and key_format != SESSION):
+                return row
+            if key_format == SESSION:
+                end = load(end_of, row)
+                if end < start:
+                    return row
+                store_i64(target, filled, end)
+                store_i64(target, filled + 8, start)
+                filled += 16
+            else:
+                store_i64(target, filled, start)
+                filled += 8
+                if key_format == CHANGELOG:
+                    sequence = load(sequence_of, row)
+                    if sequence < 0:
+                        return row
+                    store_i32(target, filled, sequence)
+                    filled += 4
+        store(target_ends, row + 1, filled)
+    return -1
+
+
+@kernel(types.void(READ_BYTES, READ_INT32S, READ_FLAGS, READ_INT64S, INT32S, BYTES))
+def join_timestamps(
+    data: Any, bounds: Any, present: Any, timestamps: Any, value_ends: Any, value_content: Any
+) -> None:
+    """Put a timestamp before every value; null values stay null."""
+    source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
+    target_ends, target = pointer(value_ends), pointer(value_content)
+    filled = 0
+    store(target_ends, 0, 0)
+    for row in range(present.shape[0]):
+        if present[row]:
+            first, last = load(limits, row), load(limits, row + 1)
+            store_i64(target, filled, load(timestamp_of, row))
+            copy(target, filled + 8, source, first, last - first)
+            filled += 8 + last - first
+        store(target_ends, row + 1, filled)
+
+
+@kernel(INT64(READ_BYTES, READ_INT32S, READ_FLAGS, INT32S, BYTES, INT64S))
+def split_timestamps(
+    data: Any, bounds: Any, present: Any, value_ends: Any, value_content: Any, timestamps: Any
+) -> int:
+    """Take the timestamp off every value; the first row too short to have one, or -1."""
+    source, limits, timestamp_of = pointer(data), pointer(bounds), pointer(timestamps)
+    target_ends, target = pointer(value_ends), pointer(value_content)
+    filled = 0
+    store(target_ends, 0, 0)
+    for row in range(present.shape[0]):
+        timestamp = -1
+        if present[row]:
+            first, last = load(limits, row), load(limits, row + 1)
+            if last - first < 8:
+                return row
+            timestamp = load_i64(source, first)
+            copy(target, filled, source, first + 8, last - first - 8)
+            filled += last - first - 8
+        store(timestamp_of, row, timestamp)
+        store(target_ends, row + 1, filled)
+    return -1

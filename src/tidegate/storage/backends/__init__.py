@@ -1,0 +1,1 @@
+"""Where packs live: memory, a local folder, an object store."""

@@ -1,0 +1,338 @@
+"""Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to.
+
+    <url>/tidegate-storage   who this backend is (sealed), made once by a conditional put
+    <url>/<name>             an object, or a sealed published object
+
+O1  publishing is the store's own conditional put: create-only, or an update on the ETag that was read. Opening
+    proves on a throw-away object that the store really refuses the second of both; one that does not is refused.
+O2  a conditional put whose answer was lost is settled by reading back: the nonce inside tells whose it is.
+O3  retries are bounded in number and time by the client; what is left becomes `UnavailableError`. Absent is
+    `MissingObjectError`, and a missing bucket is not an absent object.
+O4  a large object is uploaded in parts and appears whole when the last is done. It is not create-only then (stores
+    have no such thing for uploads in parts): the name is looked up first, and unique names do the rest.
+O5  what is read is kept as a local copy and mapped, when it is large; small objects are held in memory. So an object
+    that another process deleted may be readable here for a while: it is the same object, names never come again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.errors import ConflictError, InvalidError, UnavailableError
+from tidegate.files import Files
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.storage.backends.folder import IDENTITY, IDENTITY_FILE, Identity
+from tidegate.storage.backends.local_copies import LocalCopies
+from tidegate.storage.backends.port import (
+    ObjectInfo,
+    Part,
+    check_name,
+    check_prefix,
+    chunks,
+    joined,
+    missing,
+    same_bytes,
+    total_size,
+    view_of,
+)
+from tidegate.storage.backends.published import seal_published, unseal_published
+from tidegate.storage.packs.layout import seal, unseal
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PROBE_PREFIX = "tidegate-probe-"
+WHOLE_PUT_BYTES = 8 << 20  # above this, objects are uploaded in parts
+IN_MEMORY_BYTES = 256 << 10  # up to this, objects are not worth a file
+CHUNK_BYTES = 8 << 20
+MAX_RETRIES = 6
+RETRY_TIMEOUT_S = 60
+CACHE_BYTES = 4 << 30
+ABSENT_IS_AN_ANSWER = frozenset({"read", "delete", "publish", "look up"})
+
+
+class ObjectsBackend:
+    """A bucket (or a prefix in one) with the promises of a backend."""
+
+    kind = "objects"
+    is_remote = True
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        where: str,
+        cache: Path,
+        cache_bytes: int = CACHE_BYTES,
+        files: Files | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self._store = store
+        self._where = where
+        self._randomness = randomness or SystemRandomness()
+        self._check_conditional_puts()
+        self.identity = self._read_or_make_identity()
+        self._copies = LocalCopies(
+            cache / self.identity,
+            limit_bytes=cache_bytes,
+            files=files or Files(),
+            randomness=self._randomness,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        cache: Path,
+        cache_bytes: int = CACHE_BYTES,
+        options: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        randomness: Randomness | None = None,
+    ) -> ObjectsBackend:
+        """Open `s3://bucket/prefix`, `gs://…`, `az://…`; `options` are the store's own (`endpoint`, `region`, …)."""
+        store = _connect(url, dict(options or {}))
+        return cls(store, where=url, cache=cache, cache_bytes=cache_bytes, files=files, randomness=randomness)
+
+    # -- objects ---------------------------------------------------------------------------------
+
+    def put(self, name: str, parts: Sequence[Part]) -> None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        self._check(name)
+        with self._reaching("put", name):
+            try:
+                if total_size(parts) <= WHOLE_PUT_BYTES:
+                    obstore.put(self._store, name, b"".join(map(view_of, parts)), mode="create")
+                    return
+                if not self._exists(name):
+                    obstore.put(self._store, name, chunks(parts, CHUNK_BYTES), use_multipart=True)
+                    return
+            except AlreadyExistsError:
+                pass
+        if not same_bytes(parts, self.read(name)):
+            raise ConflictError(f"{name} exists already on {self._where} with other bytes; take a fresh name")
+
+    def read(self, name: str) -> pa.Buffer:
+        import obstore
+
+        self._check(name)
+        copy = self._copies.get(name)
+        if copy is not None:
+            return copy
+        try:
+            with self._reaching("read", name):
+                found = obstore.get(self._store, name)
+        except FileNotFoundError:
+            raise missing(name, self._where) from None
+        size = found.meta["size"]
+        with self._reaching("download", name):
+            if size <= IN_MEMORY_BYTES:
+                content = joined([memoryview(found.bytes())])
+            else:
+                content = self._copies.add(name, map(memoryview, found.stream(min_chunk_size=CHUNK_BYTES)))
+        if content.size != size:
+            self._copies.drop(name)
+            raise UnavailableError(
+                f"{name} on {self._where} has {size} bytes, and {content.size} arrived; retry"
+            )
+        return content
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        self._check(name, temporary=True)
+        try:
+            with self._reaching("delete", name):
+                obstore.delete(self._store, name)
+        except FileNotFoundError:
+            pass
+        self._copies.drop(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        import obstore
+
+        folder = check_prefix(prefix)
+        with self._reaching("list", prefix or "everything"):
+            for page in obstore.list(self._store, prefix=folder or None, chunk_size=1000):
+                for each in page:
+                    name = each["path"]
+                    if name != IDENTITY_FILE and not name.startswith(PROBE_PREFIX):
+                        modified_ms = int(each["last_modified"].timestamp() * 1000)
+                        yield ObjectInfo(name, each["size"], modified_ms)
+
+    def forget(self, name: str) -> bool:
+        return self._copies.drop(name)
+
+    def close(self) -> None:
+        pass
+
+    # -- published -------------------------------------------------------------------------------
+
+    def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        self._check(name)
+        nonce = self._randomness.uuid().hex
+        sealed = seal_published(name, nonce, data)
+        mode: Any = "create"
+        if expected is not None:
+            current = self._read_published(name)
+            if current is None or current[1] != expected:
+                found = None if current is None else current[1]
+                raise ConflictError(f"{name} has version {found}, not {expected}; read it again, then decide")
+            mode = {"e_tag": current[2]}
+        try:
+            with self._reaching("publish", name):
+                obstore.put(self._store, name, sealed, mode=mode)
+        except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+            settled = self._read_published(name)  # O2
+            if settled is None or settled[1] != nonce:
+                raise ConflictError(f"{name} was published by another; read it again, then decide") from None
+        return nonce
+
+    def read_published(self, name: str) -> tuple[bytes, str] | None:
+        found = self._read_published(self._check(name))
+        return None if found is None else found[:2]
+
+    def _read_published(self, name: str) -> tuple[bytes, str, str] | None:
+        """The bytes, their nonce (our version) and the store's ETag."""
+        import obstore
+
+        try:
+            with self._reaching("read", name):
+                found = obstore.get(self._store, name)
+                sealed, tag = bytes(found.bytes()), found.meta["e_tag"]
+        except FileNotFoundError:
+            return None
+        published = unseal_published(name, sealed)
+        return published.data, published.nonce, str(tag)
+
+    # -- opening ---------------------------------------------------------------------------------
+
+    def _check_conditional_puts(self) -> None:
+        """O1, on an object of our own that is removed again."""
+        import obstore
+
+        name = f"{PROBE_PREFIX}{self._randomness.uuid().hex}"
+        with self._reaching("open", name):
+            try:
+                kept = self._conditional_puts_hold(name)
+            except NotImplementedError:
+                kept = False
+            obstore.delete(self._store, name)
+        if not kept:
+            raise InvalidError(
+                f"{self._where} has no conditional put (create-only and update by ETag), so two writers could both "
+                f"win; use a store that has it, or a plain path for a local folder"
+            )
+
+    def _conditional_puts_hold(self, name: str) -> bool:
+        first = self._probe(name, b"1", "create")
+        if first is None or self._probe(name, b"2", "create") is not None:
+            return False
+        second = self._probe(name, b"3", {"e_tag": first})
+        return second is not None and self._probe(name, b"4", {"e_tag": first}) is None
+
+    def _probe(self, name: str, data: bytes, mode: Any) -> str | None:
+        """The ETag of a conditional put, None when it was refused."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
+
+        try:
+            return obstore.put(self._store, name, data, mode=mode)["e_tag"]
+        except (AlreadyExistsError, PreconditionError):
+            return None
+        except NotSupportedError as error:
+            raise NotImplementedError(str(error)) from error
+
+    def _read_or_make_identity(self) -> str:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        name = IDENTITY_FILE
+        fresh = seal(IDENTITY, Identity(self._randomness.uuid().hex))
+        with self._reaching("open", name):
+            try:
+                obstore.put(self._store, name, fresh, mode="create")
+            except AlreadyExistsError:
+                pass
+            sealed = bytes(obstore.get(self._store, name).bytes())
+        return unseal(IDENTITY, sealed, Identity, name=f"{self._where}/{name}").identity
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _check(self, name: str, *, temporary: bool = False) -> str:
+        if name == IDENTITY_FILE or name.startswith(PROBE_PREFIX):
+            raise InvalidError(f"object name {name!r} is the backend's own; take another")
+        return check_name(name, temporary=temporary)
+
+    def _exists(self, name: str) -> bool:
+        import obstore
+
+        try:
+            with self._reaching("look up", name):
+                obstore.head(self._store, name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextmanager
+    def _reaching(self, doing: str, name: str) -> Iterator[None]:
+        """Give the client's errors a name and a remedy (O3)."""
+        from obstore import exceptions
+
+        passed = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
+        try:
+            yield
+        except passed:
+            raise
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                raise UnavailableError(
+                    f"{self._where}: there is no such bucket; make it, then retry"
+                ) from error
+            if doing in ABSENT_IS_AN_ANSWER:
+                raise
+            raise UnavailableError(
+                f"could not {doing} {name} on {self._where}: {_first_line(error)}"
+            ) from error
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            raise UnavailableError(
+                f"could not {doing} {name} on {self._where}: {_first_line(error)}; check the credentials"
+            ) from error
+        except exceptions.BaseError as error:
+            raise UnavailableError(
+                f"could not {doing} {name} on {self._where}: {_first_line(error)}; see whether it can be reached, retry"
+            ) from error
+
+
+def _connect(url: str, options: dict[str, str]) -> ObjectStore:
+    try:
+        from obstore import exceptions
+        from obstore.store import from_url
+    except ImportError as error:
+        raise InvalidError("object stores need an extra: pip install 'tidegate[objects]'") from error
+    client: Any = {"timeout": "60s", "connect_timeout": "10s"}
+    if options.get("endpoint", "").startswith("http://"):
+        client["allow_http"] = True
+    retries: Any = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)}
+    settings: Any = {"config": options} if options else {}
+    try:
+        return from_url(url, client_options=client, retry_config=retries, **settings)
+    except exceptions.BaseError as error:
+        raise InvalidError(
+            f"{url} cannot be opened: {_first_line(error)}; check the address and the options"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:300]

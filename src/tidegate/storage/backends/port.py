@@ -1,0 +1,185 @@
+"""What storage asks of the place where its files live: named immutable objects, and small conditional publishes.
+
+A backend knows nothing of runs, packs or checkpoints. It promises:
+B1  `put` is whole or absent: no reader ever sees a part of an object, whatever dies when, and when it
+    returns the object survives a power cut. Parts are written as they come; they are never joined in memory.
+B2  an object never changes. A name put again must bring the same bytes, or is refused with `ConflictError`.
+B3  `publish` is a compare-and-swap: of any number of callers with the same expectation exactly one wins.
+    Versions never repeat, also when the same bytes are published again.
+B4  absent is `MissingObjectError` (or None where the signature says so); unreachable is `UnavailableError`.
+    One is never told as the other.
+B5  a buffer from `read` starts at a multiple of 64 and stays valid after `delete` and `close`.
+
+Names are `/`-separated; see `check_name`. `list` goes by folder: `list("a/b")` never yields `a/bc`. It includes
+what a died `put` left behind (names ending in `.tmp`), which only `delete` accepts.
+
+`identity` tells one backend from every other of its kind for life: a token written against another one
+is refused instead of read. Thread rule: every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.errors import CorruptError, InvalidError
+
+Part: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
+
+MAX_NAME_BYTES = 900
+MAX_COMPONENT_BYTES = 180  # leaves room for the suffix of a temporary file in a 255-byte file name
+MAX_PUBLISHED_BYTES = 16 << 20
+TEMPORARY = ".tmp"
+ALIGNMENT = 64
+
+_COMPONENT = re.compile(r"[A-Za-z0-9_%=+@~,-][A-Za-z0-9._%=+@~,-]*\Z")
+
+
+class MissingObjectError(CorruptError):
+    """An object that something names is not there. `name` is its name on the backend."""
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message, path=name, kafka_name=None)
+        self.name = name
+
+
+class ObjectInfo(NamedTuple):
+    """One line of a listing."""
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+class StorageBackend(Protocol):
+    """Where packs and manifests live."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a call is mostly waiting, so that several at once are worth their threads."""
+        ...
+
+    def put(self, name: str, parts: Sequence[Part]) -> None:
+        """Make a new object, durable on return; `ConflictError` when the name holds other bytes."""
+        ...
+
+    def read(self, name: str) -> pa.Buffer:
+        """The whole object, mapped or held in memory; `MissingObjectError` when absent."""
+        ...
+
+    def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
+        """Write small bytes if the version is `expected` (None: if absent); the new version, or `ConflictError`."""
+        ...
+
+    def read_published(self, name: str) -> tuple[bytes, str] | None:
+        """The published bytes and their version; None when nothing was published."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object or a published name; fine when it is absent."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object below the folder `prefix` (empty: all), in no promised order."""
+        ...
+
+    def forget(self, name: str) -> bool:
+        """Drop local copies of a remote object; whether there was one, so that reading again may help."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_name(name: str, *, temporary: bool = False) -> str:
+    """The name, or `InvalidError`: components of plain ASCII, none empty, none starting with a dot."""
+    components = name.split("/")
+    longest = MAX_COMPONENT_BYTES + (50 if temporary and name.endswith(TEMPORARY) else 0)
+    good = (
+        0 < len(name) <= MAX_NAME_BYTES
+        and all(_COMPONENT.match(each) for each in components)
+        and all(len(each) <= longest for each in components)
+    )
+    if not good:
+        raise InvalidError(
+            f"object name {name!r}: use components of letters, digits and ._%=+@~,- between single slashes, "
+            f"none starting with a dot, none longer than {MAX_COMPONENT_BYTES}"
+        )
+    if name.endswith(TEMPORARY) and not temporary:
+        raise InvalidError(f"object name {name!r}: names ending in {TEMPORARY} are the backend's own")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """The folder a listing is about, without its last slash."""
+    bare = prefix.removesuffix("/")
+    return check_name(bare, temporary=True) if bare else ""
+
+
+def missing(name: str, where: str) -> MissingObjectError:
+    """The error for an object that is not there."""
+    return MissingObjectError(
+        f"{name} is missing from {where}: it was removed by hand or by garbage collection with a wrong list of "
+        f"retained tokens; restore it from a copy, or go back to an older checkpoint",
+        name=name,
+    )
+
+
+def view_of(part: Part) -> memoryview:
+    """The bytes of a part, without copying."""
+    return memoryview(part).cast("B")
+
+
+def total_size(parts: Sequence[Part]) -> int:
+    return sum(view_of(part).nbytes for part in parts)
+
+
+def joined(parts: Sequence[Part]) -> pa.Buffer:
+    """All parts in one aligned buffer: a copy, for backends that keep objects in memory."""
+    buffer = pa.allocate_buffer(total_size(parts))
+    target, position = memoryview(buffer).cast("B"), 0
+    for part in parts:
+        view = view_of(part)
+        target[position : position + view.nbytes] = view
+        position += view.nbytes
+    return buffer
+
+
+def same_bytes(parts: Sequence[Part], stored: pa.Buffer) -> bool:
+    """Whether the parts, one after the other, are the stored bytes."""
+    if total_size(parts) != stored.size:
+        return False
+    position = 0
+    for part in parts:
+        view = view_of(part)
+        if not stored.slice(position, view.nbytes).equals(pa.py_buffer(view)):
+            return False
+        position += view.nbytes
+    return True
+
+
+def chunks(parts: Sequence[Part], size: int = 1 << 20) -> Iterator[memoryview]:
+    """The same bytes in fewer pieces: small parts are gathered, large ones pass through uncopied."""
+    gathered = bytearray()
+    for part in parts:
+        view = view_of(part)
+        if view.nbytes >= size // 8:
+            if gathered:
+                yield memoryview(gathered)
+                gathered = bytearray()
+            yield view
+            continue
+        gathered += view
+        if len(gathered) >= size:
+            yield memoryview(gathered)
+            gathered = bytearray()
+    if gathered:
+        yield memoryview(gathered)

@@ -1,0 +1,412 @@
+"""The one owner of a store's run lists: bucket start → runs, with versions, compare-and-swap and counts.
+
+Buckets are values; a change puts a new `Bucket` in place of the old under one short lock, under which nothing is
+read, written or waited for. Whoever holds a `Bucket` holds a consistent picture of it, and of its hot runs, for
+as long as it likes; stored runs must be pinned, and `capture` does that inside the same critical section, so
+that no run can be deleted between being found and being pinned.
+
+Invariants:
+    X1  `data_version` of a bucket changes when rows come or go (insert, prune), `layout_version` when a publish
+        or a change of places rearranges them. Both come from one counter of the index, so a bucket that was
+        dropped and made again never repeats one.
+    X2  `publish` and `set_places` happen only if both versions are the expected ones, and then entirely.
+    X3  Counts equal the entries: rows, bytes and charge are added and taken with the very entry.
+    X4  Every run is readable: it has a stored copy or a complete hot one.
+    X5  Work is proportional to the buckets touched, never to all buckets (but for a full export).
+
+`last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction.
+
+Thread rule: any thread, any method. The lock is a leaf but for `pin` in `capture`, which may take its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from tidegate.errors import InvalidError
+from tidegate.storage.index.entries import (
+    AppendBatch,
+    Bucket,
+    IndexExport,
+    Pruned,
+    RunEntry,
+    StoredRef,
+    without_hot,
+)
+from tidegate.storage.index.rules import (
+    MAX_DELTAS,
+    check_parts,
+    check_places,
+    check_replacement,
+    pays_to_compact,
+    pruned,
+    stored_cells,
+)
+from tidegate.storage.index.totals import Noted, Totals
+from tidegate.storage.spec import LOWEST, Cursor, StoreSpec
+
+MAX_DERIVED = 16
+WORTH_MERGING = (
+    4  # deltas below a quarter of their base wait: rewriting the base for them costs more than it saves
+)
+
+Lease = TypeVar("Lease")
+
+
+class BucketIndex:
+    """Which runs a store has, in which buckets, and where they lie."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self.spec = spec
+        self._lock = threading.Lock()
+        self._buckets: dict[int, Bucket] = {}
+        self._starts: list[int] = []
+        self._version = 0
+        self._next_order = 0
+        self._max_cursor: Cursor | None = None
+        self._totals = Totals()
+        self._noted = Noted()
+        self._changed: dict[
+            int, int
+        ] = {}  # buckets a manifest does not know yet: the version of their last change
+        self._derived: dict[tuple[int, int], Any] = {}
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of any bucket: equal versions, equal index."""
+        return self._version
+
+    @property
+    def total_rows(self) -> int:
+        return self._totals.rows
+
+    @property
+    def total_charge(self) -> int:
+        """What all runs hold of the backlog budget; a restore acquires it again."""
+        return self._totals.charge
+
+    @property
+    def total_bytes(self) -> int:
+        return self._totals.nbytes
+
+    @property
+    def run_count(self) -> int:
+        return self._totals.runs
+
+    @property
+    def bucket_count(self) -> int:
+        return len(self._starts)
+
+    @property
+    def max_cursor(self) -> Cursor | None:
+        """The highest cursor ever inserted; pruning does not lower it."""
+        return self._max_cursor
+
+    def snapshot(self, bucket: int) -> Bucket | None:
+        """The bucket as it is now, None when it has no runs."""
+        return self._buckets.get(bucket)
+
+    def all_buckets(self) -> list[int]:
+        with self._lock:
+            return list(self._starts)
+
+    def newest_buckets(self, count: int) -> list[int]:
+        """Ascending starts of the newest `count` buckets."""
+        with self._lock:
+            return self._starts[-count:] if count > 0 else []
+
+    def unstored_buckets(self) -> list[int]:
+        """Ascending starts of buckets with a run that is not stored yet."""
+        with self._lock:
+            return sorted(self._noted.unstored)
+
+    def hot_buckets(self) -> list[int]:
+        """Ascending starts of buckets with a hot copy, complete or not."""
+        with self._lock:
+            return sorted(self._noted.hot)
+
+    def crowded_buckets(self) -> list[int]:
+        """Ascending starts of buckets with more than one run: what compaction may look at."""
+        with self._lock:
+            return sorted(self._noted.crowded)
+
+    def query(self, start: int, end: int) -> list[Bucket]:
+        """Buckets whose *starts* lie in start … end, both inclusive, ascending."""
+        with self._lock:
+            return [self._buckets[each] for each in self._between(start, end)]
+
+    def buckets(self, start_ts: int, end_ts: int) -> list[Bucket]:
+        """Buckets that may hold a row with start_ts ≤ ts ≤ end_ts, ascending."""
+        with self._lock:
+            return [self._buckets[each] for each in self._between(self.spec.bucket_of(start_ts), end_ts)]
+
+    def delta_span(self, previous: Cursor | None, new: Cursor) -> tuple[int, int] | None:
+        """The first and last bucket that may hold rows after `previous` up to and with `new`; None if none may."""
+        lowest = LOWEST if previous is None else previous
+        if new <= lowest:
+            return None
+        with self._lock:
+            found = self._between(self.spec.bucket_of(lowest.ts), new.ts)
+            return (found[0], found[-1]) if found else None
+
+    def rows_tail(self, end_ts: int, count: int, within: int | None = None) -> list[int]:
+        """The fewest newest buckets sure to hold the last `count` rows up to `end_ts`; ascending starts.
+
+        `within` is the earliest bucket to go back to. The bucket `end_ts` lies in may hold rows after it, and
+        then promises none: it is named, but counts for nothing.
+        """
+        with self._lock:
+            last = bisect_right(self._starts, end_ts)
+            first = last
+            covered = 0
+            while first > 0 and covered < count and (within is None or self._starts[first - 1] >= within):
+                first -= 1
+                bucket = self._buckets[self._starts[first]]
+                if bucket.max_ts <= end_ts:
+                    covered += bucket.row_count
+            return self._starts[first:last]
+
+    def should_compact(self, bucket: int, *, max_deltas: int = MAX_DELTAS) -> bool:
+        """Whether merging this bucket's runs pays: `rules.pays_to_compact`."""
+        found = self._buckets.get(bucket)
+        return found is not None and pays_to_compact(found, max_deltas)
+
+    def capture(
+        self,
+        start: int,
+        end: int,
+        pin: Callable[[list[StoredRef]], Lease] | None = None,
+        *,
+        everything: bool = False,
+    ) -> tuple[list[Bucket], Lease | None]:
+        """The buckets with starts in start … end (inclusive), and a lease on stored runs, in one critical section.
+
+        Stored copies that a complete hot one makes unnecessary are not pinned unless `everything` is asked for.
+        `pin` is called only when there is something to pin, and must not block. The caller closes the lease.
+        """
+        with self._lock:
+            found = [self._buckets[each] for each in self._between(start, end)]
+            if pin is None:
+                return found, None
+            wanted = [
+                run.stored
+                for bucket in found
+                for run in bucket.runs
+                if run.stored is not None and (everything or not run.is_hot)
+            ]
+            return found, pin(wanted) if wanted else None
+
+    def recall(self, start: int, end: int) -> Any:
+        """What `remember` was given for these buckets, if nothing has changed since; None otherwise."""
+        return self._derived.get((start, end))
+
+    def remember(self, version: int, start: int, end: int, derived: Any) -> None:
+        """Keep something made of the buckets start … end as they were at `version`, until anything changes.
+
+        It may hold on to hot runs: a change lets go of all of it, so that evicted runs really leave memory.
+        """
+        with self._lock:
+            if version == self._version:
+                if len(self._derived) >= MAX_DERIVED:
+                    self._derived.clear()
+                self._derived[start, end] = derived
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def insert(self, parts: Sequence[AppendBatch]) -> list[RunEntry]:
+        """Make accepted runs visible, all at once, each after every run its bucket already has."""
+        check_parts(self.spec, parts)
+        entries: list[RunEntry] = []
+        with self._lock:
+            for part in parts:
+                entry = RunEntry(
+                    bucket=part.bucket,
+                    order=self._next_order,
+                    rows=part.rows,
+                    keys=part.hot.run.key_count,
+                    nbytes=part.nbytes,
+                    charge=part.charge,
+                    min_ts=part.min_ts,
+                    max_ts=part.max_ts,
+                    hot=part.hot,
+                )
+                self._next_order += 1
+                self._version += 1
+                old = self._buckets.get(part.bucket)
+                if old is None:
+                    new = Bucket(part.bucket, (entry,), self._version, self._version)
+                else:
+                    new = Bucket(part.bucket, (*old.runs, entry), self._version, old.layout_version)
+                self._put(new)
+                self._totals.add((entry,))
+                if self._max_cursor is None or part.max_cursor > self._max_cursor:
+                    self._max_cursor = part.max_cursor
+                entries.append(entry)
+        return entries
+
+    def publish(
+        self,
+        bucket: int,
+        data_version: int,
+        layout_version: int,
+        old: Sequence[RunEntry],
+        new: Sequence[RunEntry],
+    ) -> bool:
+        """Put `new` in the place of `old`, if the bucket still has these versions; False changes nothing.
+
+        `old` are entries of the bucket that stand side by side; `new` hold the same content. Several new entries
+        may share one order: then they are disjoint pieces of one merge. Nothing new is fine too: tombstones
+        that had nothing left to hide.
+        """
+        check_replacement(self.spec, bucket, old, new)
+        with self._lock:
+            found = self._buckets.get(bucket)
+            if found is None or (found.data_version, found.layout_version) != (data_version, layout_version):
+                return False
+            first = next((at for at, run in enumerate(found.runs) if run is old[0]), -1)
+            if (
+                first < 0
+                or any(run is not entry for run, entry in zip(found.runs[first:], old, strict=False))
+                or first + len(old) > len(found.runs)
+            ):
+                raise InvalidError(
+                    f"store {self.spec.name}, bucket {bucket}: the runs to replace do not stand side by side in it"
+                )
+            runs = (*found.runs[:first], *new, *found.runs[first + len(old) :])
+            if not runs:
+                self._remove(bucket)
+                del self._starts[bisect_left(self._starts, bucket)]
+                return True
+            self._version += 1
+            self._put(Bucket(bucket, runs, found.data_version, self._version))
+            self._totals.take(old)
+            self._totals.add(new)
+            return True
+
+    def set_places(
+        self, bucket: int, data_version: int, layout_version: int, pairs: Iterable[tuple[RunEntry, RunEntry]]
+    ) -> bool:
+        """Replace each first entry by the second, which differs in `hot` and `stored` only; as `publish` does."""
+        wanted = list(pairs)
+        check_places(self.spec, bucket, wanted)
+        changes = {id(old): new for old, new in wanted}
+        with self._lock:
+            found = self._buckets.get(bucket)
+            if found is None or (found.data_version, found.layout_version) != (data_version, layout_version):
+                return False
+            if not changes:
+                return True
+            if changes.keys() - {id(run) for run in found.runs}:
+                raise InvalidError(f"store {self.spec.name}, bucket {bucket}: the run to place is not in it")
+            is_stored_anew = any(old.stored != new.stored for old, new in wanted)
+            runs = tuple(changes.get(id(run), run) for run in found.runs)
+            self._version += 1
+            self._put(Bucket(bucket, runs, found.data_version, self._version), is_content=is_stored_anew)
+            return True
+
+    def prune(self, cutoff: int) -> Pruned:
+        """Drop every run whose last ts lies before `cutoff`; a run that straddles it stays whole."""
+        with self._lock:
+            gone: list[RunEntry] = []
+            emptied: list[int] = []
+            boundary = self.spec.bucket_of(cutoff)
+            for start in self._starts[: bisect_left(self._starts, boundary)]:
+                gone += self._remove(start)
+                emptied.append(start)
+            straddled = self._buckets.get(boundary)
+            if straddled is not None:
+                dropped = [run for run in straddled.runs if run.max_ts < cutoff]
+                if len(dropped) == len(straddled.runs):
+                    self._remove(boundary)
+                    emptied.append(boundary)
+                elif dropped:
+                    kept = tuple(run for run in straddled.runs if run.max_ts >= cutoff)
+                    self._version += 1
+                    self._put(Bucket(boundary, kept, self._version, straddled.layout_version))
+                    self._totals.take(dropped)
+                gone += dropped
+            del self._starts[: len(emptied)]
+            return pruned(gone, emptied)
+
+    def drop_segments(self, before: int) -> Pruned:
+        """Drop the time segments that end at or before `before`, whole."""
+        return self.prune(self.spec.segment_of(before))
+
+    # ── manifests ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def export(self, *, full: bool = False) -> IndexExport:
+        """What changed since the last confirmed export, or everything. Every run must be stored."""
+        with self._lock:
+            if self._noted.unstored:
+                raise InvalidError(
+                    f"store {self.spec.name}: {len(self._noted.unstored)} buckets hold runs that are only in memory; "
+                    f"store them before exporting the index"
+                )
+            wanted = self._starts if full else sorted(self._changed)
+            return IndexExport(
+                mark=self._version,
+                next_order=self._next_order,
+                max_cursor=self._max_cursor,
+                changed={
+                    start: tuple(without_hot(run) for run in self._buckets[start].runs)
+                    for start in wanted
+                    if start in self._buckets
+                },
+                removed=() if full else tuple(start for start in wanted if start not in self._buckets),
+                is_full=full,
+            )
+
+    def exported(self, mark: int) -> None:
+        """The export with this mark is safe: later ones need not repeat what it said."""
+        with self._lock:
+            self._changed = {start: at for start, at in self._changed.items() if at > mark}
+
+    def load(self, entries: Iterable[RunEntry], *, next_order: int, max_cursor: Cursor | None) -> Pruned:
+        """Replace everything by stored runs, as a manifest names them; answers what was there before."""
+        cells = stored_cells(self.spec, entries, next_order)
+        with self._lock:
+            gone = [run for bucket in self._buckets.values() for run in bucket.runs]
+            emptied = self._starts
+            self._buckets, self._starts = {}, []
+            self._derived.clear()
+            self._totals, self._noted = Totals(), Noted()
+            self._version += 1
+            for start, runs in cells.items():
+                self._put(Bucket(start, runs, self._version, self._version))
+                self._totals.add(runs)
+            self._changed = {}
+            self._next_order, self._max_cursor = next_order, max_cursor
+            return pruned(gone, emptied)
+
+    # ── inside the lock ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _between(self, start: int, end: int) -> list[int]:
+        return self._starts[bisect_left(self._starts, start) : bisect_right(self._starts, end)]
+
+    def _put(self, bucket: Bucket, *, is_content: bool = True) -> None:
+        self._derived.clear()
+        start = bucket.start
+        if start not in self._buckets:
+            if self._starts and start < self._starts[-1]:
+                self._starts.insert(bisect_left(self._starts, start), start)
+            else:
+                self._starts.append(start)
+        self._buckets[start] = bucket
+        self._noted.note(bucket)
+        if is_content:
+            self._changed[start] = self._version
+
+    def _remove(self, start: int) -> tuple[RunEntry, ...]:
+        """Take a bucket out of everything but `_starts`, which the caller cuts in one go."""
+        self._derived.clear()
+        runs = self._buckets.pop(start).runs
+        self._noted.forget(start)
+        self._version += 1
+        self._changed[start] = self._version
+        self._totals.take(runs)
+        return runs

@@ -1,0 +1,162 @@
+"""The backlog: bytes of data accepted and still reachable, the one brake on ingest.
+
+Acquired when rows come in, released when they are pruned (or merged away, for `last` and `fold`), never when
+they are dumped or evicted: where data lies does not change that somebody still has to consume it.
+
+B1  used = the sum of what each task acquired and did not release (INV-14); never below 0. Over-release raises.
+B2  first come, first served; no lost wake-up (`waiting`, W1).
+B3  more than the limit is admitted alone, when nothing else is in; more than `largest_bytes` never fits in
+    memory beside the pool and is an `InvalidError`.
+B4  no hang: every wait is bounded, and when all tasks that hold backlog have said that they have nothing left
+    to prune, nobody can ever make room, so those who wait get `retention_exceeds_backlog` at once.
+
+Safe from any thread. Nobody may hold a lock that pruning needs while calling `acquire` (INV-16).
+"""
+
+from __future__ import annotations
+
+from tidegate.clock import Clock
+from tidegate.errors import InternalError, InvalidError, OverloadError
+from tidegate.storage.memory.waiting import Line
+
+
+class BacklogBudget:
+    """The backlog of one worker, shared by its tasks."""
+
+    def __init__(self, clock: Clock, *, limit_bytes: int, largest_bytes: int, timeout_ms: int) -> None:
+        if limit_bytes < 1:
+            raise InvalidError(f"backlog_limit_bytes is {limit_bytes}; it must be at least 1")
+        self._line = Line(clock)
+        self._limit = limit_bytes
+        self._largest = largest_bytes
+        self._timeout_ms = timeout_ms
+        self._held: dict[str, int] = {}
+        self._exhausted: set[str] = set()
+        self._used = 0
+        self._waits = 0
+
+    def acquire(self, nbytes: int, timeout_ms: int | None = None, *, task: str = "") -> None:
+        """Take room for `nbytes`, waiting for it in line; `OverloadError` when it does not come."""
+        _check(nbytes)
+        if nbytes == 0:
+            return
+        if nbytes > self._largest:
+            raise InvalidError(
+                f"task {task!r} appends {nbytes} bytes at once; at most {self._largest} fit between "
+                "worker_total_bytes and memory_ceiling_bytes. Append smaller batches or raise memory_ceiling_bytes"
+            )
+        bound_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        with self._line.lock:
+            if not len(self._line) and self._admit(task, nbytes):
+                return
+            self._waits += 1
+            if self._line.enter(
+                lambda: self._admit(task, nbytes), bound_ms, refuse=lambda: self._refuse(task, nbytes)
+            ):
+                return
+            used = self._used
+        raise OverloadError(
+            f"task {task!r} waited {bound_ms} ms for {nbytes} bytes of backlog; {used} of {self._limit} are in use "
+            "and nothing was pruned meanwhile. Let consumers catch up, then retry; or raise backlog_limit_bytes",
+            reason="backlog_full",
+        )
+
+    def try_acquire(self, nbytes: int, *, task: str = "") -> bool:
+        """Take room if there is some and nobody waits for it."""
+        _check(nbytes)
+        with self._line.lock:
+            return nbytes == 0 or (not len(self._line) and self._admit(task, nbytes))
+
+    def force(self, nbytes: int, *, task: str = "") -> None:
+        """Take room without asking: restored rows are there already."""
+        _check(nbytes)
+        with self._line.lock:
+            self._add(task, nbytes)
+
+    def release(self, nbytes: int, *, task: str = "") -> None:
+        """Give room back: rows were pruned or merged away."""
+        _check(nbytes)
+        if nbytes == 0:
+            return
+        with self._line.lock:
+            held = self._held.get(task, 0)
+            if nbytes > held:
+                raise InternalError(
+                    f"task {task!r} releases {nbytes} bytes of backlog and holds {held}; the ledger "
+                    "of this worker can no longer be trusted, restart it from the last checkpoint"
+                )
+            self._take_out(task, nbytes)
+            self._line.stir()
+
+    def drop(self, task: str) -> int:
+        """Release all that a task holds: it is restored or leaves the worker. How much that was."""
+        with self._line.lock:
+            held = self._held.get(task, 0)
+            self._take_out(task, held)
+            self._line.stir_all()
+            return held
+
+    def nothing_left_to_prune(self, task: str = "") -> None:
+        """Say that the task processed all it has and could prune nothing, so it will never make room.
+
+        Taken back by its next release or acquire. Once every task that holds backlog has said so, a blocked
+        `acquire` raises instead of waiting.
+        """
+        with self._line.lock:
+            self._exhausted.add(task)
+            self._line.stir_all()
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    def used_by(self, task: str) -> int:
+        with self._line.lock:
+            return self._held.get(task, 0)
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room now."""
+        return len(self._line)
+
+    @property
+    def waits(self) -> int:
+        """How often somebody had to wait so far."""
+        return self._waits
+
+    def _admit(self, task: str, nbytes: int) -> bool:
+        if self._used and self._used + nbytes > self._limit:
+            return False
+        self._add(task, nbytes)
+        return True
+
+    def _refuse(self, task: str, nbytes: int) -> None:
+        if self._used and self._held.keys() <= self._exhausted:
+            raise OverloadError(
+                f"task {task!r} needs {nbytes} bytes of backlog and {self._used} of {self._limit} are in use by rows "
+                "that must be kept and cannot be pruned: the retained window is larger than the budget. Raise "
+                "backlog_limit_bytes, or shorten the retention (window size plus grace)",
+                reason="retention_exceeds_backlog",
+            )
+
+    def _add(self, task: str, nbytes: int) -> None:
+        if nbytes:
+            self._held[task] = self._held.get(task, 0) + nbytes
+            self._used += nbytes
+            self._exhausted.discard(task)
+
+    def _take_out(self, task: str, nbytes: int) -> None:
+        left = self._held.pop(task, 0) - nbytes
+        if left:
+            self._held[task] = left
+        self._used -= nbytes
+        self._exhausted.discard(task)
+
+
+def _check(nbytes: int) -> None:
+    if nbytes < 0:
+        raise InternalError(f"{nbytes} bytes of backlog; a size is never negative")

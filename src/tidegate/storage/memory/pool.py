@@ -1,0 +1,240 @@
+"""The worker's ledger of memory: bytes the caches own, by (task, tenant), under one total.
+
+Owns: the numbers, the reserves, the line of those who wait for room, and the choice whose memory to take back.
+Does not own: the bytes themselves (the caches), nor how memory is taken back (`set_relief`).
+
+A tenant has a *reserve*, which other tasks' needs never touch, and a *soft max*: above it a reservation still
+succeeds and relief follows. The worker total is hard for `reserve`: relief across tasks, then a bounded wait,
+then `OverloadError`. `reserve_over_limit` is for bytes that exist already or replace others in a moment.
+
+P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15). Giving back more than was taken
+    raises and changes nothing.
+P2  relief runs without the pool's lock, so it may release, evict and wait like anybody else (INV-16).
+
+Safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from tidegate.clock import Clock
+from tidegate.errors import InternalError, InvalidError, OverloadError
+from tidegate.storage.config import StorageConfig
+from tidegate.storage.index.entries import Tenant
+from tidegate.storage.memory.waiting import Line
+
+
+class ReliefShare(NamedTuple):
+    """Bytes to take back from one tenant of one task."""
+
+    task: str
+    tenant: Tenant
+    nbytes: int
+
+
+Relief: TypeAlias = "Callable[[list[ReliefShare]], int]"
+"""Takes memory back, as near to the shares as it can, and says how many bytes came free."""
+
+
+class WorkerMemoryPool:
+    """All pool memory of one worker process."""
+
+    def __init__(self, config: StorageConfig, clock: Clock) -> None:
+        self._config = config
+        self._line = Line(clock)
+        self._relief: Relief | None = None
+        self._used: dict[str, dict[Tenant, int]] = {}
+        self._total = 0
+        self._waits = 0
+
+    def set_relief(self, relief: Relief | None) -> None:
+        """Who takes memory back when the worker total is reached; called without locks."""
+        self._relief = relief
+
+    def attach(self, task: str) -> None:
+        """Make the task known and its reserves safe; a task that reserves is attached by that."""
+        with self._line.lock:
+            self._task(task)
+
+    def detach(self, task: str) -> dict[Tenant, int]:
+        """Forget a task, whatever it still holds; what that was is returned (nothing, when nothing leaked)."""
+        with self._line.lock:
+            held = {tenant: nbytes for tenant, nbytes in self._used.pop(task, {}).items() if nbytes}
+            self._total -= sum(held.values())
+            self._line.stir()
+            return held
+
+    def try_reserve(self, task: str, tenant: Tenant, nbytes: int) -> bool:
+        """Take the bytes if they fit under the worker total and nobody waits for them."""
+        _check(nbytes)
+        with self._line.lock:
+            if nbytes and len(self._line):
+                return False
+            return self._admit(task, tenant, nbytes)
+
+    def reserve(self, task: str, tenant: Tenant, nbytes: int, *, timeout_ms: int | None = None) -> None:
+        """Take the bytes; at the worker total: relief across tasks, a bounded wait, then `OverloadError`."""
+        _check(nbytes)
+        if nbytes > self._config.worker_total_bytes:
+            raise InvalidError(
+                f"task {task} asks for {nbytes} bytes of {tenant} at once and the whole worker has "
+                f"{self._config.worker_total_bytes}: raise worker_total_bytes or lower max_batch_bytes"
+            )
+        if self.try_reserve(task, tenant, nbytes):
+            return
+        self._relieve(nbytes)
+        if timeout_ms is None:
+            timeout_ms = self._config.memory_timeout_ms
+        with self._line.lock:
+            self._waits += 1
+            if self._line.enter(lambda: self._admit(task, tenant, nbytes), timeout_ms):
+                return
+            held = ", ".join(f"{name} {sum(tenants.values())}" for name, tenants in self._used.items())
+            total = self._total
+        raise OverloadError(
+            f"task {task} waited {timeout_ms} ms for {nbytes} bytes of {tenant}: the worker holds {total} of "
+            f"{self._config.worker_total_bytes} bytes ({held}) and no more could be taken back. Close views that "
+            "are held open, run fewer tasks in one worker, or raise worker_total_bytes",
+            reason="worker_memory",
+        )
+
+    def reserve_over_limit(self, task: str, tenant: Tenant, nbytes: int) -> None:
+        """Take the bytes whatever the total is; relief follows from those who look at `over_total`."""
+        _check(nbytes)
+        with self._line.lock:
+            self._add(task, tenant, nbytes)
+
+    def release(self, task: str, tenant: Tenant, nbytes: int) -> None:
+        """Give bytes back."""
+        _check(nbytes)
+        with self._line.lock:
+            self._subtract(task, tenant, nbytes)
+            self._line.stir()
+
+    def move(self, task: str, source: Tenant, target: Tenant, nbytes: int) -> None:
+        """Let bytes change their tenant; the total does not move."""
+        _check(nbytes)
+        with self._line.lock:
+            self._subtract(task, source, nbytes)
+            self._add(task, target, nbytes)
+
+    def used(self, task: str, tenant: Tenant | None = None) -> int:
+        """Bytes of one tenant of a task, or of all of them."""
+        with self._line.lock:
+            tenants = self._used.get(task, {})
+            return sum(tenants.values()) if tenant is None else tenants.get(tenant, 0)
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+    @property
+    def limit(self) -> int:
+        return self._config.worker_total_bytes
+
+    @property
+    def over_total(self) -> int:
+        """Bytes above the worker total, taken by `reserve_over_limit`."""
+        return max(0, self._total - self._config.worker_total_bytes)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for room now."""
+        return len(self._line)
+
+    @property
+    def waits(self) -> int:
+        """How often somebody had to wait so far."""
+        return self._waits
+
+    def ledger(self) -> dict[str, dict[Tenant, int]]:
+        """All numbers at one moment."""
+        with self._line.lock:
+            return {task: dict(tenants) for task, tenants in self._used.items()}
+
+    def is_above_soft(self, task: str, tenant: Tenant) -> bool:
+        """Strictly above: exactly the soft max calls for nothing."""
+        return self.used(task, tenant) > self._config.limits(tenant).soft_max_bytes
+
+    def relief_need(self, task: str, tenant: Tenant) -> int:
+        """Bytes to take back so that a tenant above its soft max is at its low watermark; 0 when it is not."""
+        used = self.used(task, tenant)
+        if used <= self._config.limits(tenant).soft_max_bytes:
+            return 0
+        return used - self._config.relief_target(tenant)
+
+    def above_reserve(self, task: str, tenant: Tenant | None = None) -> int:
+        """Bytes that others' needs may take from a task: what each tenant has above its reserve."""
+        held = self.ledger().get(task, {})
+        tenants = tuple(Tenant) if tenant is None else (tenant,)
+        return sum(max(0, held.get(each, 0) - self._config.limits(each).reserve_bytes) for each in tenants)
+
+    def shares(self, need_bytes: int) -> list[ReliefShare]:
+        """Whom to take `need_bytes` from, and how much of each; less when there is not so much above reserves."""
+        return relief_shares(self.ledger(), self._config, need_bytes)
+
+    def _relieve(self, nbytes: int) -> None:
+        relief = self._relief
+        need = self._total + nbytes - self._config.worker_total_bytes
+        if relief is not None and need > 0 and (shares := self.shares(need)):
+            relief(shares)
+
+    def _admit(self, task: str, tenant: Tenant, nbytes: int) -> bool:
+        if nbytes and self._total + nbytes > self._config.worker_total_bytes:
+            return False
+        self._add(task, tenant, nbytes)
+        return True
+
+    def _add(self, task: str, tenant: Tenant, nbytes: int) -> None:
+        tenants = self._task(task)
+        tenants[tenant] += nbytes
+        self._total += nbytes
+
+    def _subtract(self, task: str, tenant: Tenant, nbytes: int) -> None:
+        held = self._used.get(task, {}).get(tenant, 0)
+        if nbytes > held:
+            raise InternalError(
+                f"task {task} gives back {nbytes} bytes of {tenant} and holds {held}; the memory "
+                "ledger of this worker can no longer be trusted, restart it from the last checkpoint"
+            )
+        if nbytes:
+            self._used[task][tenant] = held - nbytes
+            self._total -= nbytes
+
+    def _task(self, task: str) -> dict[Tenant, int]:
+        tenants = self._used.get(task)
+        if tenants is None:
+            if len(self._used) >= self._config.max_tasks:
+                raise InvalidError(
+                    f"task {task} is one more than max_tasks {self._config.max_tasks}, and the reserves of all must "
+                    "fit in worker_total_bytes: raise max_tasks, or stop a task of this worker first"
+                )
+            tenants = self._used[task] = dict.fromkeys(Tenant, 0)
+        return tenants
+
+
+def relief_shares(
+    ledger: Mapping[str, Mapping[Tenant, int]], config: StorageConfig, need_bytes: int
+) -> list[ReliefShare]:
+    """Whose memory to take back: those above their soft max first, the largest excess first, and never below
+    a reserve."""
+    held = [(task, tenant, nbytes) for task, tenants in ledger.items() for tenant, nbytes in tenants.items()]
+    shares: dict[tuple[str, Tenant], int] = {}
+    for floor in ("soft_max_bytes", "reserve_bytes"):
+        excess = [
+            (nbytes - getattr(config.limits(tenant), floor) - shares.get((task, tenant), 0), task, tenant)
+            for task, tenant, nbytes in held
+        ]
+        for above, task, tenant in sorted(excess, key=lambda each: (-each[0], each[1], each[2])):
+            taken = min(above, need_bytes)
+            if taken > 0:
+                shares[task, tenant] = shares.get((task, tenant), 0) + taken
+                need_bytes -= taken
+    return [ReliefShare(task, tenant, nbytes) for (task, tenant), nbytes in shares.items()]
+
+
+def _check(nbytes: int) -> None:
+    if nbytes < 0:
+        raise InternalError(f"{nbytes} bytes asked of the memory pool; a size is never negative")

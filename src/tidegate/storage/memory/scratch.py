@@ -1,0 +1,137 @@
+"""Permits for short-lived working memory: how many loads and maintenance operations run at once.
+
+Counts operations, not bytes. Readers and maintenance have slots of their own, so neither starves the other.
+A permit is shared by all views of one load and its slot is free when the last of them is closed.
+
+S1  a slot is given back exactly once, when the last holder closes, whatever path led there (INV-13).
+S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once.
+
+Safe from any thread; a permit may be closed on another thread than the one that took it.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import StrEnum
+from types import TracebackType
+
+from tidegate.clock import Clock
+from tidegate.errors import OverloadError
+from tidegate.storage.memory.waiting import Line
+
+
+class Scratch(StrEnum):
+    """Who asks for working memory."""
+
+    READER = "reader"
+    MAINTENANCE = "maintenance"
+
+
+class _Slot:
+    """One taken slot and how many hold it."""
+
+    __slots__ = ("holders", "kind", "thread")
+
+    def __init__(self, kind: Scratch, thread: int) -> None:
+        self.kind = kind
+        self.thread = thread
+        self.holders = 1
+
+
+class Permit:
+    """One holder's right to working memory; close it once, by hand or with `with`."""
+
+    __slots__ = ("_closed", "_limiter", "_slot")
+
+    def __init__(self, limiter: ScratchLimiter, slot: _Slot) -> None:
+        self._limiter = limiter
+        self._slot = slot
+        self._closed = False
+
+    def share(self) -> Permit:
+        """Another holder of the same slot."""
+        return self._limiter._share(self)
+
+    def close(self) -> None:
+        """Give it back; closing again does nothing."""
+        self._limiter._close(self)
+
+    def __enter__(self) -> Permit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ScratchLimiter:
+    """The slots of one worker."""
+
+    def __init__(self, clock: Clock, *, reader_slots: int, maintenance_slots: int, timeout_ms: int) -> None:
+        self._slots = {Scratch.READER: reader_slots, Scratch.MAINTENANCE: maintenance_slots}
+        self._lines = {kind: Line(clock) for kind in Scratch}
+        self._taken: dict[Scratch, list[_Slot]] = {kind: [] for kind in Scratch}
+        self._timeout_ms = timeout_ms
+
+    def permit(self, kind: Scratch = Scratch.READER, *, timeout_ms: int | None = None) -> Permit:
+        """Take a slot, waiting for one as long as the configuration allows, then `OverloadError`."""
+        line, bound_ms = self._lines[kind], self._timeout_ms if timeout_ms is None else timeout_ms
+        with line.lock:
+            held = self._held_here(kind)
+            if held is not None:
+                held.holders += 1
+                return Permit(self, held)
+            if line.enter(lambda: self._admit(kind), bound_ms):
+                return Permit(self, self._taken[kind][-1])
+        raise OverloadError(
+            f"no {kind} slot came free in {bound_ms} ms; all {self._slots[kind]} are taken. Close views as soon as "
+            f"they are read, or raise max_inflight_{'loads' if kind is Scratch.READER else 'maintenance'}",
+            reason="scratch",
+        )
+
+    def try_permit(self, kind: Scratch = Scratch.READER) -> Permit | None:
+        """Take a slot of its own if one is free and nobody waits for it; None otherwise, at once."""
+        line = self._lines[kind]
+        with line.lock:
+            if len(line) or not self._admit(kind):
+                return None
+            return Permit(self, self._taken[kind][-1])
+
+    def in_use(self, kind: Scratch) -> int:
+        """Slots taken now."""
+        with self._lines[kind].lock:
+            return len(self._taken[kind])
+
+    def waiting(self, kind: Scratch) -> int:
+        return len(self._lines[kind])
+
+    def _admit(self, kind: Scratch) -> bool:
+        if len(self._taken[kind]) >= self._slots[kind]:
+            return False
+        self._taken[kind].append(_Slot(kind, threading.get_ident()))
+        return True
+
+    def _held_here(self, kind: Scratch) -> _Slot | None:
+        here = threading.get_ident()
+        return next((slot for slot in self._taken[kind] if slot.thread == here), None)
+
+    def _share(self, permit: Permit) -> Permit:
+        slot = permit._slot
+        with self._lines[slot.kind].lock:
+            if permit._closed:
+                raise OverloadError("this permit is closed already: take a new one", reason="scratch")
+            slot.holders += 1
+            return Permit(self, slot)
+
+    def _close(self, permit: Permit) -> None:
+        slot = permit._slot
+        line = self._lines[slot.kind]
+        with line.lock:
+            if permit._closed:
+                return
+            permit._closed = True
+            slot.holders -= 1
+            if slot.holders == 0:
+                self._taken[slot.kind].remove(slot)
+                line.stir()

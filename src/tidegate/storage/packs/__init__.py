@@ -1,0 +1,1 @@
+"""Packs and manifests: how runs and checkpoints lie on disk."""

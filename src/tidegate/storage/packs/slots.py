@@ -1,0 +1,354 @@
+"""One slot of a pack: the Arrow buffers of one run, laid out so that reading is slicing.
+
+    length of the map   u32
+    map                 msgpack: lengths of rows and directory; per array its rows, its nulls, its buffers' lengths
+    buffers             each at the next multiple of 64, zeros between
+
+The arrays are those of the directory, then of the rows, each followed by its children, depth first; a
+dictionary's values come last. The schema is not here but in the pack's footer, once for all slots.
+
+Writing copies nothing but what an array slice forces (offsets that do not start at 0, bits that do not start
+at a byte). Reading copies nothing. A slot is verified by the pack before anything here sees a byte of it; what is
+checked here (P1) is that every length fits its type and the slot, so that bytes which were wrong before they were
+sealed are refused too, and nothing is allocated from a number in a file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.storage.backends.port import Part
+from tidegate.storage.packs.layout import padding
+from tidegate.storage.runs.run import DIRECTORY, Run
+
+_LENGTH = struct.Struct("<I")
+MAX_MAP_BYTES = 16 << 20
+MAX_DEPTH = 32
+ZEROS = bytes(64)
+
+
+class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One array: its rows, its nulls, and the bytes of each buffer (-1: it has none)."""
+
+    rows: int
+    nulls: int
+    buffers: list[int]
+
+
+class SlotMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What lies in a slot."""
+
+    bucket: int
+    keys: int
+    rows: int
+    nodes: list[Node]
+
+
+class BadSlot(ValueError):
+    """The slot's content contradicts itself; the pack names the file and the place."""
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def slot_parts(run: Run) -> list[Part]:
+    """The slot's bytes, in order, a multiple of 64 long; large parts are the run's own buffers."""
+    nodes: list[Node] = []
+    buffers: list[pa.Buffer] = []
+    for batch in (run.directory, run.rows):
+        for column in batch.columns:
+            _take_apart(column, nodes, buffers)
+    encoded = msgspec.msgpack.encode(SlotMap(run.bucket, run.key_count, run.row_count, nodes))
+    if len(encoded) > MAX_MAP_BYTES:
+        raise InvalidError(f"a run of {len(nodes)} arrays is too wide to be stored; declare fewer columns")
+    head = _LENGTH.pack(len(encoded)) + encoded
+    parts: list[Part] = [head + ZEROS[: padding(len(head))]]
+    for buffer in buffers:
+        parts.append(buffer)
+        if padding(buffer.size):
+            parts.append(ZEROS[: padding(buffer.size)])
+    return parts
+
+
+def check_storable(schema: pa.Schema) -> None:
+    """`InvalidError` for a column whose Arrow type has no layout here."""
+    for field in schema:
+        for kind in _types_in(field.type):
+            if _layout(kind) is None:
+                raise InvalidError(
+                    f"column {field.name} has the Arrow type {field.type}, and {kind} cannot be stored; cast it to a "
+                    f"plain type (string instead of string_view, the storage type of an extension)"
+                )
+
+
+def _take_apart(array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer]) -> None:
+    kind = array.type
+    if pa.types.is_null(kind):
+        nodes.append(Node(len(array), len(array), []))
+        return
+    own, children = _own_buffers(array)
+    nodes.append(Node(len(array), array.null_count, [-1 if each is None else each.size for each in own]))
+    buffers.extend(each for each in own if each is not None)
+    for child in children:
+        _take_apart(child, nodes, buffers)
+
+
+def _own_buffers(array: pa.Array) -> tuple[list[pa.Buffer | None], list[pa.Array]]:
+    """The array's buffers cut to its rows, and its children cut likewise."""
+    kind, rows, stored = array.type, len(array), array.buffers()
+    valid = _bits(stored[0], array.offset, rows) if array.null_count else None
+    match _layout(kind):
+        case "fixed":
+            width = _fixed_width(kind)
+            values = [array.dictionary] if pa.types.is_dictionary(kind) else []
+            return [valid, _slice(stored[1], array.offset * width, rows * width)], values
+        case "bits":
+            return [valid, _bits(stored[1], array.offset, rows)], []
+        case "binary":
+            offsets, first, size = _offsets(stored[1], array.offset, rows, large=_is_large(kind))
+            return [valid, offsets, _slice(stored[2], first, size)], []
+        case "list":
+            offsets, first, size = _offsets(stored[1], array.offset, rows, large=_is_large(kind))
+            values = array.values if not pa.types.is_map(kind) else _map_entries(array)
+            return [valid, offsets], [values.slice(first, size)]
+        case "fixed_list":
+            size = kind.list_size
+            return [valid], [array.values.slice(array.offset * size, rows * size)]
+        case "struct":
+            return [valid], [array.field(index) for index in range(kind.num_fields)]
+        case _:
+            raise InvalidError(f"an array of type {kind} cannot be stored")
+
+
+def _offsets(buffer: pa.Buffer | None, offset: int, rows: int, *, large: bool) -> tuple[pa.Buffer, int, int]:
+    """Offsets that start at 0, and where the values they mean lie."""
+    number = np.dtype(np.int64 if large else np.int32)
+    if buffer is None or buffer.size == 0:
+        return pa.py_buffer(bytes(number.itemsize)), 0, 0
+    values = np.frombuffer(buffer, number, rows + 1, offset * number.itemsize)
+    first, last = int(values[0]), int(values[-1])
+    if first:
+        return pa.py_buffer(values - first), first, last - first
+    return buffer.slice(offset * number.itemsize, (rows + 1) * number.itemsize), 0, last
+
+
+def _bits(buffer: pa.Buffer, offset: int, rows: int) -> pa.Buffer:
+    """`rows` bits from `offset` on, starting at a bit 0, zeros after the last."""
+    if rows == 0:
+        return pa.py_buffer(b"")
+    if offset % 8 == 0 and rows % 8 == 0:
+        return buffer.slice(offset // 8, rows // 8)
+    packed = np.frombuffer(buffer, np.uint8, (offset % 8 + rows + 7) // 8, offset // 8)
+    bits = np.unpackbits(packed, bitorder="little")[offset % 8 : offset % 8 + rows]
+    return pa.py_buffer(np.packbits(bits, bitorder="little"))
+
+
+def _slice(buffer: pa.Buffer | None, start: int, size: int) -> pa.Buffer:
+    return pa.py_buffer(b"") if buffer is None or size == 0 else buffer.slice(start, size)
+
+
+def _map_entries(array: pa.Array) -> pa.Array:
+    """The key/item structs behind a map array, from its beginning."""
+    entry = pa.struct([array.type.key_field, array.type.item_field])
+    keys, items = array.keys, array.items
+    return pa.StructArray.from_arrays([keys, items], fields=list(entry))
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> Run:
+    """The run in a verified slot, sharing its memory; `BadSlot` when the content contradicts itself.
+
+    `checked` says that this slot was read before, so that only the arrays need to be made again.
+    """
+    if slot.size < _LENGTH.size:
+        raise BadSlot("it is too short to have a map")
+    length = _LENGTH.unpack_from(slot)[0]
+    if length > min(MAX_MAP_BYTES, slot.size - _LENGTH.size):
+        raise BadSlot(f"its map of {length} bytes does not fit it")
+    try:
+        described = msgspec.msgpack.decode(
+            memoryview(slot)[_LENGTH.size : _LENGTH.size + length], type=SlotMap
+        )
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadSlot(f"its map is not one ({error})") from error
+    reader = _Buffers(slot, _LENGTH.size + length, described.nodes)
+    try:
+        directory = pa.RecordBatch.from_arrays(
+            [reader.array(field.type, described.keys) for field in DIRECTORY], schema=DIRECTORY
+        )
+        rows = pa.RecordBatch.from_arrays(
+            [reader.array(field.type, described.rows) for field in schema], schema=schema
+        )
+        reader.finish()
+        if not checked:
+            directory.validate()
+            rows.validate()
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise BadSlot(str(error)) from error
+    run = Run(described.bucket, directory, rows)
+    if checked:
+        return run
+    starts = run.starts
+    if described.keys and (starts[0] != 0 or bool((np.diff(starts) <= 0).any())):
+        raise BadSlot("its directory does not ascend")
+    return run
+
+
+class _Buffers:
+    """Hands out the arrays of a slot in the order they were taken apart."""
+
+    def __init__(self, slot: pa.Buffer, position: int, nodes: list[Node]) -> None:
+        self._slot = slot
+        self._position = position + padding(position)
+        self._nodes: Iterator[Node] = iter(nodes)
+
+    def array(self, kind: pa.DataType, rows: int, depth: int = 0) -> pa.Array:
+        node = next(self._nodes, None)
+        if node is None or node.rows != rows or not 0 <= node.nulls <= rows or depth > MAX_DEPTH:
+            raise BadSlot(f"its map does not describe a column of {kind} with {rows} rows")
+        if pa.types.is_null(kind):
+            return pa.nulls(rows)
+        layout = _layout(kind)
+        buffers: Any = [self._take(size) for size in node.buffers]
+        self._check_sizes(kind, layout, node, buffers)
+        children: list[pa.Array] | None = None
+        match layout:
+            case "binary":
+                if self._last_offset(buffers[1], rows, large=_is_large(kind)) != buffers[2].size:
+                    raise BadSlot(f"the values of a column of {kind} are not as long as its offsets say")
+            case "fixed" if pa.types.is_dictionary(kind):
+                values = self.dictionary(kind.value_type, depth)
+                return pa.DictionaryArray.from_buffers(kind, rows, buffers, values, node.nulls)
+            case "list":
+                size = self._last_offset(buffers[1], rows, large=_is_large(kind))
+                children = [self.array(_element(kind), size, depth + 1)]
+            case "fixed_list":
+                children = [self.array(kind.value_type, rows * kind.list_size, depth + 1)]
+            case "struct":
+                children = [self.array(kind.field(i).type, rows, depth + 1) for i in range(kind.num_fields)]
+        return pa.Array.from_buffers(kind, rows, buffers, node.nulls, children=children)
+
+    def dictionary(self, kind: pa.DataType, depth: int) -> pa.Array:
+        """A dictionary's values: their number is their own."""
+        node = next(self._nodes, None)
+        if node is None or node.rows < 0:
+            raise BadSlot("a dictionary's values are not described")
+        self._nodes = _before(node, self._nodes)
+        return self.array(kind, node.rows, depth + 1)
+
+    def finish(self) -> None:
+        if next(self._nodes, None) is not None or self._position != self._slot.size:
+            raise BadSlot("it holds more than its map describes")
+
+    def _take(self, size: int) -> pa.Buffer | None:
+        if size == -1:
+            return None
+        if size < 0 or size > self._slot.size - self._position:
+            raise BadSlot(f"a buffer of {size} bytes does not fit it")
+        buffer = self._slot.slice(self._position, size)
+        self._position += size + padding(size)
+        return buffer
+
+    @staticmethod
+    def _check_sizes(
+        kind: pa.DataType, layout: str | None, node: Node, buffers: list[pa.Buffer | None]
+    ) -> None:
+        """P1: Arrow trusts the sizes it is handed."""
+        rows = node.rows
+        bits = (rows + 7) // 8
+        expected: list[int | None]
+        match layout:
+            case "fixed":
+                expected = [rows * _fixed_width(kind)]
+            case "bits":
+                expected = [bits]
+            case "binary":
+                expected = [(rows + 1) * (8 if _is_large(kind) else 4), None]
+            case "list":
+                expected = [(rows + 1) * (8 if _is_large(kind) else 4)]
+            case "struct" | "fixed_list":
+                expected = []
+            case _:
+                raise BadSlot(f"columns of {kind} are not stored")
+        if len(buffers) != len(expected) + 1:
+            raise BadSlot(f"a column of {kind} has {len(buffers)} buffers")
+        valid, *others = buffers
+        if (node.nulls and valid is None) or (valid is not None and valid.size != bits):
+            raise BadSlot(f"a column of {kind} has nulls but no bits for its {rows} rows")
+        for buffer, size in zip(others, expected, strict=True):
+            if buffer is None or (size is not None and buffer.size != size):
+                raise BadSlot(f"a buffer of {kind} has not the bytes that {rows} rows need")
+
+    @staticmethod
+    def _last_offset(buffer: Any, rows: int, *, large: bool) -> int:
+        size = int(np.frombuffer(buffer, np.int64 if large else np.int32)[rows])
+        if size < 0:
+            raise BadSlot("a list ends before it starts")
+        return size
+
+
+def _before(first: Node, rest: Iterator[Node]) -> Iterator[Node]:
+    yield first
+    yield from rest
+
+
+# -- Arrow's layouts -----------------------------------------------------------------------------
+
+
+def _layout(kind: pa.DataType) -> str | None:
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType) or types.is_union(kind) or types.is_run_end_encoded(kind):
+        return None
+    if types.is_null(kind):
+        return "null"
+    if types.is_boolean(kind):
+        return "bits"
+    if (
+        types.is_binary(kind)
+        or types.is_string(kind)
+        or types.is_large_binary(kind)
+        or types.is_large_string(kind)
+    ):
+        return "binary"
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        return "list"
+    if types.is_fixed_size_list(kind):
+        return "fixed_list"
+    if types.is_struct(kind):
+        return "struct"
+    if types.is_dictionary(kind) or types.is_fixed_size_binary(kind) or types.is_primitive(kind):
+        return "fixed"
+    return "fixed" if types.is_decimal(kind) else None
+
+
+def _fixed_width(kind: pa.DataType) -> int:
+    return int((kind.index_type if pa.types.is_dictionary(kind) else kind).bit_width // 8)
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_large_binary(kind) or types.is_large_string(kind) or types.is_large_list(kind))
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+
+
+def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    yield kind
+    if isinstance(kind, pa.BaseExtensionType):
+        return
+    if pa.types.is_dictionary(kind):
+        yield from _types_in(kind.value_type)
+    else:
+        for index in range(kind.num_fields):
+            yield from _types_in(kind.field(index).type)

@@ -1,0 +1,1 @@
+"""The read path: plan, pin and capture, load, ordered views."""

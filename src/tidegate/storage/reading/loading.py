@@ -1,0 +1,59 @@
+"""How a load comes to its stored runs: with a permit, from packs that are pinned, several packs at once.
+
+The packs were pinned when the buckets were captured; `admit` takes the load's scratch permit when the first
+stored run is asked for, and nothing when none is.
+
+Thread rule: one thread at a time, the load's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tidegate.errors import InvalidError
+from tidegate.storage.index.entries import RunEntry, StoredRef
+from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.runs.run import Run
+from tidegate.storage.spec import StoreSpec
+
+
+class RunLoader:
+    """Reads the stored runs of one load."""
+
+    __slots__ = ("_admit", "_packs", "_spec", "_task")
+
+    def __init__(self, packs: PackCache, task: str, spec: StoreSpec, admit: Callable[[], None]) -> None:
+        self._packs = packs
+        self._task = task
+        self._spec = spec
+        self._admit = admit
+
+    def __call__(self, entry: RunEntry) -> Run:
+        """One run."""
+        place = self._place(entry)
+        self._admit()
+        return self._packs.load(self._task, self._spec, place)
+
+    def all(self, entries: Sequence[RunEntry]) -> Iterator[Run]:
+        """These runs, in this order; their packs are opened beside one another where that is worth it."""
+        places = [self._place(entry) for entry in entries]
+        if places:
+            self._admit()
+        return self._packs.load_all(self._task, self._spec, places)
+
+    @property
+    def ahead(self) -> int:
+        """How many buckets are worth asking for at once; 1 when the backend is near."""
+        return self._packs.reads_at_once
+
+    def bring(self, entries: Iterable[RunEntry]) -> None:
+        """Open the packs of runs that are asked for soon."""
+        packs = [self._place(entry).pack for entry in entries]
+        if packs:
+            self._admit()
+            self._packs.bring(packs)
+
+    def _place(self, entry: RunEntry) -> StoredRef:
+        if entry.stored is None:
+            raise InvalidError(f"store {self._spec.name}, bucket {entry.bucket}: a run without any place")
+        return entry.stored

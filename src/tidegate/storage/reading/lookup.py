@@ -1,0 +1,357 @@
+"""From captured buckets to the rows of keys: the table of addresses, the searches, the merge by kind.
+
+A `Span` is what one critical section captured: buckets, and a line for every place a run can be read from
+(layout: `kernels/run_table.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the
+answer for some keys: stretches of rows in reading order.
+
+Invariants:
+    L1  a line's addresses are used only while `runs[line]` holds the run they lie in.
+    L2  a stored run that is needed is loaded or the load fails: there is no partial answer (T20).
+
+Thread rule: spans are shared values and never changed; a `Found` belongs to one load.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.kernels.run_lookup import UNKNOWN, point_lookup, search_runs
+from tidegate.kernels.run_order import PATCH, lay_out, order_rows, scatter_stretches
+from tidegate.kernels.run_table import (
+    COMPLETE,
+    DELETED,
+    DELETED_OFFSET,
+    HASHES,
+    KEY_BOUNDS,
+    KEY_BYTES,
+    KEYS,
+    MAX_TS,
+    MIN_TS,
+    PARTIAL,
+    ROLE,
+    ROWS,
+    SEQ,
+    STARTS,
+    STORED,
+    TS,
+    WIDTH,
+)
+from tidegate.storage.index.entries import Bucket, RunEntry
+from tidegate.storage.reading.loading import RunLoader
+from tidegate.storage.runs.hashing import UInt64s, binary_parts, hash_parts
+from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+from tidegate.storage.spec import Merge, StoreSpec
+
+Int32s = npt.NDArray[np.int32]
+LoadRun = Callable[[RunEntry], Run]
+
+KINDS = {Merge.APPEND: 0, Merge.LAST: 1, Merge.FOLD: 2}
+MAX_CELLS = 1 << 22  # of key × line in one search: 32 MiB
+POINT_ROOM = 64
+FEW_STRETCHES = 32
+LONG_STRETCHES = 64  # rows; slices of that length are faster to join than to gather
+
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_TIES = np.empty((0, 3), np.int32)
+_EMPTY_DIRECTORY = pa.RecordBatch.from_pylist([], schema=DIRECTORY)
+_ADDRESSES: WeakKeyDictionary[Run, Int64s] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Captured buckets as a table; `runs[line]` is None where a stored copy is not loaded."""
+
+    buckets: Sequence[Bucket]
+    entries: Sequence[RunEntry]
+    runs: Sequence[Run | None]
+    table: Any
+    flat: Int64s  # the same table, as kernels take it
+    has_stored: bool
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """Rows of some keys, merged. Key k's stretches are [key_ends[k - 1], key_ends[k])."""
+
+    runs: Sequence[Run | None]
+    stretches: Int32s
+    key_ends: Int64s | tuple[int, ...]
+    key_rows: Int64s | tuple[int, ...]
+    patch: Run | None = None  # rows that exist in no run: merged partial states
+
+    def run_of(self, line: int) -> Run:
+        run = self.patch if line == PATCH else self.runs[line]
+        if run is None:
+            raise LookupError(f"line {line} of a lookup has no run")
+        return run
+
+    def key_stretches(self, key: int) -> Int32s:
+        return self.stretches[int(self.key_ends[key - 1]) if key else 0 : int(self.key_ends[key])]
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def addresses_of(run: Run) -> Int64s:
+    """The part of a line that the run alone decides; made once, and gone with the run."""
+    line = _ADDRESSES.get(run)
+    if line is None:
+        line = np.zeros(MIN_TS, np.int64)
+        keys = run.keys
+        _, bounds, content = keys.buffers()
+        line[HASHES] = run.hashes.ctypes.data
+        line[KEY_BOUNDS] = bounds.address + 4 * keys.offset
+        line[KEY_BYTES] = 0 if content is None else content.address
+        line[STARTS] = run.starts.ctypes.data
+        line[TS], line[SEQ] = run.ts.ctypes.data, run.seq.ctypes.data
+        line[KEYS], line[ROWS] = run.key_count, run.row_count
+        marks = (
+            run.rows.column(2) if run.rows.num_columns > 2 and run.rows.schema.names[2] == "deleted" else None
+        )
+        if marks is not None and marks.true_count:
+            line[DELETED], line[DELETED_OFFSET] = marks.buffers()[1].address, marks.offset
+        _ADDRESSES[run] = line
+    return line
+
+
+def span_of(buckets: Sequence[Bucket]) -> Span:
+    """The table of these buckets, which ascend by start."""
+    entries: list[RunEntry] = []
+    runs: list[Run | None] = []
+    roles: list[int] = []
+    for bucket in buckets:
+        for entry in bucket.runs:
+            hot = entry.hot
+            if hot is not None:
+                entries.append(entry)
+                runs.append(hot.run)
+                roles.append(COMPLETE if hot.complete else PARTIAL)
+            if hot is None or not hot.complete:
+                entries.append(entry)
+                runs.append(None)
+                roles.append(STORED)
+    table = np.zeros((len(runs), WIDTH), np.int64)
+    for line, run in enumerate(runs):
+        if run is not None:
+            table[line, :MIN_TS] = addresses_of(run)
+        else:
+            table[line, KEYS] = -1
+    # the entry's bounds, not the copy's: a partial copy outside the bounds does not speak for the whole run
+    table[:, MIN_TS:] = [
+        (entry.min_ts, entry.max_ts, role, entry.bucket) for entry, role in zip(entries, roles, strict=True)
+    ] or np.empty((0, WIDTH - MIN_TS))
+    return Span(buckets, entries, runs, table, table.reshape(-1), STORED in roles)
+
+
+# ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_point(
+    span: Span, spec: StoreSpec, key: bytes, given: UInt64s | None, first: int, last: int, hashed: UInt64s
+) -> Found | None:
+    """One key without any backend; None when a stored copy has to be asked. Its hash goes to `hashed[0]`."""
+    data = np.frombuffer(key, np.uint8) if key else _NO_BYTES
+    is_given, value = (0, _ZERO) if given is None else (1, given[0])
+    room, tie_room = POINT_ROOM, POINT_ROOM if spec.merge is Merge.FOLD else 0
+    while True:
+        stretches = np.empty((room, 3), np.int32)
+        ties = np.empty((tie_room, 3), np.int32) if tie_room else _NO_TIES
+        count, tied, groups, rows = point_lookup(
+            span.flat,
+            data,
+            value,
+            is_given,
+            first,
+            last,
+            KINDS[spec.merge],
+            hashed,
+            stretches.reshape(-1),
+            ties.reshape(-1),
+        )
+        if count < 0:
+            return None
+        if count <= room and tied <= tie_room:
+            break
+        room, tie_room = max(room, count), max(tie_room, tied)
+    found = Found(span.runs, stretches[:count], (count,), (rows,))
+    if tied:
+        found.patch = _merge_ties(spec, found, ties[:tied], groups)
+    return found
+
+
+def find_keys(
+    span: Span,
+    spec: StoreSpec,
+    keys: pa.Array,
+    hashes: UInt64s | None,
+    first: int,
+    last: int,
+    load: RunLoader,
+) -> Iterator[tuple[int, Found]]:
+    """Many keys, in pieces of bounded size: (number of the piece's first key, its rows)."""
+    if hashes is None:
+        hashes = hash_parts(binary_parts(keys))
+    loaded = _Loaded(span, load)
+    step = max(1, MAX_CELLS // max(1, len(span.runs)))
+    for start in range(0, len(keys), step):
+        yield (
+            start,
+            _find_piece(loaded, spec, keys.slice(start, step), hashes[start : start + step], first, last),
+        )
+
+
+class _Loaded:
+    """A span's lines with the stored runs that were needed so far."""
+
+    def __init__(self, span: Span, load: RunLoader) -> None:
+        self.span = span
+        self.runs = list(span.runs) if span.has_stored else span.runs
+        self.table = span.table.copy() if span.has_stored else span.table
+        self._load = load
+
+    def need(self, low: Int32s, first: int, last: int) -> bool:
+        """Load the stored runs that `low` has no answer for; whether there are any."""
+        table = self.table
+        reach = (table[:, ROLE] == STORED) & (table[:, MAX_TS] >= first) & (table[:, MIN_TS] <= last)
+        needed = [
+            line
+            for line in np.flatnonzero(reach).tolist()
+            if not line or table[line - 1, ROLE] != PARTIAL or (low[:, line - 1] == UNKNOWN).any()
+        ]
+        absent = [line for line in needed if self.runs[line] is None]
+        for line, run in zip(absent, self._load.all([self.span.entries[at] for at in absent]), strict=True):
+            table[line, :MIN_TS] = addresses_of(run)
+            self.runs[line] = run  # type: ignore[index]
+        return bool(needed)
+
+
+def _find_piece(
+    loaded: _Loaded, spec: StoreSpec, keys: pa.Array, hashes: UInt64s, first: int, last: int
+) -> Found:
+    count, kind = len(keys), KINDS[spec.merge]
+    parts = binary_parts(keys)
+    turns = np.argsort(hashes, kind="stable")
+    low = np.empty((count, len(loaded.runs)), np.int32)
+    high = np.empty_like(low)
+    flat = loaded.table.reshape(-1)
+    search_runs(
+        flat, parts.data, parts.bounds, hashes, turns, first, last, 0, low.reshape(-1), high.reshape(-1)
+    )
+    if loaded.span.has_stored and loaded.need(low, first, last):
+        search_runs(
+            flat, parts.data, parts.bounds, hashes, turns, first, last, 1, low.reshape(-1), high.reshape(-1)
+        )
+    most = int((high.astype(np.int64) - low).sum())
+    room = min(most, max(4096, 2 * int(np.count_nonzero(high > low))))
+    tie_room = most if spec.merge is Merge.FOLD else 0
+    key_starts, key_ends, key_rows = (np.empty(count, np.int64) for _ in range(3))
+    while True:
+        stretches, ties = np.empty((room, 3), np.int32), np.empty((tie_room, 3), np.int32)
+        at = low.copy() if room < most else low
+        total, tied, groups, _ = order_rows(
+            flat,
+            turns,
+            at.reshape(-1),
+            high.reshape(-1),
+            kind,
+            stretches.reshape(-1),
+            ties.reshape(-1),
+            key_starts,
+            key_ends,
+            key_rows,
+        )
+        if total <= room:
+            break
+        room = min(total, most)
+    ordered = np.empty((total, 3), np.int32)
+    lay_out(stretches.reshape(-1), key_starts, key_ends, ordered.reshape(-1))
+    found = Found(loaded.runs, ordered, key_ends, key_rows)
+    if tied:
+        found.patch = _merge_ties(spec, found, ties[:tied], groups)
+    return found
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def gather(found: Found, stretches: Int32s, schema: pa.Schema, *, select: bool = True) -> pa.RecordBatch:
+    """The rows of the stretches, in their order, as one batch; of `schema` columns, or (not `select`) of all."""
+    names = schema.names if select else None
+    if not len(stretches):
+        return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    if len(stretches) > FEW_STRETCHES:
+        lengths = stretches[:, 2] - stretches[:, 1]
+        total = int(lengths.sum(dtype=np.int64))
+        if total < LONG_STRETCHES * len(stretches):
+            return _take(found, stretches, lengths, total, names)
+    pieces = [found.run_of(line).rows.slice(start, stop - start) for line, start, stop in stretches.tolist()]
+    batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    return batch if names is None else batch.select(names)
+
+
+def cut(stretches: Int32s, ends: Sequence[int], start: int, stop: int) -> Int32s:
+    """Rows [start, stop) of the stretches, of which the i-th ends at row `ends[i]`."""
+    if start >= stop:
+        return stretches[:0]
+    first, last = bisect_right(ends, start), bisect_left(ends, stop)
+    part = stretches[first : last + 1].copy()
+    part[0, 1] = part[0, 2] - (ends[first] - start)
+    part[-1, 2] -= ends[last] - stop
+    return part
+
+
+def stretch_ends(stretches: Int32s) -> list[int]:
+    """After how many rows each stretch ends."""
+    return np.cumsum(stretches[:, 2] - stretches[:, 1], dtype=np.int64).tolist()  # type: ignore[no-any-return]
+
+
+def _take(
+    found: Found, stretches: Int32s, lengths: Int32s, total: int, names: list[str] | None
+) -> pa.RecordBatch:
+    """Many short stretches: all rows of each run in one go, then put in order."""
+    counts = np.bincount(stretches[:, 0] + 1, weights=lengths, minlength=len(found.runs) + 1).astype(np.int64)
+    starts = np.zeros(len(counts), np.int64)
+    np.cumsum(counts[:-1], out=starts[1:])
+    rows, places = np.empty(total, np.int64), np.empty(total, np.int64)
+    scatter_stretches(np.ascontiguousarray(stretches).reshape(-1), starts, rows, places)
+    pieces = []
+    for line in np.flatnonzero(counts).tolist():
+        stop = int(starts[line])
+        chosen = pa.array(rows[stop - int(counts[line]) : stop])
+        rows_here = found.run_of(line - 1).rows
+        pieces.append((rows_here if names is None else rows_here.select(names)).take(chosen))
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_batches(pieces).take(pa.array(places))
+
+
+def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int) -> Run:
+    """One row for each group of rows with one identity: their states merged."""
+    turns = np.argsort(ties[:, 0], kind="stable")
+    ties = ties[turns]
+    lines, firsts = np.unique(ties[:, 0], return_index=True)
+    stops = [*firsts[1:].tolist(), len(ties)]
+    pieces = [
+        found.run_of(line).rows.take(pa.array(ties[first:stop, 1]))
+        for line, first, stop in zip(lines.tolist(), firsts.tolist(), stops, strict=True)
+    ]
+    rows, members = pa.concat_batches(pieces), np.ascontiguousarray(ties[:, 2])
+    _, example = np.unique(members, return_index=True)
+    columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]
+    at = 2
+    for aggregate in spec.aggregates:
+        states = [rows.column(at + part) for part in range(len(aggregate.state))]
+        columns += aggregate.merge(states, members, groups)
+        at += len(states)
+    return Run(0, _EMPTY_DIRECTORY, pa.RecordBatch.from_arrays(columns, schema=spec.rows))
+
+
+_ZERO = np.uint64(0)

@@ -1,0 +1,355 @@
+"""The operator's way to its rows: plan, then load or scan.
+
+A load is: capture buckets and pin packs in one critical section of the index; take a scratch permit if a stored
+run must be read; search and merge. It waits for nothing while the index is locked, and holds nothing but pins
+while it waits for scratch. An error on the way gives back everything taken so far.
+
+A read of hot rows takes no pin, no permit and no lock: buckets are values, and what was made of them for the
+last reader is used again until the index changes.
+
+Keys that are read count as accessed (one call for a load), and stay in use until the load is closed, so that
+pressure chooses others. Scans and `ALL` requests touch no key: a sweep over everything says nothing about any.
+
+Thread rule: safe from any thread; so is each load, by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import InvalidError, OverloadError
+from tidegate.storage.index.bucket_index import BucketIndex
+from tidegate.storage.index.entries import Bucket
+from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.memory.scratch import Permit, Scratch, ScratchLimiter
+from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.reading.joining import Joined, join_buckets
+from tidegate.storage.reading.loaded import (
+    Answer,
+    LoadedRanges,
+    ScanBatches,
+    columns_of,
+    keyed_schema,
+    result_schema,
+)
+from tidegate.storage.reading.loading import RunLoader
+from tidegate.storage.reading.lookup import Found, Span, find_keys, find_point, span_of
+from tidegate.storage.reading.plan import (
+    ALL,
+    EARLIEST,
+    LATEST,
+    All,
+    AllKeys,
+    Bounds,
+    RangeRequest,
+    RangesLoadPlan,
+    RowsTail,
+    Time,
+    check_requests,
+    key_column,
+    time_span,
+)
+from tidegate.storage.reading.scan import BATCH_ROWS, RangeScan, scan_buckets
+from tidegate.storage.reading.tails import find_tails
+from tidegate.storage.reading.view import Holding, release_all
+from tidegate.storage.runs.hashing import UInt64s, hash_keys
+from tidegate.storage.upkeep.pins import BatchPins, Lease
+
+
+class KeyUse(Protocol):
+    """Who wants to know which keys are read: the task's clock of key accesses."""
+
+    def touch(self, hashes: UInt64s) -> None:
+        """These keys were accessed now."""
+
+    def hold(self, hashes: UInt64s) -> None:
+        """These keys are in use until `unhold` is called with the same."""
+
+    def unhold(self, hashes: UInt64s) -> None: ...
+
+
+class StorageReader:
+    """Reads rows of any store of any task of this worker."""
+
+    def __init__(
+        self,
+        packs: PackCache,
+        pins: BatchPins,
+        scratch: ScratchLimiter,
+        key_use: Callable[[str], KeyUse | None] = lambda task: None,
+        overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
+    ) -> None:
+        self._packs = packs
+        self._pins = pins
+        self._scratch = scratch
+        self._key_use = key_use
+        self._overloaded = overloaded
+        self._schemas: dict[int, tuple[pa.Schema, pa.Schema]] = {}
+
+    def plan(self, task: str, state: BucketIndexState, requests: Sequence[RangeRequest]) -> RangesLoadPlan:
+        """What to read, checked; no IO, and nothing is held."""
+        check_requests(requests)
+        return RangesLoadPlan(task, state.index, requests)
+
+    def load(self, plan: RangesLoadPlan) -> LoadedRanges:
+        """Read what the plan asks for; close the result."""
+        requests = plan.requests
+        if (
+            len(requests) == 1
+            and type(requests[0].keys) is bytes
+            and type(requests[0].bounds) is not RowsTail
+        ):
+            return self._load_point(plan, requests[0])
+        return self._load_ranges(plan)
+
+    def scan(
+        self,
+        task: str,
+        state: BucketIndexState,
+        bounds: Bounds = All(),  # noqa: B008  (an immutable value)
+        *,
+        batch_rows: int = BATCH_ROWS,
+        columns: Sequence[str] | None = None,
+    ) -> RangeScan:
+        """Every key's rows inside the bounds, in batches of about `batch_rows`; close it.
+
+        Columns are key, ts, seq and payload, or those asked for; others are not made.
+        """
+        if isinstance(bounds, RowsTail) or batch_rows < 1:
+            raise InvalidError(
+                "a scan goes over all keys: bound it by time, and ask for batches of at least a row"
+            )
+        index = state.index
+        names = columns_of(keyed_schema(self._schema(index)), columns).names
+        first, last = time_span(bounds)
+        taken = _Taken(self._scratch)
+        try:
+            buckets = self._capture(task, index, first, last, taken)
+            load = self._loader(task, index, taken)
+            batches = scan_buckets(index.spec, _each_once(buckets), load, first, last, batch_rows, names)
+            return RangeScan(batches, taken.holding())
+        except BaseException:
+            taken.release()
+            raise
+
+    def join(
+        self,
+        task: str,
+        state: BucketIndexState,
+        keys: pa.BinaryArray,
+        hashes: UInt64s,
+        bounds: Bounds = All(),  # noqa: B008  (an immutable value)
+    ) -> Joined:
+        """The rows of very many keys, most of which have none; keys ascend by their hashes, each comes once.
+
+        Rows are copied, and nothing is held afterwards. Only keys that have rows count as accessed.
+        """
+        if isinstance(bounds, RowsTail):
+            raise InvalidError("a join reads all rows of its keys inside bounds of time, not a tail")
+        index, taken = state.index, _Taken(self._scratch)
+        first, last = time_span(bounds)
+        try:
+            buckets = self._capture(task, index, first, last, taken)
+            load = self._loader(task, index, taken)
+            joined = join_buckets(index.spec, self._schema(index), buckets, keys, hashes, first, last, load)
+            use = self._key_use(task)
+            if use is not None and len(joined.numbers):
+                numbers = joined.numbers
+                use.touch(hashes[numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]])
+            return joined
+        finally:
+            taken.release()
+
+    # ── one key ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _load_point(self, plan: RangesLoadPlan, request: RangeRequest) -> LoadedRanges:
+        index, bounds, key = plan.index, request.bounds, request.keys
+        spec = index.spec
+        first, last = bounds if type(bounds) is Time else (EARLIEST, LATEST)
+        width = spec.bucket_ms
+        start, end = first // width * width, last // width * width
+        taken = _Taken(self._scratch)
+        try:
+            hashed = np.empty(1, np.uint64)
+            span: Span | None = index.recall(start, end)
+            if span is None or span.has_stored:
+                version = index.version
+                buckets = self._capture(plan.task, index, first, last, taken)
+                if span is None or span.buckets != buckets:
+                    span = span_of(buckets)
+                    index.remember(version, start, end, span)
+            found = find_point(span, spec, key, request.hashes, first, last, hashed)  # type: ignore[arg-type]
+            if found is None:
+                ((_, found),) = find_keys(
+                    span, spec, key_column(key), hashed, first, last, self._loader(plan.task, index, taken)
+                )
+            use = self._key_use(plan.task)
+            if use is not None:
+                use.touch(hashed)
+                use.hold(hashed)
+                taken.add(lambda: use.unhold(hashed))
+            answer = Answer(None, ((0, found),), key)  # type: ignore[arg-type]
+            return LoadedRanges(index.spec, self._schema(index), (answer,), taken.holding())
+        except BaseException:
+            taken.release()
+            raise
+
+    # ── many ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _load_ranges(self, plan: RangesLoadPlan) -> LoadedRanges:
+        """One critical section for all requests: the buckets between the earliest and the latest bound."""
+        index, taken = plan.index, _Taken(self._scratch)
+        try:
+            answers: list[Answer | ScanBatches] = []
+            if plan.requests:
+                spans = [time_span(request.bounds) for request in plan.requests]
+                first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+                captured = _Captured(index, self._capture(plan.task, index, first, last, taken))
+                load = self._loader(plan.task, index, taken)
+                keys = [None if each.keys is ALL else key_column(each.keys) for each in plan.requests]
+                hashes = [
+                    None
+                    if column is None
+                    else hash_keys(column)
+                    if request.hashes is None
+                    else request.hashes
+                    for request, column in zip(plan.requests, keys, strict=True)
+                ]
+                self._use_keys(plan.task, [each for each in hashes if each is not None], taken)
+                for request, column, numbers in zip(plan.requests, keys, hashes, strict=True):
+                    if column is None or numbers is None:
+                        answers.append(self._scan_later(index, captured, load, request))
+                    else:
+                        answers.append(Answer(column, self._find(captured, request, column, numbers, load)))
+            return LoadedRanges(index.spec, self._schema(index), answers, taken.holding())
+        except BaseException:
+            taken.release()
+            raise
+
+    def _find(
+        self, captured: _Captured, request: RangeRequest, keys: pa.Array, hashes: UInt64s, load: RunLoader
+    ) -> list[tuple[int, Found]]:
+        spec, bounds = captured.index.spec, request.bounds
+        first, last = time_span(bounds)
+        if isinstance(bounds, RowsTail):
+            return [
+                (0, find_tails(captured.index, captured.between(first, last), keys, hashes, bounds, load))
+            ]
+        return list(find_keys(captured.span(first, last), spec, keys, hashes, first, last, load))
+
+    def _scan_later(
+        self, index: BucketIndex, captured: _Captured, load: RunLoader, request: RangeRequest
+    ) -> ScanBatches:
+        first, last = time_span(request.bounds)
+        buckets = captured.between(first, last)
+        spec = index.spec
+        return lambda columns: scan_buckets(spec, iter(buckets), load, first, last, BATCH_ROWS, columns)
+
+    def _use_keys(self, task: str, hashes: Sequence[UInt64s], taken: _Taken) -> None:
+        use = self._key_use(task)
+        if use is None or not hashes:
+            return
+        every = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
+        if len(every):
+            use.touch(every)
+            use.hold(every)
+            taken.add(lambda: use.unhold(every))
+
+    # ── capturing and loading ────────────────────────────────────────────────────────────────────────────────
+
+    def _capture(self, task: str, index: BucketIndex, first: int, last: int, taken: _Taken) -> list[Bucket]:
+        """Buckets in reach of the bounds; what is not hot in them is pinned before anybody can retire it."""
+        buckets, lease = index.capture(
+            index.spec.bucket_of(first), last, lambda refs: self._pins.pin(task, refs)
+        )
+        taken.add_lease(lease)
+        return buckets
+
+    def _loader(self, task: str, index: BucketIndex, taken: _Taken) -> RunLoader:
+        def admit() -> None:
+            try:
+                taken.need_scratch()
+            except OverloadError as error:
+                self._overloaded(task, error.reason)
+                raise
+
+        return RunLoader(self._packs, task, index.spec, admit)
+
+    def _schema(self, index: BucketIndex) -> pa.Schema:
+        known = self._schemas.get(id(index.spec))
+        if known is None or known[0] is not index.spec.rows:
+            known = self._schemas[id(index.spec)] = (index.spec.rows, result_schema(index.spec))
+        return known[1]
+
+
+class _Captured:
+    """The buckets of one critical section, and the tables made of parts of them."""
+
+    def __init__(self, index: BucketIndex, buckets: Sequence[Bucket]) -> None:
+        self.index = index
+        self._buckets = buckets
+        self._starts = [bucket.start for bucket in buckets]
+        self._spans: dict[tuple[int, int], Span] = {}
+
+    def between(self, first: int, last: int) -> Sequence[Bucket]:
+        start = bisect_left(self._starts, self.index.spec.bucket_of(first))
+        return self._buckets[start : bisect_right(self._starts, last)]
+
+    def span(self, first: int, last: int) -> Span:
+        width = self.index.spec.bucket_ms
+        key = (first // width, last // width)
+        span = self._spans.get(key)
+        if span is None:
+            span = self._spans[key] = span_of(self.between(first, last))
+        return span
+
+
+class _Taken:
+    """What a load has taken so far."""
+
+    __slots__ = ("_holding", "_permit", "_releases", "_scratch")
+
+    def __init__(self, scratch: ScratchLimiter) -> None:
+        self._scratch = scratch
+        self._permit: Permit | None = None
+        self._holding: Holding | None = None
+        self._releases: list[Callable[[], None]] = []
+
+    def add(self, release: Callable[[], None]) -> None:
+        self._releases.append(release)
+
+    def add_lease(self, lease: Lease | None) -> None:
+        if lease is not None:
+            self._releases.append(lease.close)
+
+    def need_scratch(self) -> None:
+        """A permit for all of this load, taken when the first stored run is read."""
+        if self._holding is not None and not self._holding.is_open:
+            raise InvalidError("this load is closed, and its packs may be gone: load again")
+        if self._permit is None:
+            self._permit = self._scratch.permit(Scratch.READER)
+            self._releases.append(self._permit.close)
+
+    def holding(self) -> Holding:
+        """Hand everything over; what is taken later still ends up with it."""
+        self._holding = Holding(self._releases)
+        return self._holding
+
+    def release(self) -> None:
+        releases, self._releases = self._releases, []
+        release_all(releases)
+
+
+def _each_once(buckets: list[Bucket]) -> Iterator[Bucket]:
+    """The buckets in order, each let go when the next is asked for."""
+    buckets.reverse()
+    while buckets:
+        yield buckets.pop()
+
+
+__all__ = ["ALL", "AllKeys", "KeyUse", "StorageReader"]

@@ -1,0 +1,1 @@
+"""Runs: immutable sorted rows of one bucket; building, merging and folding them."""

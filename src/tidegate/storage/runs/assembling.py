@@ -1,0 +1,150 @@
+"""Sorted keys and rows become runs: cut at a number of rows, each run with a directory and buffers of its own.
+
+Every run is gathered by itself, so dropping one gives its memory back, whatever came out of the same batch.
+Thread rule: pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.kernels.run_merge import copy_keys, gather_words, measure_lines
+from tidegate.storage.runs.hashing import Int32s, UInt64s, aligned, binary_parts
+from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
+
+_BINARY, _INT32, _INT64, _UINT64 = pa.binary(), pa.int32(), pa.int64(), pa.uint64()
+NO_NUMBERS = np.empty(0, np.int64)
+
+
+class KeySource(NamedTuple):
+    """Where keys are copied from, by line: their hashes, and a binary column's two buffers."""
+
+    hashes: UInt64s
+    data: npt.NDArray[np.uint8]
+    bounds: Int32s
+
+
+def assemble(
+    bucket: int,
+    keys: KeySource,
+    lines: Int32s,
+    starts: Int32s,
+    rows_between: Callable[[int, int], pa.RecordBatch],
+    max_rows: int,
+) -> list[Run]:
+    """The runs of one bucket: line `lines[i]` of `keys` has the rows from starts[i] to starts[i + 1].
+
+    `rows_between` answers the rows from one place to another; a run has at most `max_rows` of them.
+    """
+    first, end = int(starts[0]), int(starts[-1])
+    if end - first <= max_rows:
+        return [make_run(bucket, keys, lines, starts - np.int32(first), rows_between(first, end))]
+    runs = []
+    for start in range(first, end, max_rows):
+        stop = min(start + max_rows, end)
+        low, high = keys_between(starts, start, stop)
+        part = np.clip(starts[low : high + 1] - np.int32(start), 0, stop - start)
+        runs.append(make_run(bucket, keys, lines[low:high], part, rows_between(start, stop)))
+    return runs
+
+
+def keys_between(starts: Int32s, start: int, stop: int) -> tuple[int, int]:
+    """Which keys, from and up to, have rows between two places."""
+    return int(np.searchsorted(starts, start, "right")) - 1, int(np.searchsorted(starts[:-1], stop, "left"))
+
+
+def make_run(bucket: int, keys: KeySource, lines: Int32s, starts: Int32s, rows: pa.RecordBatch) -> Run:
+    """A run of these lines of `keys`, whose rows begin at `starts` and end with the last of them.
+
+    What a run derives from its columns when asked is at hand here, so it is handed over.
+    """
+    count = len(lines)
+    hashes, bounds = np.empty(count, np.uint64), np.empty(count + 1, np.int32)
+    content = np.empty(measure_lines(lines, keys.hashes, keys.bounds, hashes, bounds), np.uint8)
+    copy_keys(lines, keys.data, keys.bounds, bounds, content)
+    starts = starts.astype(np.int32, copy=False)
+    directory = pa.RecordBatch.from_arrays(
+        [
+            numbers_column(_UINT64, hashes),
+            pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0),
+            numbers_column(_INT32, starts[:-1]),
+        ],
+        schema=DIRECTORY,
+    )
+    columns = rows.columns
+    run = Run(bucket, directory, rows)
+    run.__dict__.update(
+        hashes=hashes,
+        starts=starts,
+        ts=words(columns[0]),
+        seq=words(columns[1]),
+        # a hash, a start and an offset a key; Arrow does not count the offset after the last
+        nbytes=(8 + 4 + 4) * count + content.nbytes + sum(map(_nbytes, columns)),
+    )
+    return run
+
+
+def _nbytes(column: pa.Array) -> int:
+    """What `column.nbytes` answers, sooner where that is plain; a bitmap without nulls counts too."""
+    if is_word(column.type) and column.buffers()[0] is None:
+        return 8 * len(column)
+    return int(column.nbytes)
+
+
+def numbers_column(type_: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """An Arrow column over a numpy array, without a copy and without nulls."""
+    return pa.Array.from_buffers(type_, len(values), [None, pa.py_buffer(values)], 0)
+
+
+def int64_column(values: Int64s) -> pa.Array:
+    return numbers_column(_INT64, values)
+
+
+def words(column: pa.Array) -> Int64s:
+    """The values of a column of eight-byte values as numbers, without a copy; what a null holds is undefined."""
+    if not len(column):
+        return NO_NUMBERS
+    return aligned(np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset))
+
+
+def gather_numbers(values: Int64s, rows: Int32s) -> pa.Array:
+    """An int64 column of the values at these rows."""
+    into = np.empty(len(rows), np.int64)
+    gather_words(values, rows, into)
+    return numbers_column(_INT64, into)
+
+
+def gather(column: pa.Array, rows: Int32s) -> pa.Array:
+    """The values at these rows, in buffers of their own."""
+    if is_word(column.type) and not column.null_count:
+        into = np.empty(len(rows), np.int64)
+        gather_words(words(column), rows, into)
+        return numbers_column(column.type, into)
+    return column.take(numbers_column(_INT32, rows))
+
+
+@lru_cache(maxsize=256)
+def is_word(type_: pa.DataType) -> bool:
+    """Whether values of this type are eight plain bytes."""
+    return bool(pa.types.is_primitive(type_) and type_.bit_width == 64)
+
+
+def own_slice(column: pa.Array, start: int, stop: int) -> pa.Array:
+    """Values `start` to `stop`; the whole column as it is, a part of it in buffers of its own."""
+    if start == 0 and stop == len(column):
+        return column
+    if not column.null_count and is_word(column.type):
+        return numbers_column(column.type, words(column)[start:stop].copy())
+    if not column.null_count and column.type == _BINARY:
+        data, bounds = binary_parts(column)
+        first = bounds[start]
+        content = data[first : bounds[stop]].copy()
+        buffers = [None, pa.py_buffer(bounds[start : stop + 1] - first), pa.py_buffer(content)]
+        return pa.Array.from_buffers(_BINARY, stop - start, buffers, 0)
+    return gather(column, np.arange(start, stop, dtype=np.int32))

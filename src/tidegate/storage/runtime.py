@@ -1,0 +1,383 @@
+"""The composition root of a worker's storage: builds every part from one config, wires them, and hands out facades.
+
+One for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. Operators
+see `reader()`, `writer()`, `state_handle()` and may start and stop maintenance of their task; a master sees
+`checkpoint`, `apply_checkpoint` and `release_checkpoint` and keeps tokens it never looks into.
+
+The methods that end in -ing are the maintenance operations as generators, for whoever drives them step by step: a
+seeded scheduler, a tool. Everything else runs to its end before it returns.
+
+Thread rule: one operator thread for each task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends;
+all the rest from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.errors import InvalidError, OverloadError
+from tidegate.metrics import Metrics
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.scheduling import Scheduler, ThreadScheduler
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.config import StorageConfig
+from tidegate.storage.context import RuntimeContext
+from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.memory.backlog import BacklogBudget
+from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
+from tidegate.storage.memory.scratch import ScratchLimiter
+from tidegate.storage.packs.garbage import GarbageReport, collect_garbage
+from tidegate.storage.packs.manifest import ManifestChain
+from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.packs.token import Token
+from tidegate.storage.reading.reader import StorageReader
+from tidegate.storage.state.handle import StateHandle
+from tidegate.storage.state.ports import StateCodec, Value
+from tidegate.storage.state.shelf import shelf_state
+from tidegate.storage.stats import StorageStats
+from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, TaskStorage
+from tidegate.storage.upkeep.checkpointing import checkpoint
+from tidegate.storage.upkeep.compact import compact
+from tidegate.storage.upkeep.dump import dump
+from tidegate.storage.upkeep.operations import WAITING, Operation, run_through
+from tidegate.storage.upkeep.pins import BatchPins
+from tidegate.storage.upkeep.pressure import Relief, relieve
+from tidegate.storage.upkeep.rehydrate import rehydrate
+from tidegate.storage.upkeep.restoring import fill, forget, restore
+from tidegate.storage.upkeep.retirement import BatchRetirementQueue
+from tidegate.storage.upkeep.supervisor import MaintenanceSupervisor
+from tidegate.storage.wiring import Leaks, Wired, leaks_of, wire
+from tidegate.storage.writer import StorageWriter
+
+
+class WorkerStorageRuntime:
+    """The storage of one worker process. Make it with `open`."""
+
+    def __init__(self, wired: Wired, scheduler: Scheduler) -> None:
+        self._parts = parts = wired.parts
+        self._reader = wired.reader
+        self._writer = StorageWriter(parts, self._relieve)
+        wired.shelf.write_with(self._writer)
+        self._scheduler = scheduler
+        self._owns_scheduler = False
+        self.supervisor = MaintenanceSupervisor(parts, scheduler)
+        parts.pool.set_relief(self._relieve_worker)
+
+    @classmethod
+    def open(
+        cls,
+        config: StorageConfig,
+        backend: StorageBackend | Callable[[], StorageBackend],
+        *,
+        clock: Clock | None = None,
+        scheduler: Scheduler | None = None,
+        randomness: Randomness | None = None,
+        metrics: Metrics | None = None,
+    ) -> WorkerStorageRuntime:
+        """Put the storage together. `backend` may be a function, called only once the config is known good."""
+        if not isinstance(config, StorageConfig):
+            raise InvalidError(f"storage is opened with {type(config).__name__}; give it a StorageConfig")
+        clock = clock or SystemClock()
+        opened = backend() if callable(backend) else backend
+        wired = wire(config, opened, clock, randomness or SystemRandomness(), metrics or Metrics())
+        runtime = cls(wired, scheduler or ThreadScheduler(clock, "tidegate-storage"))
+        runtime._owns_scheduler = scheduler is None
+        return runtime
+
+    # -- what operators use ----------------------------------------------------------------------
+
+    def reader(self) -> StorageReader:
+        return self._reader
+
+    def writer(self) -> StorageWriter:
+        return self._writer
+
+    def state_handle(self, task: str, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
+        """The per-key state of this name; all handles of one task and name share one cache."""
+        storage = self._task(task)
+        if STATE_PREFIX + namespace not in storage.stores:
+            self.attach(task, shelf_state(namespace))
+        return self._parts.states.handle(task, namespace, codec)
+
+    def context(self, task: str) -> RuntimeContext:
+        """What the task's operators are given."""
+        self._task(task)
+        return RuntimeContext(task, self)
+
+    def attach(self, task: str, state: BucketIndexState) -> None:
+        """Take a state's store in; if the task was restored from a checkpoint that has it, with that content."""
+        storage, spec = self._task(task), state.index.spec
+        storage.check()
+        if (known := storage.stores.get(spec.name)) is not None:
+            if known.state.index is state.index:
+                return
+            raise InvalidError(f"task {task} has a store {spec.name} already: give each store its own name")
+        if state.index.bucket_count:
+            raise InvalidError(
+                f"store {spec.name} of task {task} has runs before it is attached, and nobody accounts for them: "
+                "attach the state first, then append"
+            )
+        is_internal = spec.name.startswith(STATE_PREFIX)
+        store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
+        fill(storage, store)
+        with storage.lock:
+            storage.stores[spec.name] = store
+
+    def detach(self, task: str, state: BucketIndexState | None = None) -> None:
+        """Give up one store of a task, or with no state the whole task: its memory and budgets are free again.
+
+        Stored data of checkpoints stays; of a store given up, the next checkpoint says nothing more.
+        """
+        storage, parts = self._parts.tasks.get(task), self._parts
+        self.supervisor.stop(storage)
+        if state is not None:
+            store = storage.store_of(state)
+            gone = state.index.load((), next_order=0, max_cursor=None)
+            parts.drop_hot(storage, gone.hot)
+            parts.retire(storage, gone.stored)
+            parts.backlog.release(gone.charge, task=task)
+            with storage.lock:
+                del storage.stores[store.spec.name]
+            return
+        forget(parts, storage)
+        parts.use.forget_dead(task)
+        parts.states.drop([task])
+        parts.holds.clear(task)
+        self.supervisor.forget(storage)
+        parts.tasks.remove(task)
+        parts.pool.detach(task)
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def checkpoint(self, task: str) -> bytes:
+        """Make a restore point of the task; the token to restore it with. On the operator's thread."""
+        parts = self._parts
+        parts.tasks.get(task).check()
+        try:
+            return run_through(
+                self.checkpointing(task), parts.clock, timeout_ms=parts.config.scratch_timeout_ms
+            )
+        except OverloadError as error:
+            parts.stats.overloaded(task, error.reason)
+            raise
+
+    def apply_checkpoint(self, task: str, token: bytes, *, retained: Sequence[bytes] = ()) -> None:
+        """Make the task what it was at that checkpoint. Only metadata is read; rows are read when asked for.
+
+        `retained` are tokens of older checkpoints that must stay restorable: without them, a fresh process knows
+        of none, and deletes what only those need as soon as the restored content does not need it any more.
+        """
+        storage = self._task(task)
+        started = self._parts.clock.monotonic_ms()
+        was_running = self.supervisor.stop(storage)
+        try:
+            restore(self._parts, storage, token, retained)
+        finally:  # a refused token changes nothing: the task goes on as it was
+            if was_running and storage.failure is None:
+                self.supervisor.start(storage)
+        self._parts.stats.restored(task, ms=self._parts.ms_since(started))
+
+    def release_checkpoint(self, task: str, token: bytes) -> None:
+        """Say that nobody will restore this checkpoint any more; what only it needed may be deleted."""
+        decoded = Token.decode(token)
+        decoded.check(self._parts.backend, task)
+        storage = self._parts.tasks.get(task)
+        self._parts.holds.release(task, decoded.number)
+        if decoded.number in storage.retained:
+            storage.retained.remove(decoded.number)
+
+    def collect_garbage(
+        self, task: str, retained: Sequence[bytes], *, grace_ms: int | None = None, dry_run: bool = False
+    ) -> GarbageReport:
+        """Remove the task's objects that neither it nor a retained token needs."""
+        parts, storage = self._parts, self._parts.tasks.find(task)
+        keep: set[str] = set()
+        if storage is not None:
+            # Live packs, held checkpoints, manifests to build on, what readers hold, and what waits to be deleted.
+            keep = {*parts.use.packs(task), *parts.holds.packs(task), *parts.pins.pinned(task)}
+            keep |= {*storage.chain.names(), *parts.retirement.retired(task)}
+        return collect_garbage(
+            parts.backend,
+            task,
+            retained,
+            grace_ms=parts.config.garbage_grace_ms if grace_ms is None else grace_ms,
+            now_ms=parts.clock.now_ms(),
+            dry_run=dry_run,
+            keep=keep,
+        )
+
+    # -- maintenance -----------------------------------------------------------------------------
+
+    def start(self, task: str) -> None:
+        """Run the task's maintenance in the background; fine when it runs already."""
+        self.supervisor.start(self._task(task))
+
+    def stop(self, task: str) -> None:
+        """End the background maintenance of the task; returns when none of it runs any more."""
+        self.supervisor.stop(self._parts.tasks.get(task))
+
+    def maintain(self, task: str, budget_ms: int) -> bool:
+        """Do maintenance here for about `budget_ms`; True when a whole pass came to its end."""
+        return self.supervisor.maintain(self._parts.tasks.get(task), budget_ms)
+
+    def compacting(
+        self, task: str, state: BucketIndexState, bucket: int, *, whole: bool = True
+    ) -> Operation[bool]:
+        """Merge runs of one bucket: all that are in memory, or (`whole=False`) those whose sizes make it pay."""
+        storage, store = self._store(task, state)
+        return compact(self._parts, storage, store, bucket, whole=whole)
+
+    def dumping(
+        self, task: str, state: BucketIndexState, buckets: Sequence[int], *, evict: bool
+    ) -> Operation[int]:
+        """Store the runs of these buckets, keeping or evicting their hot copies."""
+        storage, store = self._store(task, state)
+        return dump(self._parts, storage, store, buckets, evict=evict)
+
+    def rehydrating(self, task: str, state: BucketIndexState, bucket: int) -> Operation[bool]:
+        """Bring one bucket's runs back into memory."""
+        storage, store = self._store(task, state)
+        return rehydrate(self._parts, storage, store, bucket)
+
+    def relieving(self, task: str) -> Operation[Relief]:
+        """Bring the task's memory below its limits by evicting its coldest keys."""
+        return relieve(self._parts, self._parts.tasks.get(task))
+
+    def repacking(self, task: str) -> Operation[None]:
+        """Move what is live out of packs that are mostly dead."""
+        return self.supervisor.repacking(self._parts.tasks.get(task))
+
+    def deleting(self, task: str) -> Operation[None]:
+        """Delete retired packs that nobody needs."""
+        return self.supervisor.deleting(self._parts.tasks.get(task))
+
+    def checkpointing(self, task: str) -> Operation[bytes]:
+        """`checkpoint`, step by step."""
+        storage = self._parts.tasks.get(task)
+        self.supervisor.close_inline(storage)
+        operation = checkpoint(self._parts, storage)
+        try:
+            while True:
+                phase = next(operation)
+                if phase == WAITING:  # perhaps for a bucket of a pass that was begun meanwhile on this thread
+                    self.supervisor.close_inline(storage)
+                yield phase
+        except StopIteration as ended:
+            token: Token = ended.value
+            return token.encode()
+        finally:
+            operation.close()
+
+    # -- looking at it ---------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> StorageStats:
+        return self._parts.stats
+
+    @property
+    def pool(self) -> WorkerMemoryPool:
+        return self._parts.pool
+
+    @property
+    def backlog(self) -> BacklogBudget:
+        return self._parts.backlog
+
+    @property
+    def pins(self) -> BatchPins:
+        return self._parts.pins
+
+    @property
+    def retirement(self) -> BatchRetirementQueue:
+        return self._parts.retirement
+
+    @property
+    def scratch(self) -> ScratchLimiter:
+        return self._parts.scratch
+
+    @property
+    def packs(self) -> PackCache:
+        return self._parts.packs
+
+    def charge_of(self, task: str) -> int:
+        """What the runs of all the task's stores hold of the backlog."""
+        storage = self._parts.tasks.get(task)
+        waiting = sum(entry.charge for state in storage.restored.values() for entry in state.entries)
+        return waiting + sum(store.state.index.total_charge for store in storage.attached())
+
+    def leaks(self) -> Leaks:
+        """What somebody holds now."""
+        return leaks_of(self._parts)
+
+    def close(self) -> Leaks:
+        """Stop all maintenance and close the backend. Flushes nothing; says what was never given back."""
+        for storage in self._parts.tasks.all():
+            self.supervisor.stop(storage)
+        if self._owns_scheduler:
+            self._scheduler.close()
+        leaks = self.leaks()
+        self._parts.pool.set_relief(None)
+        self._parts.packs.close()
+        self._parts.backend.close()
+        return leaks
+
+    def __enter__(self) -> WorkerStorageRuntime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _task(self, task: str) -> TaskStorage:
+        """The task's storage, made on first use."""
+        parts = self._parts
+        found = parts.tasks.find(task)
+        if found is not None:
+            return found
+        parts.pool.attach(task)
+        clock = KeyClock(task, max_keys=parts.config.max_hot_keys)
+        storage = TaskStorage(task, clock, ManifestChain(parts.backend, task))
+        added = parts.tasks.add(storage)
+        if added is storage:
+            parts.stats.watch_task(
+                clock, parts.pins, parts.retirement, parts.use, lambda: parts.states.of(task)
+            )
+        return added
+
+    def _store(self, task: str, state: BucketIndexState) -> tuple[TaskStorage, AttachedStore]:
+        storage = self._parts.tasks.get(task)
+        return storage, storage.store_of(state)
+
+    def _relieve(self, task: str) -> int:
+        return self._relief(relieve(self._parts, self._parts.tasks.get(task)))
+
+    def _relieve_worker(self, shares: list[ReliefShare]) -> int:
+        """Take memory back across tasks, as the pool shared it out."""
+        freed = 0
+        for task in dict.fromkeys(share.task for share in shares):
+            storage = self._parts.tasks.find(task)
+            if storage is None:
+                continue
+            floors = {
+                share.tenant: max(0, self._parts.pool.used(task, share.tenant) - share.nbytes)
+                for share in shares
+                if share.task == task
+            }
+            freed += self._relief(relieve(self._parts, storage, floors))
+        return freed
+
+    def _relief(self, operation: Operation[Relief]) -> int:
+        try:
+            relief = run_through(
+                operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms
+            )
+        except OverloadError as error:
+            if error.reason != "maintenance_blocked":
+                raise
+            return 0  # all slots are taken: the caller waits for memory as if there were nothing to relieve
+        return relief.freed_bytes

@@ -1,0 +1,104 @@
+"""What one store holds and how its equal rows merge; the arithmetic of buckets and time segments.
+
+A store is one operator's rows in one task. Every row has a key (bytes), a cursor (`ts` in milliseconds, `seq`)
+and payload columns; (key, ts, seq) is its identity, whatever the kind of merge. The kinds differ only in what
+happens when one identity is written twice:
+
+    append   never happens: the writer numbers rows, so each is its own          (events)
+    last     the later write wins; a tombstone is a write too                    (upserts, dedupe ids, tables)
+    fold     the two partial states are merged, aggregate by aggregate           (counts, sums, …)
+
+`ts` is the event time for `append` and the window start (session end) for the others; `seq` is the writer's
+number for `append`, and the caller's second half of the identity (0, a session start) for the others.
+
+Buckets and time segments are floors, also below zero: −1 lies in the bucket −width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.storage.runs.aggregates import Aggregate
+
+RESERVED = ("key", "ts", "seq", "deleted")
+
+
+class Merge(StrEnum):
+    """What happens to two rows of one identity."""
+
+    APPEND = "append"
+    LAST = "last"
+    FOLD = "fold"
+
+
+class Cursor(NamedTuple):
+    """A row's place inside its key, compared as a pair."""
+
+    ts: int
+    seq: int
+
+
+LOWEST = Cursor(-(2**63), -(2**63))
+HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """The shape of a store, fixed for its life; `payload` is derived from the aggregates for a fold."""
+
+    name: str
+    merge: Merge
+    payload: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    aggregates: tuple[Aggregate, ...] = ()
+    bucket_ms: int = 60_000
+    segment_ms: int = 0  # the time segment's interval; 0: one time segment is one bucket
+    rows: pa.Schema = field(init=False, repr=False, compare=False)
+    """The columns of a run's rows: cursor, tombstone mark (`last` only), payload."""
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name:
+            raise InvalidError(f"store name {self.name!r}: use a non-empty name without '/'")
+        if self.bucket_ms <= 0:
+            raise InvalidError(f"store {self.name}: bucket_ms is {self.bucket_ms}; it must be above 0")
+        if self.segment_ms == 0:
+            object.__setattr__(self, "segment_ms", self.bucket_ms)
+        if self.segment_ms < self.bucket_ms or self.segment_ms % self.bucket_ms:
+            raise InvalidError(
+                f"store {self.name}: segment_ms {self.segment_ms} is not a multiple of bucket_ms {self.bucket_ms}"
+            )
+        if bool(self.aggregates) != (self.merge is Merge.FOLD):
+            raise InvalidError(f"store {self.name}: a fold needs aggregates, and nothing else has them")
+        if self.merge is Merge.FOLD:
+            if len(self.payload.names):
+                raise InvalidError(f"store {self.name}: a fold's payload follows from its aggregates")
+            object.__setattr__(
+                self, "payload", pa.schema([field for each in self.aggregates for field in each.state])
+            )
+        taken = [name for name in self.payload.names if name in RESERVED]
+        if taken or len(set(self.payload.names)) != len(self.payload.names):
+            raise InvalidError(f"store {self.name}: column names {taken or self.payload.names} clash")
+        mark = [pa.field("deleted", pa.bool_(), nullable=False)] if self.merge is Merge.LAST else []
+        cursor = [pa.field(name, pa.int64(), nullable=False) for name in ("ts", "seq")]
+        object.__setattr__(self, "rows", pa.schema([*cursor, *mark, *list(self.payload)]))
+
+    @property
+    def fingerprint(self) -> str:
+        """What must not change between writing a store and reading it: kind, columns, aggregates, widths."""
+        shape = [self.name, self.merge.value, str(self.bucket_ms), str(self.segment_ms)]
+        shape += [f"{each.name}:{each.type}:{each.nullable}" for each in self.payload]
+        shape += [each.fingerprint() for each in self.aggregates]
+        return hashlib.blake2b("\0".join(shape).encode(), digest_size=16).hexdigest()
+
+    def bucket_of(self, ts: int) -> int:
+        """Where the bucket of `ts` starts."""
+        return ts // self.bucket_ms * self.bucket_ms
+
+    def segment_of(self, ts: int) -> int:
+        """Where the time segment of `ts` starts."""
+        return ts // self.segment_ms * self.segment_ms

@@ -1,0 +1,1 @@
+"""Operator state: one blob a key, cached, flushed, evicted with the key's rows."""

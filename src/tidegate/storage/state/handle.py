@@ -1,0 +1,188 @@
+"""What an operator sees of its state: `StateHandle`; and the worker's register of caches, one a (task, namespace).
+
+Two handles of one task and namespace share one cache, so each sees the other's writes at once; handles of other
+tasks or namespaces share nothing, also for equal keys.
+
+Thread rule: as `StateCache`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.clock import Clock
+from tidegate.errors import InvalidError
+from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.pool import WorkerMemoryPool
+from tidegate.storage.state.cache import StateCache
+from tidegate.storage.state.ports import BlobShelf, StateCodec, Value
+from tidegate.storage.state.residents import Entry
+
+
+class Held(Generic[Value]):
+    """A value inside `use`: change it in place and say `changed`, or set another."""
+
+    def __init__(self, cache: StateCache[Value], key: bytes, entry: Entry[Value]) -> None:
+        self._cache = cache
+        self._key = key
+        self._entry = entry
+
+    @property
+    def value(self) -> Value:
+        return self._entry.value
+
+    def set(self, value: Value) -> None:
+        self._cache.put(self._key, value)
+
+    def changed(self) -> None:
+        """The value was changed in place."""
+        self._cache.mark_dirty(self._key)
+
+
+class StateHandle(Generic[Value]):
+    """An operator's state: one value a key, kept beyond memory and across restarts."""
+
+    def __init__(self, cache: StateCache[Value]) -> None:
+        self._cache = cache
+
+    @property
+    def task(self) -> str:
+        return self._cache.task
+
+    @property
+    def namespace(self) -> str:
+        return self._cache.namespace
+
+    def get(self, key: bytes) -> Value | None:
+        """The value, loaded if it must be; None when there is none."""
+        return self._cache.get(key)
+
+    def get_or_load(self, key: bytes, make: Callable[[], Value]) -> Value:
+        """The value, loaded if it must be, made when there is none."""
+        return self._cache.get_or_load(key, make)
+
+    get_or_insert = get_or_load  # a key that is merely not resident must never start anew
+
+    @contextmanager
+    def use(self, key: bytes, make: Callable[[], Value]) -> Iterator[Held[Value]]:
+        """The value, kept in memory until the block ends: how to change one in place."""
+        entry = self._cache.hold(key, make)
+        try:
+            yield Held(self._cache, key, entry)
+        finally:
+            self._cache.unhold(entry)
+
+    def put(self, key: bytes, value: Value) -> None:
+        self._cache.put(key, value)
+
+    def mark_dirty(self, key: bytes) -> None:
+        """The resident value was changed in place; `InvalidError` when it is not resident any more."""
+        self._cache.mark_dirty(key)
+
+    def delete(self, key: bytes) -> None:
+        self._cache.delete(key)
+
+    def flush(self, key: bytes) -> int:
+        """Save one key, if it is dirty."""
+        return self._cache.flush([key])
+
+    def flush_all(self) -> int:
+        """Save every dirty key; how many there were."""
+        return self._cache.flush()
+
+    def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The blobs of many keys as one column, null where there is none."""
+        return self._cache.get_many(keys)
+
+    def put_many(self, keys: pa.BinaryArray, blobs: pa.BinaryArray) -> None:
+        """Save the blobs of many keys at once; of one key given twice, the later wins."""
+        self._cache.put_many(keys, blobs)
+
+    def delete_many(self, keys: pa.BinaryArray) -> None:
+        self._cache.delete_many(keys)
+
+
+class StateCaches:
+    """The caches of one worker."""
+
+    def __init__(
+        self,
+        shelf: BlobShelf,
+        pool: WorkerMemoryPool,
+        clock: Clock,
+        *,
+        key_clock: Callable[[str], KeyClock | None] = lambda task: None,
+        timeout_ms: int = 30_000,
+        overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
+    ) -> None:
+        self._shelf = shelf
+        self._pool = pool
+        self._clock = clock
+        self._key_clock = key_clock
+        self._timeout_ms = timeout_ms
+        self._overloaded = overloaded
+        self._lock = threading.Lock()
+        self._caches: dict[tuple[str, str], StateCache[Any]] = {}
+
+    def handle(self, task: str, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
+        """A handle on the one cache of the task and namespace, which the first call makes."""
+        if not namespace or "/" in namespace:
+            raise InvalidError(
+                f"state namespace {namespace!r} of task {task}: use a non-empty name without '/'"
+            )
+        with self._lock:
+            cache = self._caches.get((task, namespace))
+            if cache is None:
+                cache = self._caches[task, namespace] = StateCache(
+                    task,
+                    namespace,
+                    codec,
+                    self._shelf,
+                    self._pool,
+                    self._clock,
+                    key_clock=self._key_clock(task),
+                    timeout_ms=self._timeout_ms,
+                    overloaded=self._overloaded,
+                )
+            elif type(cache.codec) is not type(codec):
+                raise InvalidError(
+                    f"state {namespace} of task {task} is open with {type(cache.codec).__name__} and asked for with "
+                    f"{type(codec).__name__}: use one codec, or another namespace"
+                )
+            return StateHandle(cache)
+
+    def of(self, task: str) -> list[StateCache[Any]]:
+        """The caches of a task, by namespace."""
+        with self._lock:
+            return [cache for (owner, _), cache in sorted(self._caches.items()) if owner == task]
+
+    def flush_all(self, task: str) -> int:
+        """Save all that is dirty of a task; how many values that were."""
+        return sum(cache.flush() for cache in self.of(task))
+
+    def evict(self, task: str, hashes: npt.NDArray[np.uint64]) -> int:
+        """Take these keys' values, of all namespaces, out of memory; the bytes that came free."""
+        return sum(cache.evict(hashes) for cache in self.of(task))
+
+    def dirty(self, task: str) -> int:
+        return sum(cache.dirty for cache in self.of(task))
+
+    def clear(self, task: str) -> None:
+        """Forget what is resident of a task, saved or not; its handles go on and load what is on the shelf."""
+        for cache in self.of(task):
+            cache.clear()
+
+    def drop(self, tasks: Iterable[str]) -> None:
+        """Forget the caches of tasks that leave the worker."""
+        for task in tasks:
+            self.clear(task)
+            with self._lock:
+                for key in [key for key in self._caches if key[0] == task]:
+                    del self._caches[key]

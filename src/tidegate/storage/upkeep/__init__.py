@@ -1,0 +1,1 @@
+"""Maintenance: compact, dump, evict, rehydrate, retire, delete; the supervisor that runs it."""

@@ -1,0 +1,182 @@
+"""Compaction: neighbouring runs of one bucket become one tier, by the kind of merge.
+
+Small merges happen in memory and leave a hot base run, to be stored later. Large ones (above `max_batch_bytes`)
+go strip by strip over ranges of key hashes: each strip is merged and stored as it is made, so that a bucket of
+any size is merged in the memory of two strips. All pieces of one merge share the highest order of its inputs.
+
+M1  only neighbours in order are merged, all of them readable, or nothing is published (INV-8).
+M2  a merge that includes the oldest run of the bucket drops tombstones: nothing is left below to hide.
+M3  `append` keeps the charge of its inputs; `last` and `fold` give back what merging made unreachable.
+M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs go instead (INV-7, INV-9).
+
+A generator: phases `captured`, `merged` (one for each strip), `placed`; see `operations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from tidegate.storage.index.entries import Bucket, HotCopy, RunEntry, StoredRef, Tenant
+from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.parts import StorageParts
+from tidegate.storage.runs.merging import merge_runs, slice_rows
+from tidegate.storage.runs.run import Run
+from tidegate.storage.spec import Merge
+from tidegate.storage.tasks import AttachedStore, TaskStorage
+from tidegate.storage.upkeep.operations import WAITING, Operation, Undo, undoing
+from tidegate.storage.upkeep.tiers import Tier, choose_window, hot_window, is_unsettled, tiers_of
+
+Choice = Callable[[Sequence[Tier]], "tuple[int, int] | None"]
+
+
+def compact(
+    parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int, *, whole: bool = False
+) -> Operation[bool]:
+    """Merge what is worth merging in the bucket; whether something was published.
+
+    `whole` merges every run that is in memory next to another one, whatever the sizes.
+    """
+    choose: Choice = hot_window if whole else _by_size(parts, store.spec.merge)
+    index = store.state.index
+    with ExitStack() as held:
+        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
+            yield WAITING
+        held.callback(permit.close)
+        unlock = parts.locks.try_lock(task.task, store.spec.name, bucket)
+        if unlock is None:
+            return False
+        held.callback(unlock)
+        undo = held.enter_context(undoing())
+        captured, lease = index.capture(bucket, bucket, lambda refs: parts.pins.pin(task.task, refs))
+        if lease is not None:
+            held.callback(lease.close)
+        if not captured:
+            return False
+        found = captured[0]
+        tiers = tiers_of(found.runs)
+        window = choose(tiers)
+        if window is None:
+            return False
+        started = parts.clock.monotonic_ms()
+        inputs = [run for tier in tiers[window[0] : window[1]] for run in tier.runs]
+        yield "captured"
+        merged = yield from _merge(parts, task, store, inputs, drop_tombstones=window[0] == 0, undo=undo)
+        yield "placed"
+        if not _publish(parts, task, store, found, inputs, merged):
+            parts.stats.lost(task.task, "compact")
+            return False
+        undo.forget()
+        nbytes = sum(run.nbytes for run in inputs)
+        parts.stats.compacted(task.task, runs=len(inputs), nbytes=nbytes, ms=parts.ms_since(started))
+        return True
+
+
+def _by_size(parts: StorageParts, merge: Merge) -> Choice:
+    def choose(tiers: Sequence[Tier]) -> tuple[int, int] | None:
+        if is_unsettled(merge, [run for tier in tiers for run in tier.runs]):
+            return 0, len(tiers)
+        return choose_window(tiers, max_tiers=parts.config.max_deltas)
+
+    return choose
+
+
+def _publish(
+    parts: StorageParts,
+    task: TaskStorage,
+    store: AttachedStore,
+    found: Bucket,
+    inputs: Sequence[RunEntry],
+    merged: Sequence[RunEntry],
+) -> bool:
+    index = store.state.index
+    if not index.publish(found.start, found.data_version, found.layout_version, inputs, merged):
+        return False
+    parts.retire(task, [run.stored for run in inputs if run.stored is not None])
+    parts.drop_hot(task, [run.hot for run in inputs if run.hot is not None])
+    released = sum(run.charge for run in inputs) - sum(run.charge for run in merged)
+    parts.backlog.release(released, task=task.task)
+    return True
+
+
+def _merge(
+    parts: StorageParts,
+    task: TaskStorage,
+    store: AttachedStore,
+    inputs: Sequence[RunEntry],
+    *,
+    drop_tombstones: bool,
+    undo: Undo,
+) -> Operation[list[RunEntry]]:
+    """The merged runs as entries with a place each; `undo` gives the places back."""
+    spec, config = store.spec, parts.config
+    runs = parts.load_all(task, spec, inputs)
+    strips = -(-sum(run.nbytes for run in inputs) // config.max_batch_bytes)
+    order = inputs[-1].order
+    outputs: list[RunEntry] = []
+    for strip in _strips(runs, strips):
+        merged = merge_runs(
+            spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
+        )
+        if strips > 1 and merged:
+            refs = parts.store(task, spec, spec.segment_of(merged[0].bucket), merged)
+            undo.push(partial(parts.retire, task, refs))
+            outputs += [_entry(run, order, stored=ref) for run, ref in zip(merged, refs, strict=True)]
+        else:
+            for run in merged:
+                hot = parts.put_hot(task, Tenant.BASE_RUNS, run)
+                undo.push(partial(parts.drop_hot, task, [hot]))
+                outputs.append(_entry(run, order, hot=hot))
+        yield "merged"
+    charges = shared_charge(spec.merge, sum(run.charge for run in inputs), [run.nbytes for run in outputs])
+    return [replace(run, charge=charge) for run, charge in zip(outputs, charges, strict=True)]
+
+
+def shared_charge(merge: Merge, total: int, sizes: Sequence[int]) -> list[int]:
+    """What each output of a merge holds of the backlog: all of `total` for `append`, else what it weighs (M3)."""
+    weight = sum(sizes)
+    if not weight:
+        return [0 for _ in sizes]
+    if merge is not Merge.APPEND:
+        total = min(total, weight)
+    ends = [total * sum(sizes[: position + 1]) // weight for position in range(len(sizes))]
+    return [end - start for start, end in pairwise([0, *ends])]
+
+
+def _strips(runs: Sequence[Run], count: int) -> Iterator[list[Run]]:
+    """The runs cut at the same key hashes, into about `count` strips of equal rows."""
+    if count <= 1:
+        yield list(runs)
+        return
+    sample = np.sort(np.concatenate([run.hashes for run in runs]))
+    cuts = np.unique(sample[np.arange(1, count) * len(sample) // count])
+    places = [[0, *np.searchsorted(run.hashes, cuts).tolist(), run.key_count] for run in runs]
+    for strip in range(len(cuts) + 1):
+        pieces = []
+        for run, place in zip(runs, places, strict=True):
+            start, stop = int(run.starts[place[strip]]), int(run.starts[place[strip + 1]])
+            if start < stop:
+                pieces.append(slice_rows(run, start, stop))
+        if pieces:
+            yield pieces
+
+
+def _entry(run: Run, order: int, *, hot: HotCopy | None = None, stored: StoredRef | None = None) -> RunEntry:
+    return RunEntry(
+        bucket=run.bucket,
+        order=order,
+        rows=run.row_count,
+        keys=run.key_count,
+        nbytes=run.nbytes,
+        charge=0,
+        min_ts=run.min_ts,
+        max_ts=run.max_ts,
+        base=True,
+        hot=hot,
+        stored=stored,
+    )

@@ -1,0 +1,256 @@
+"""Who does maintenance and when: in the background for a server, inline with a time budget for a task.
+
+The work of a task is a pass: compaction of its cold buckets and relief, then storing and evicting cold buckets,
+then moving runs out of packs that are mostly dead, then deletion of retired packs. A pass is one generator made of
+the operations' generators, so it can stop after any phase and go on later, and stopping it for good leaves nothing
+half done.
+
+S1  the newest buckets of a store (`hot_bucket_count`) are left alone: they are still being written. Only when
+    one has very many runs is it compacted all the same, because reading it would suffer.
+S2  an error stops the task with its reason: every later call for the task raises it (see `TaskStorage`).
+S3  `start` twice is one set of jobs; `stop` returns when none of them runs any more.
+
+Background jobs run on the injected scheduler; no thread is started here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tidegate.errors import UnavailableError
+from tidegate.scheduling import Scheduled, Scheduler
+from tidegate.storage.parts import StorageParts
+from tidegate.storage.spec import Merge
+from tidegate.storage.tasks import AttachedStore, TaskStorage
+from tidegate.storage.upkeep.compact import compact
+from tidegate.storage.upkeep.dump import dump
+from tidegate.storage.upkeep.operations import WAITING, Operation
+from tidegate.storage.upkeep.pressure import relieve
+from tidegate.storage.upkeep.repack import measure, repack, sparse_segments
+from tidegate.storage.upkeep.tiers import is_unsettled
+
+CROWDED_HOT = 4  # times max_deltas runs, and a bucket is compacted although it is among the newest
+DUMP_BUCKETS = 64  # buckets stored in one round, so that a pass has many places to stop
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """The jobs and the unfinished inline pass of one task."""
+
+    jobs: list[Scheduled] = field(default_factory=list)
+    working: threading.Lock = field(default_factory=threading.Lock)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    inline: Operation[None] | None = None
+
+
+class MaintenanceSupervisor:
+    """Runs maintenance for the tasks of a worker."""
+
+    def __init__(self, parts: StorageParts, scheduler: Scheduler) -> None:
+        self._parts = parts
+        self._scheduler = scheduler
+        self._lock = threading.Lock()
+        self._upkeep: dict[str, Upkeep] = {}
+
+    # -- in the background -----------------------------------------------------------------------
+
+    def start(self, task: TaskStorage) -> None:
+        """Run the task's maintenance in the background until `stop`; fine when it runs already."""
+        config = self._parts.config
+        if isinstance(task.failure, UnavailableError):
+            task.failure = None  # nothing was harmed: data stayed where it was, and the cause may be gone
+        task.check()
+        upkeep = self._of(task)
+        with self._lock:
+            if upkeep.jobs:
+                return
+            upkeep.stopping.clear()
+            for name, interval_ms, make in (
+                ("compact", config.compaction_interval_ms, self.compacting),
+                ("dump", config.dump_interval_ms, self.dumping),
+                ("delete", config.dump_interval_ms, self.reclaiming),
+            ):
+                upkeep.jobs.append(
+                    self._scheduler.every(
+                        max(1, interval_ms),
+                        self._job(task, upkeep, make),
+                        f"{task.task}/{name}",
+                        initial_delay_ms=interval_ms,
+                    )
+                )
+
+    def stop(self, task: TaskStorage) -> bool:
+        """End the task's background jobs and its inline pass, at a safe point; whether jobs were running."""
+        upkeep = self._of(task)
+        with self._lock:
+            jobs, upkeep.jobs = upkeep.jobs, []
+        for job in jobs:
+            job.cancel()
+        upkeep.stopping.set()
+        with upkeep.working:  # a job that runs now ends after its phase
+            pass
+        self.close_inline(task)
+        return bool(jobs)
+
+    def is_running(self, task: TaskStorage) -> bool:
+        return bool(self._of(task).jobs)
+
+    def _job(
+        self, task: TaskStorage, upkeep: Upkeep, make: Callable[[TaskStorage], Operation[None]]
+    ) -> Callable[[], None]:
+        def run() -> None:
+            with upkeep.working:
+                if upkeep.stopping.is_set() or task.failure is not None:
+                    return
+                operation = make(task)
+                try:
+                    self._drive(operation, upkeep)
+                except Exception as error:  # noqa: BLE001 - a job's edge: kept, and raised by the task's next call
+                    self._failed(task, error)
+                finally:
+                    operation.close()
+
+        return run
+
+    def _drive(self, operation: Operation[None], upkeep: Upkeep) -> None:
+        waits = 0
+        for phase in operation:
+            if upkeep.stopping.is_set():
+                return
+            waits = waits + 1 if phase == WAITING else 0
+            if waits:
+                if waits > self._parts.config.scratch_timeout_ms:
+                    return  # somebody holds a slot or a bucket for long: the next tick tries again
+                self._parts.clock.sleep_ms(1)
+
+    def _failed(self, task: TaskStorage, error: Exception) -> None:
+        task.fail(error)
+        self._parts.stats.failed(task.task)
+        upkeep = self._of(task)
+        with self._lock:
+            jobs, upkeep.jobs = upkeep.jobs, []
+        for job in jobs:
+            job.cancel()
+
+    # -- inline ----------------------------------------------------------------------------------
+
+    def maintain(self, task: TaskStorage, budget_ms: int) -> bool:
+        """Work on the task's pass for about `budget_ms`; True when the pass came to its end.
+
+        What is left goes on with the next call. At least one phase is done, however small the budget.
+        """
+        task.check()
+        upkeep, clock = self._of(task), self._parts.clock
+        deadline_ms = clock.monotonic_ms() + budget_ms
+        if upkeep.inline is None:
+            upkeep.inline = self._pass(task)
+        try:
+            for phase in upkeep.inline:
+                if clock.monotonic_ms() >= deadline_ms:
+                    return False
+                if phase == WAITING:
+                    clock.sleep_ms(1)
+        except BaseException as error:
+            upkeep.inline = None
+            if not isinstance(error, UnavailableError) and isinstance(error, Exception):
+                self._failed(task, error)
+            raise
+        upkeep.inline = None
+        return True
+
+    def close_inline(self, task: TaskStorage) -> None:
+        """Give up an unfinished inline pass: what it had not published is undone."""
+        upkeep = self._of(task)
+        if upkeep.inline is not None:
+            upkeep.inline.close()
+            upkeep.inline = None
+
+    def forget(self, task: TaskStorage) -> None:
+        """The task leaves the worker."""
+        self.stop(task)
+        with self._lock:
+            del self._upkeep[task.task]
+
+    # -- the parts of a pass ---------------------------------------------------------------------
+
+    def compacting(self, task: TaskStorage) -> Operation[None]:
+        """Compact cold buckets, then bring memory below its limits."""
+        for store in task.attached():
+            for bucket in self._crowded(store):
+                while (yield from compact(self._parts, task, store, bucket)):
+                    if not self._is_worth(store, bucket):
+                        break
+        yield from relieve(self._parts, task)
+
+    def dumping(self, task: TaskStorage) -> Operation[None]:
+        """Store cold buckets and let their hot copies go."""
+        for store in task.attached():
+            index = store.state.index
+            hot = self._cold(store, index.hot_buckets())
+            for start in range(0, len(hot), DUMP_BUCKETS):
+                yield from dump(self._parts, task, store, hot[start : start + DUMP_BUCKETS], evict=True)
+
+    def repacking(self, task: TaskStorage) -> Operation[None]:
+        """Move what is live out of packs that are mostly dead."""
+        yield from measure(self._parts, task)
+        for store in task.attached():
+            for segment, packs in sparse_segments(self._parts, task, store).items():
+                yield from repack(self._parts, task, store, segment, packs)
+
+    def deleting(self, task: TaskStorage) -> Operation[None]:
+        """Delete retired packs that nobody needs."""
+        parts = self._parts
+        deletion = parts.retirement.delete_once(task.task, parts.config.delete_budget)
+        for pack in deletion.deleted:
+            parts.packs.forget(pack)
+        parts.use.forget(task.task, deletion.deleted)
+        parts.stats.deleted(task.task, packs=len(deletion.deleted), failed=len(deletion.failed))
+        yield "deleted"
+
+    def reclaiming(self, task: TaskStorage) -> Operation[None]:
+        """Give back what the backend holds for nobody: repack, then delete."""
+        yield from self.repacking(task)
+        yield from self.deleting(task)
+
+    def _pass(self, task: TaskStorage) -> Operation[None]:
+        yield from self.compacting(task)
+        yield from self.dumping(task)
+        yield from self.reclaiming(task)
+
+    def _crowded(self, store: AttachedStore) -> Iterator[int]:
+        """Buckets to compact: cold ones that are worth it, and newest ones with far too many runs (S1)."""
+        index = store.state.index
+        crowded = index.crowded_buckets()
+        if store.spec.merge is Merge.LAST:  # a lone run of tombstones is unsettled too; fresh runs are hot
+            crowded = sorted({*crowded, *index.hot_buckets()})
+        cold = set(self._cold(store, crowded))
+        limit = CROWDED_HOT * self._parts.config.max_deltas
+        for bucket in crowded:
+            if bucket in cold:
+                if self._is_worth(store, bucket):
+                    yield bucket
+            elif (found := index.snapshot(bucket)) is not None and len(found.runs) > limit:
+                yield bucket
+
+    def _is_worth(self, store: AttachedStore, bucket: int) -> bool:
+        index, most = store.state.index, self._parts.config.max_deltas
+        found = index.snapshot(bucket)
+        if found is None:
+            return False
+        return (
+            len({run.order for run in found.runs}) > most
+            or index.should_compact(bucket, max_deltas=most)
+            or is_unsettled(store.spec.merge, found.runs)
+        )
+
+    def _cold(self, store: AttachedStore, buckets: list[int]) -> list[int]:
+        if not store.hot_buckets:
+            return buckets
+        newest = store.state.index.all_buckets()[-store.hot_buckets :]
+        return [bucket for bucket in buckets if not newest or bucket < newest[0]]
+
+    def _of(self, task: TaskStorage) -> Upkeep:
+        with self._lock:
+            return self._upkeep.setdefault(task.task, Upkeep())

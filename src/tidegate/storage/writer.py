@@ -1,0 +1,214 @@
+"""The write path: rows become runs in memory, charged and counted, for the operator to put in its index.
+
+`append` never touches an index. It builds the runs, takes their room from the backlog (here the caller waits when
+consumers are behind), takes their bytes from the pool, and hands back an `AppendBatch` for each; `index.insert`
+makes them visible. Whatever fails on the way, what was taken is given back and no number is used up.
+
+Runs are built before the backlog is asked: only then is it known what they weigh, and for `last` and `fold` that
+may be a hundredth of the rows handed in.
+
+Thread rule: one appending thread for each task; the rest from any thread. No lock is held while waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.errors import InvalidError, OverloadError
+from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned, StoredRef, Tenant
+from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.parts import StorageParts, bytes_by_key
+from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.run import Run
+from tidegate.storage.runs.sorted_rows import build_sorted_runs
+from tidegate.storage.spec import Cursor, Merge
+from tidegate.storage.tasks import AttachedStore, TaskStorage
+
+
+class StorageWriter:
+    """What operators write with. Cheap to make, holds nothing of its own."""
+
+    def __init__(self, parts: StorageParts, relieve: Callable[[str], int]) -> None:
+        self._parts = parts
+        self._relieve = relieve
+
+    def append(
+        self, task: str, state: BucketIndexState, rows: pa.RecordBatch, *, timeout_ms: int | None = None
+    ) -> list[AppendBatch]:
+        """Accept rows, waiting for backlog room; the runs to insert into `state.index`, by ascending bucket.
+
+        Columns: `key`, `ts`, and by kind `seq`, `deleted`, payload or inputs. `OverloadError` when no room came
+        in time (`timeout_ms`, else the configured bound); then nothing was accepted.
+        """
+        storage = self._parts.tasks.get(task)
+        storage.check()
+        store = storage.store_of(state)
+        if rows.num_rows == 0:
+            return []
+        runs = self._build(store, rows)
+        return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
+
+    def append_sorted(
+        self,
+        task: str,
+        state: BucketIndexState,
+        rows: pa.RecordBatch,
+        hashes: npt.NDArray[np.uint64],
+        *,
+        timeout_ms: int | None = None,
+    ) -> list[AppendBatch]:
+        """`append` to a `last` store for rows `key`, `ts`, payload that ascend by (hash of the key, key, ts)."""
+        storage = self._parts.tasks.get(task)
+        storage.check()
+        store, config = storage.store_of(state), self._parts.config
+        if rows.num_rows == 0:
+            return []
+        step = max(1, rows.num_rows * config.max_batch_bytes // max(rows.nbytes, config.max_batch_bytes))
+        runs: list[Run] = []
+        for start in range(0, rows.num_rows, step):
+            part = hashes[start : start + step]
+            runs += build_sorted_runs(store.spec, rows.slice(start, step), part, max_rows=config.max_run_rows)
+        return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
+
+    def accept(
+        self,
+        storage: TaskStorage,
+        store: AttachedStore,
+        runs: Sequence[Run],
+        numbers: int,
+        *,
+        timeout_ms: int | None = None,
+        forced: bool = False,
+    ) -> list[AppendBatch]:
+        """Charge and cache runs that are built; `forced` for state blobs, whose flush must never wait."""
+        parts, task = self._parts, storage.task
+        charge = sum(run.nbytes for run in runs)
+        try:
+            batches = self._take_in(task, runs, charge, timeout_ms, forced=forced)
+        except OverloadError as error:
+            parts.stats.overloaded(task, error.reason)
+            raise
+        tick = storage.key_clock.tick()
+        for run in runs:
+            storage.key_clock.add_run(run, bytes_by_key, tick, is_use=True)
+        if store.spec.merge is Merge.APPEND:
+            store.next_seq += numbers
+        parts.stats.appended(task, rows=numbers, nbytes=charge)
+        return batches
+
+    def undo(self, task: str, batches: Iterable[AppendBatch]) -> None:
+        """Give back what `append` accepted and the operator did not insert."""
+        storage = self._parts.tasks.get(task)
+        batches = list(batches)
+        self._parts.drop_hot(storage, [each.hot for each in batches])
+        self._parts.backlog.release(sum(each.charge for each in batches), task=task)
+
+    # -- progress --------------------------------------------------------------------------------
+
+    def prune(self, task: str, state: BucketIndexState, cutoff: int) -> Pruned:
+        """Drop every run that lies before `cutoff`: out of the index, then retired, dropped and released."""
+        return self._gone(task, state.index.prune(cutoff))
+
+    def drop_segments(self, task: str, state: BucketIndexState, before_ts: int) -> Pruned:
+        """Drop whole time segments that end at or before `before_ts`."""
+        return self._gone(task, state.index.drop_segments(before_ts))
+
+    def nothing_left_to_prune(self, task: str) -> None:
+        """Say that all was processed and nothing could be pruned, so that a full backlog is told, not waited for."""
+        self._parts.backlog.nothing_left_to_prune(task)
+
+    def drop_inmem(self, task: str, copies: Iterable[HotCopy]) -> int:
+        """Let hot copies go; readers that hold them go on. Unknown ones are ignored."""
+        return self._parts.drop_hot(self._parts.tasks.get(task), copies)
+
+    def retire_stored(self, task: str, refs: Iterable[StoredRef]) -> None:
+        """Stored runs that left an index: their packs are deleted when nobody needs them."""
+        self._parts.retire(self._parts.tasks.get(task), refs)
+
+    def backlog_release(self, task: str, nbytes: int) -> None:
+        """Give room back to those who wait to append."""
+        self._parts.backlog.release(nbytes, task=task)
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def is_over_limit(self, task: str) -> bool:
+        """Whether the task's write buffer is above its soft max; exactly the soft max is not."""
+        return self._parts.pool.is_above_soft(task, Tenant.WRITE_BUFFER)
+
+    def relieve(self, task: str) -> int:
+        """Bring the task's memory below its limits now, on this thread; the bytes that came free."""
+        self._parts.tasks.get(task).check()
+        return self._relieve(task)
+
+    def record_key_access(self, task: str, hashes: npt.NDArray[np.uint64]) -> None:
+        """These keys were used now: they are the last to be evicted."""
+        clock = self._parts.tasks.get(task).key_clock
+        clock.touch(hashes, clock.tick())
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _build(self, store: AttachedStore, rows: pa.RecordBatch) -> list[Run]:
+        config = self._parts.config
+        largest = config.max_batch_bytes
+        seq = store.next_seq if store.spec.merge is Merge.APPEND else None
+        # The size of the buffers is quick to know and at least that of the rows: mostly that is enough.
+        if rows.get_total_buffer_size() <= largest or (nbytes := rows.nbytes) <= largest:
+            return build_runs(store.spec, rows, first_seq=seq, max_rows=config.max_run_rows)
+        if rows.num_rows == 1 and nbytes > config.largest_append_bytes:
+            raise InvalidError(
+                f"store {store.spec.name}: one row of {nbytes} bytes is more than the "
+                f"{config.largest_append_bytes} bytes between worker_total_bytes and memory_ceiling_bytes"
+            )
+        step = max(1, rows.num_rows * largest // nbytes)
+        runs: list[Run] = []
+        for start in range(0, rows.num_rows, step):
+            piece = rows.slice(start, step)
+            first = None if seq is None else seq + start
+            runs += build_runs(store.spec, piece, first_seq=first, max_rows=config.max_run_rows)
+        return runs
+
+    def _take_in(
+        self, task: str, runs: Sequence[Run], charge: int, timeout_ms: int | None, *, forced: bool
+    ) -> list[AppendBatch]:
+        """The runs with their room in the backlog and in the pool: for all of them, or for none."""
+        parts = self._parts
+        if forced:
+            parts.backlog.force(charge, task=task)
+        else:
+            parts.backlog.acquire(charge, timeout_ms, task=task)
+        hot: list[HotCopy] = []
+        try:
+            for run in runs:
+                hot.append(parts.write_buffer.put(task, run, over_limit=forced))
+            return [_append_batch(run, copy) for run, copy in zip(runs, hot, strict=True)]
+        except BaseException:
+            parts.write_buffer.remove_all(task, hot)
+            parts.backlog.release(charge, task=task)
+            raise
+
+    def _gone(self, task: str, pruned: Pruned) -> Pruned:
+        storage = self._parts.tasks.get(task)
+        self._parts.retire(storage, pruned.stored)
+        self._parts.drop_hot(storage, pruned.hot)
+        self._parts.backlog.release(pruned.charge, task=task)
+        self._parts.stats.pruned(task, rows=pruned.rows, nbytes=pruned.charge)
+        return pruned
+
+
+def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
+    min_ts, max_ts = run.min_ts, run.max_ts
+    return AppendBatch(
+        bucket=run.bucket,
+        hot=hot,
+        rows=run.row_count,
+        nbytes=run.nbytes,
+        charge=run.nbytes,
+        min_ts=min_ts,
+        max_ts=max_ts,
+        min_cursor=Cursor(min_ts, int(run.seq[run.ts == min_ts].min())),
+        max_cursor=Cursor(max_ts, int(run.seq[run.ts == max_ts].max())),
+    )

@@ -1,0 +1,1 @@
+"""Tables other applications share: serdes, windowed and sessioned tables, queries."""

@@ -1,0 +1,32 @@
+"""SQL over a table's rows, by DuckDB: an extra, loaded when it is asked for.
+
+Rows stream into the query; nothing is written, and the query sees these rows and nothing of the machine's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+
+
+def ask(query: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Table:
+    """The answer to a query over `rows` (also named `this`)."""
+    try:
+        import duckdb
+    except ImportError:
+        raise InvalidError("SQL needs DuckDB: pip install duckdb, then try again") from None
+    connection = duckdb.connect(":memory:", config={"enable_external_access": "false"})
+    try:
+        connection.register("rows", pa.RecordBatchReader.from_batches(schema, batches))
+        connection.execute("CREATE TABLE this AS SELECT * FROM rows")
+        connection.unregister("rows")
+        connection.execute("CREATE VIEW rows AS SELECT * FROM this")
+        answer = connection.sql(query)
+        return pa.table({}) if answer is None else answer.to_arrow_table()
+    except duckdb.Error as error:
+        raise InvalidError(f"the query cannot be answered: {error}") from None
+    finally:
+        connection.close()

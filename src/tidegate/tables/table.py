@@ -1,0 +1,327 @@
+"""A table as its users hold it: builder or reader, queries, commits, changes, explanations.
+
+The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
+one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
+topic. A role is settled when the table is opened.
+
+Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tidegate.clock import Clock
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.tables.commits import Commit, load_commits
+from tidegate.tables.partition_state import Counts
+from tidegate.tables.queries import DEFAULT_TIMEOUT, Positions, TableQueries
+from tidegate.tables.shape import TableRules
+from tidegate.tables.source import Snapshot, TableSource
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.changes import Subscription
+    from tidegate.tables.explain import Explanation
+    from tidegate.tables.materialiser import Materialiser
+
+Answer = TypeVar("Answer")
+LOOK_AGAIN_MS: Final = 100
+TRIES: Final = 4
+
+
+class TableAt(TableQueries):
+    """A table as one of its last commits left it; close it, or its table."""
+
+    def __init__(self, snapshot: Snapshot, rules: TableRules) -> None:
+        self._snapshot = snapshot
+        self.rules = rules
+
+    @property
+    def commit(self) -> Commit:
+        return self._snapshot.commit
+
+    @property
+    def position(self) -> dict[int, int]:
+        return dict(self.commit.positions)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def source(self) -> TableSource:
+        return self._snapshot.source
+
+    def close(self) -> None:
+        self._snapshot.close()
+
+    def _read(
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+    ) -> Answer:
+        _require(at_least, self.position, "this commit is fixed; ask the table itself")
+        return look(self._snapshot.source)
+
+
+class Table(TableQueries):
+    """The part that all kinds of tables share; use it with `with`, or close it."""
+
+    _at: type[TableAt]
+
+    def __init__(
+        self,
+        rules: TableRules,
+        backend: StorageBackend,
+        log: Any,
+        *,
+        builder: Materialiser | None,
+        clock: Clock,
+        owns_backend: bool = True,
+    ) -> None:
+        self.rules = rules
+        self._backend = backend
+        self._log = log
+        self._builder = builder
+        self._clock = clock
+        self._owns_backend = owns_backend
+        self._lock = threading.RLock()
+        self._shown: Snapshot | None = None
+        self._version = ""
+        self._looked_ms: int | None = None
+        self._past: list[TableAt] = []
+        self._closed = False
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shape = self.rules.shape
+        return f"{type(self).__name__}({shape.name!r} over {shape.topic!r}, {self.role})"
+
+    def _repr_html_(self) -> str:
+        from tidegate.tables.html import table_html
+
+        return table_html(self)
+
+    @property
+    def name(self) -> str:
+        return self.rules.shape.name
+
+    @property
+    def role(self) -> str:
+        return "builder" if self._builder is not None else "reader"
+
+    @property
+    def position(self) -> dict[int, int]:
+        """What has been seen: partition → the offset after it. Good as `at_least` of any process's query."""
+        if self._builder is not None:
+            return self._builder.source.positions
+        with self._lock:
+            self._refresh(force=True)
+            return {} if self._shown is None else dict(self._shown.commit.positions)
+
+    @property
+    def lag(self) -> int:
+        """How many offsets of the topic the table has not seen yet."""
+        position = self.position
+        with self._log.reader(self.rules.shape.topic, start="latest") as reader:
+            ends: dict[int, int] = reader.end_offsets()
+        return sum(max(0, end - position.get(number, 0)) for number, end in ends.items())
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the records so far."""
+        total = Counts()
+        for state in self._read(lambda source: source.partitions, None, 0):
+            for name in total.__struct_fields__:
+                setattr(total, name, getattr(total, name) + getattr(state.counts, name))
+        return total
+
+    # -- going on --------------------------------------------------------------------------------
+
+    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
+        """See everything that is in the topic now; the position then.
+
+        A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
+        that does, and a reader, wait for it.
+        """
+        self._check_open()
+        timeout_ms = duration_ms(timeout)
+        if self._builder is None:
+            with self._log.reader(
+                self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
+            ) as reader:
+                self._wait(reader.end_offsets(), timeout_ms)
+            return self.position
+        builder = self._builder
+        targets = builder.end_offsets()
+        if not self._reach(builder, targets, timeout_ms):
+            raise self._late(targets, timeout_ms)
+        if not builder.is_running:
+            builder.commit()
+        return self.position
+
+    def commit(self, timeout: DurationLike = DEFAULT_TIMEOUT) -> Commit:
+        """Make what is drained by now readable for other processes and for a restart."""
+        self._check_open()
+        if self._builder is None:
+            raise InvalidError(f"table {self.name} is built by another process, which commits it")
+        if self._builder.is_running:
+            self._builder.request_commit(duration_ms(timeout))
+        else:
+            self._builder.commit()
+        newest = self._builder.commits.newest
+        if newest is None:
+            raise UnavailableError(f"table {self.name} has no commit")
+        return newest
+
+    def commits(self) -> tuple[Commit, ...]:
+        """The commits that `as_of` reaches, oldest first."""
+        self._check_open()
+        found = load_commits(self._backend, self.name)
+        return () if found is None else found[0].commits
+
+    def as_of(self, commit: Commit | int) -> Any:
+        """The table as this commit (or the one of this number) left it, with the same queries."""
+        self._check_open()
+        number = commit.number if isinstance(commit, Commit) else commit
+        known = {each.number: each for each in self.commits()}
+        if number not in known:
+            reach = f"{min(known)} to {max(known)}" if known else "none yet"
+            raise InvalidError(f"commit {number} of table {self.name} is not kept; there are {reach}")
+        past = self._at(Snapshot(self._backend, self.rules, known[number], clock=self._clock), self.rules)
+        self._past.append(past)
+        return past
+
+    def changes(self, limit_rows: int = 1_000_000) -> Subscription:
+        """The changes from now on, as `Change(new, old)`; only where the table is built."""
+        self._check_open()
+        if self._builder is None:
+            raise InvalidError(
+                f"table {self.name} is built by another process, and changes are told there; read the table, or its "
+                "topic, instead"
+            )
+        return self._builder.changes.subscribe(limit_rows)
+
+    def _explain(self, key: Any, ts: int, seq: int) -> Explanation:
+        from tidegate.tables.explain import explain
+
+        return self._read(
+            lambda source: explain(source, self._log, self._key(key), ts, seq), None, DEFAULT_TIMEOUT
+        )
+
+    def close(self) -> None:
+        """Commit what is drained, give the lease up, let everything go; fine to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._builder is not None:
+                self._builder.close()
+        finally:
+            for past in self._past:
+                past.close()
+            if self._shown is not None:
+                self._shown.close()
+            if self._builder is not None:
+                self._builder.source.runtime.close()
+            if self._owns_backend:
+                self._backend.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _read(
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+    ) -> Answer:
+        self._check_open()
+        if at_least:
+            self._wait(at_least, duration_ms(timeout))
+        if self._builder is not None:
+            return look(self._builder.source)
+        with self._lock:
+            for attempt in range(TRIES):
+                self._refresh(force=attempt > 0)
+                shown = self._shown
+                if shown is None:
+                    raise UnavailableError(
+                        f"table {self.name} has no commit yet; start the process that builds it, or wait for it"
+                    )
+                try:
+                    return look(shown.source)
+                except CorruptError:
+                    # The builder has gone on and deleted what this commit needs: look at a newer one, if there is.
+                    if attempt == TRIES - 1 or not self._refresh(force=True):
+                        raise
+        raise UnavailableError(f"table {self.name} changes faster than it can be read here; try again")
+
+    def _refresh(self, *, force: bool) -> bool:
+        """Show the newest commit; whether it is another one than before."""
+        now_ms = self._clock.monotonic_ms()
+        if not force and self._looked_ms is not None and now_ms - self._looked_ms < LOOK_AGAIN_MS:
+            return False
+        self._looked_ms = now_ms
+        for _ in range(TRIES):
+            found = load_commits(self._backend, self.name)
+            if found is None or not found[0].commits or found[1] == self._version:
+                return False
+            known, version = found
+            newest = known.commits[-1]
+            if self._shown is not None and newest.number == self._shown.commit.number:
+                self._version = version
+                return False
+            try:
+                if self._shown is None:
+                    self.rules.shape.check_same(known.shape)
+                    self._shown = Snapshot(self._backend, self.rules, newest, clock=self._clock)
+                else:
+                    self._shown.show(newest)
+            except CorruptError:
+                if load_commits(self._backend, self.name) == found:
+                    raise
+                continue  # it was replaced while we opened it
+            self._version = version
+            return True
+        raise UnavailableError(f"table {self.name} commits faster than it can be opened here; try again")
+
+    def _wait(self, targets: Mapping[int, int], timeout_ms: int) -> None:
+        if self._builder is not None:
+            if not self._reach(self._builder, targets, timeout_ms):
+                raise self._late(targets, timeout_ms)
+            return
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while not _reached(self.position, targets):
+            if self._clock.monotonic_ms() >= deadline:
+                raise self._late(targets, timeout_ms)
+            self._clock.sleep_ms(10)
+
+    def _reach(self, builder: Materialiser, targets: Mapping[int, int], timeout_ms: int) -> bool:
+        """Wait for a builder in the background; else do its work here."""
+        go_on = builder.wait_for if builder.is_running else builder.advance_to
+        return go_on(targets, timeout_ms)
+
+    def _late(self, targets: Mapping[int, int], timeout_ms: int) -> UnavailableError:
+        return UnavailableError(
+            f"table {self.name} has seen {self.position} and not yet {dict(targets)} after {timeout_ms} ms; wait "
+            "longer, or look whether the process that builds it runs"
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidError(f"table {self.name} is closed; open it again")
+
+
+def _reached(position: Mapping[int, int], targets: Mapping[int, int]) -> bool:
+    return all(position.get(number, 0) >= offset for number, offset in targets.items())
+
+
+def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> None:
+    if at_least and not _reached(position, at_least):
+        raise UnavailableError(f"seen is {dict(position)}, asked for is {dict(at_least)}: {remedy}")

@@ -1,0 +1,76 @@
+"""`windowed_table`: any windowed changelog topic, Kafka Streams' own or ours, as a table of time windows.
+
+The eight forms of KIP-300 are two functions: `consumed` and `materialized` may each be left out. The topic holds keys
+with their window start (see `windows.keys`); where a window ends is not in the bytes, so its size must be given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidegate.durations import DurationLike
+from tidegate.tables.consumed import Consumed
+from tidegate.tables.materialized import Materialized
+from tidegate.tables.opening import open_table
+from tidegate.tables.queries import WindowQueries
+from tidegate.tables.shape import table_rules
+from tidegate.tables.table import Table, TableAt
+
+if TYPE_CHECKING:
+    from tidegate.tables.explain import Explanation
+
+
+class WindowedTableAt(TableAt, WindowQueries):
+    """A windowed table as one of its commits left it."""
+
+
+class WindowedTable(Table, WindowQueries):
+    """Windows of time by key, kept up to date from a topic."""
+
+    _at = WindowedTableAt
+
+    def explain(self, key: Any, start: int) -> Explanation:
+        """Which records made this window's value, what was left out and why, and what it still waits for."""
+        return self._explain(key, start, 0)
+
+
+def windowed_table(
+    log: Any,
+    topic: str,
+    window_size: DurationLike,
+    *,
+    state: str | Path,
+    consumed: Consumed | None = None,
+    materialized: Materialized | None = None,
+    key_format: Literal["changelog", "topic"] = "changelog",
+    retention: DurationLike | None = None,
+    on_bad_key: Literal["fail", "skip"] = "fail",
+    read_only: bool = False,
+    follow: bool = False,
+    **settings: Any,
+) -> WindowedTable:
+    """Read a topic of time windows as a table, kept in the folder `state`.
+
+    `retention` is how far behind the newest window others stay readable; by default a day, or the window size if
+    that is more. Further settings are those of `opening.open_table`.
+    """
+    rules = table_rules(
+        "window",
+        topic,
+        _partitions(log, topic),
+        size=window_size,
+        consumed=consumed,
+        materialized=materialized,
+        key_format=key_format,
+        retention=retention,
+        on_bad_key=on_bad_key,
+    )
+    return open_table(WindowedTable, log, rules, state, read_only=read_only, follow=follow, **settings)
+
+
+def _partitions(log: Any, topic: str) -> tuple[int, ...]:
+    from tidegate.log.topics.topics import check_topic_name
+
+    check_topic_name(topic)
+    return tuple(log.describe(topic).partition_numbers)

@@ -1,0 +1,278 @@
+"""Windows the slow way: one record at a time, in plain Python, with every window's records in a list.
+
+What the vector operators answer must equal this. Each class follows the algorithm of Kafka Streams for its kind of
+window; where Kafka Streams' own bookkeeping loses something, the rule kept here is said in the class.
+
+An oracle has, after some records:
+
+    windows   (key, start, end) → the records of every window there is or was, finals too
+    rows      everything emitted, in order: on update a row for each change, on close each window once
+    late      a line for each record and window that had closed to it
+
+Thread rule: for tests, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited, WindowKind
+
+UPDATE, CLOSE = "update", "close"
+Window: TypeAlias = tuple[bytes, int, int]  # key, start, end
+
+
+class Record(NamedTuple):
+    """An event as it is read."""
+
+    key: bytes | None
+    ts: int
+    value: int | None
+    offset: int
+    partition: int = 0
+
+
+class Row(NamedTuple):
+    """What is known of a window when it is emitted; no records: it ceased to exist."""
+
+    key: bytes
+    start: int
+    end: int
+    ts: int
+    records: tuple[Record, ...]
+
+    @property
+    def window(self) -> Window:
+        return self.key, self.start, self.end
+
+    @property
+    def is_deleted(self) -> bool:
+        return not self.records
+
+
+class LateLine(NamedTuple):
+    """A record that a window did not take, and how much more grace would have let it in."""
+
+    offset: int
+    window_start: int
+    how_late_ms: int
+
+
+@dataclass
+class Clock:
+    """The stream time of each partition, and the least of them, which never falls."""
+
+    times: dict[int, int] = field(default_factory=dict)
+    floor: int = -1
+
+    def meet(self, partition: int) -> None:
+        """A partition is known from its first record on, whatever that is worth."""
+        self.times.setdefault(partition, -1)
+
+    def judge(self, record: Record) -> int:
+        """The stream time this record is judged with, itself included."""
+        self.times[record.partition] = max(self.times[record.partition], record.ts)
+        self.floor = max(self.floor, min(self.times.values()))
+        return max(self.times[record.partition], self.floor)
+
+
+class WindowOracle:
+    """What all kinds have in common."""
+
+    def __init__(self, emit: str = UPDATE) -> None:
+        self.emit = emit
+        self.clock = Clock()
+        self.windows: dict[Window, list[Record]] = {}
+        self.rows: list[Row] = []
+        self.late: list[LateLine] = []
+        self.skipped = 0
+        self._final: set[Window] = set()
+
+    def process(self, record: Record) -> None:
+        """The next record of the stream."""
+        self.clock.meet(record.partition)
+        if record.key is None or record.ts < 0:
+            self.skipped += 1
+            return
+        self._take(record.key, record, self.clock.judge(record))
+        if self.emit == CLOSE:
+            self._emit_closed(self.clock.floor)
+
+    def run(self, records: Iterable[Record]) -> WindowOracle:
+        for record in records:
+            self.process(record)
+        return self
+
+    def finish(self) -> None:
+        """The input ends: every window is final."""
+        if self.emit == CLOSE:
+            self._emit_closed(LATEST)
+
+    @property
+    def table(self) -> dict[Window, tuple[int, tuple[Record, ...]]]:
+        """What a reader of `rows` knows at the end: of every window its last timestamp and records."""
+        known: dict[Window, tuple[int, tuple[Record, ...]]] = {}
+        for row in self.rows:
+            if row.is_deleted:
+                known.pop(row.window, None)
+            else:
+                known[row.window] = (row.ts, row.records)
+        return known
+
+    # ── for kinds ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, key: bytes, record: Record, judged: int) -> None:
+        raise NotImplementedError
+
+    def _is_closed(self, end: int, stream_time: int) -> bool:
+        raise NotImplementedError
+
+    def _time_of(self, window: Window) -> int:
+        """The timestamp a window is emitted with: the latest of its records'."""
+        return max(record.ts for record in self.windows[window])
+
+    def _changed(self, window: Window) -> None:
+        if self.emit == UPDATE:
+            self.rows.append(Row(*window, self._time_of(window), tuple(self.windows[window])))
+
+    def _emit_closed(self, stream_time: int) -> None:
+        done = [
+            window
+            for window in self.windows
+            if window not in self._final
+            and (stream_time == LATEST or self._is_closed(window[2], stream_time))
+        ]
+        for window in sorted(done, key=lambda each: (each[2], each[0])):
+            self._final.add(window)
+            self.rows.append(Row(*window, self._time_of(window), tuple(self.windows[window])))
+
+
+class TimeWindowOracle(WindowOracle):
+    """Tumbling, hopping and unlimited windows: a record goes into each of its windows that is still open."""
+
+    def __init__(self, kind: Hopping | Unlimited, emit: str = UPDATE) -> None:
+        super().__init__(emit)
+        self.kind = kind
+
+    def _take(self, key: bytes, record: Record, judged: int) -> None:
+        if isinstance(self.kind, Unlimited):
+            if record.ts >= self.kind.start_ms:
+                self._put((key, self.kind.start_ms, LATEST), record)
+            return
+        close = judged - self.kind.grace_ms
+        for start in self.kind.starts(record.ts):
+            end = self.kind.end_of(start)
+            if end > close:
+                self._put((key, start, end), record)
+            else:
+                self.late.append(LateLine(record.offset, start, close - end + 1))
+
+    def _put(self, window: Window, record: Record) -> None:
+        self.windows.setdefault(window, []).append(record)
+        self._changed(window)
+
+    def _is_closed(self, end: int, stream_time: int) -> bool:
+        return isinstance(self.kind, Hopping) and end <= stream_time - self.kind.grace_ms
+
+
+class SessionOracle(WindowOracle):
+    """Sessions: a record joins every session within the gap, and joins them to each other.
+
+    A session that has left the store is not found again: on update after `retention`, and not before it has
+    closed; on close as soon as it has closed, so that what was final stays final.
+    """
+
+    def __init__(self, kind: Session, emit: str = UPDATE) -> None:
+        super().__init__(emit)
+        self.kind = kind
+        self.live: dict[bytes, list[Window]] = {}
+        least = kind.gap_ms + kind.grace_ms + 1
+        self._reach = least if emit == CLOSE else max(kind.retention_ms, least)
+
+    def _take(self, key: bytes, record: Record, judged: int) -> None:
+        gap, close = self.kind.gap_ms, self.kind.close_time(judged)
+        start = end = record.ts
+        found = [
+            each
+            for each in self.live.get(key, [])
+            if each[2] >= record.ts - gap and each[1] <= record.ts + gap and each[2] > judged - self._reach
+        ]
+        for _, its_start, its_end in found:
+            start, end = min(start, its_start), max(end, its_end)
+        if end < close:
+            self.late.append(LateLine(record.offset, record.ts, close - end))
+            return
+        merged = (key, start, end)
+        records = [each for window in found for each in self.windows[window]]
+        if (start, end) != (record.ts, record.ts):
+            for window in sorted(found, key=lambda each: each[2]):
+                self._remove(key, window)
+        elif found:
+            self.live[key].remove(merged)  # the same moment again: the session is overwritten, not moved
+        self.windows[merged] = [*records, record]
+        self.live.setdefault(key, []).append(merged)
+        self._changed(merged)
+
+    def _remove(self, key: bytes, window: Window) -> None:
+        self.live[key].remove(window)
+        del self.windows[window]
+        if self.emit == UPDATE:
+            self.rows.append(Row(*window, window[2], ()))
+
+    def _time_of(self, window: Window) -> int:
+        return window[2]
+
+    def _is_closed(self, end: int, stream_time: int) -> bool:
+        return end < self.kind.close_time(stream_time)
+
+
+class SlidingOracle(WindowOracle):
+    """Sliding windows by their definition.
+
+    A record taken makes a window that ends with it (the first ends no earlier than `difference`), and one that
+    starts right after it; of the latter only those that hold a record exist. A window holds the records inside it
+    that came while it was open. Kafka Streams derives windows from neighbouring ones and so forgets a record all
+    of whose windows of that moment had closed, though later ones could hold it; here they do.
+    """
+
+    def __init__(self, kind: Sliding, emit: str = UPDATE) -> None:
+        super().__init__(emit)
+        self.kind = kind
+        self.taken: dict[bytes, list[tuple[Record, int]]] = {}  # with the close time each was judged with
+
+    def _take(self, key: bytes, record: Record, judged: int) -> None:
+        width, close = self.kind.difference_ms, judged - self.kind.grace_ms
+        if record.ts + width < close:
+            self.late.append(LateLine(record.offset, record.ts, close - record.ts - width))
+            return
+        self.taken.setdefault(key, []).append((record, close))
+        for end in sorted(self._ends(key)):
+            window = (key, end - width, end)
+            records = [
+                each
+                for each, its_close in self.taken[key]
+                if end - width <= each.ts <= end and its_close <= end
+            ]
+            if records and records != self.windows.get(window):
+                self.windows[window] = records
+                self._changed(window)
+
+    def _ends(self, key: bytes) -> set[int]:
+        """Where windows of the key end, if they hold a record."""
+        width = self.kind.difference_ms
+        ends = {each.ts + 1 + width for each, _ in self.taken[key]}
+        return ends | {max(each.ts, width) for each, close in self.taken[key] if max(each.ts, width) >= close}
+
+    def _is_closed(self, end: int, stream_time: int) -> bool:
+        return end < stream_time - self.kind.grace_ms
+
+
+def oracle_of(kind: WindowKind, emit: str = UPDATE) -> WindowOracle:
+    """The oracle of a kind of window."""
+    if isinstance(kind, Session):
+        return SessionOracle(kind, emit)
+    if isinstance(kind, Sliding):
+        return SlidingOracle(kind, emit)
+    return TimeWindowOracle(kind, emit)

@@ -1,0 +1,1 @@
+"""Windows over keyed events: kinds, time segments, window and session stores, deduplication."""

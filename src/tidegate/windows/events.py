@@ -1,0 +1,70 @@
+"""What flows between operators: a batch of events, columns beside each other, no object a record.
+
+The user's columns are a record batch of their own, so that a column called `key` or `ts` means the user's and
+nothing else. `stream_time` is the largest event time seen up to and including each record, in offset order, of
+its source partition; it is carried from batch to batch, so a result never depends on where a batch was cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+
+NO_TIME = -1  # before any event: the clocks of Kafka Streams start here
+
+
+@dataclass(frozen=True, eq=False)
+class EventBatch:
+    """Events of one or several source partitions, in the order they are to be processed."""
+
+    key: pa.BinaryArray  # null: the record has none
+    ts: Int64s
+    offset: Int64s
+    partition: Int32s
+    stream_time: Int64s
+    values: pa.RecordBatch
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.key), len(self.ts), len(self.offset), len(self.partition), len(self.stream_time)}
+        if lengths | {self.values.num_rows} != {len(self.ts)}:
+            raise InvalidError(f"an event batch needs columns of one length, not {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def take(self, rows: Int64s | npt.NDArray[np.bool_]) -> EventBatch:
+        """Some of the events: by position, or where a mask is true."""
+        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        if len(positions) == len(self) and rows.dtype == np.bool_:
+            return self
+        indices = pa.array(positions)
+        return EventBatch(
+            key=self.key.take(indices),
+            ts=self.ts[positions],
+            offset=self.offset[positions],
+            partition=self.partition[positions],
+            stream_time=self.stream_time[positions],
+            values=self.values.take(indices),
+        )
+
+    def slice(self, start: int, stop: int) -> EventBatch:
+        """The events from `start` up to `stop`, without copying."""
+        return EventBatch(
+            key=self.key.slice(start, stop - start),
+            ts=self.ts[start:stop],
+            offset=self.offset[start:stop],
+            partition=self.partition[start:stop],
+            stream_time=self.stream_time[start:stop],
+            values=self.values.slice(start, stop - start),
+        )
+
+    def with_values(self, values: pa.RecordBatch) -> EventBatch:
+        return replace(self, values=values)

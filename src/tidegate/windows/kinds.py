@@ -1,0 +1,185 @@
+"""The kinds of windows, and the rule by which each one closes.
+
+| | tumbling, hopping | sliding | session |
+|---|---|---|---|
+| bounds | [start, start + size) | [start, start + difference] | [first event, last event] |
+| closes at | stream time − grace | stream time − grace | stream time − grace − gap |
+| takes a record while | end > close | end ≥ close | end ≥ close |
+| is final when | end ≤ close | end < close | end < close |
+| kept for (default, and least) | size + grace | 2 × difference + grace | gap + grace (default one more) |
+
+A session that ends exactly where sessions close may still grow, but with the least retention it could no
+longer be read, and a record would start it anew; one millisecond more avoids that, so it is the default.
+
+No window starts before the epoch. Values only: nothing here knows of storage or clocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import ClassVar, TypeAlias
+
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError
+
+LATEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Hopping:
+    """Windows of one size that start every `advance`; each event lies in size / advance of them."""
+
+    size_ms: int
+    advance_ms: int
+    grace_ms: int
+    retention_ms: int
+    name: ClassVar[str] = "hopping"
+
+    def __init__(
+        self,
+        size: DurationLike,
+        advance: DurationLike,
+        *,
+        grace: DurationLike = 0,
+        retention: DurationLike | None = None,
+    ) -> None:
+        size_ms, advance_ms, grace_ms = _positive("size", size), _positive("advance", advance), _grace(grace)
+        if advance_ms > size_ms:
+            raise InvalidError(
+                f"advance {advance_ms} ms is above size {size_ms} ms: events between two windows would be lost;"
+                " use an advance of at most the size"
+            )
+        _set(self, size_ms=size_ms, advance_ms=advance_ms, grace_ms=grace_ms)
+        _set(self, retention_ms=_retention(retention, least=size_ms + grace_ms))
+
+    @property
+    def pane_ms(self) -> int:
+        """The width of the pieces every window is made of."""
+        return gcd(self.size_ms, self.advance_ms)
+
+    def close_time(self, stream_time: int) -> int:
+        """Windows that end at or before this are final."""
+        return stream_time - self.grace_ms
+
+    def end_of(self, start: int) -> int:
+        return min(start + self.size_ms, LATEST)
+
+    def starts(self, ts: int) -> range:
+        """Where the windows of an event start; none for a time before the epoch."""
+        if ts < 0:
+            return range(0)
+        first = max(0, ts - self.size_ms + self.advance_ms) // self.advance_ms * self.advance_ms
+        return range(first, ts + 1, self.advance_ms)
+
+
+class Tumbling(Hopping):
+    """Windows of one size, one after the other; each event lies in exactly one."""
+
+    __slots__ = ()
+    name: ClassVar[str] = "tumbling"
+
+    def __init__(
+        self, size: DurationLike, *, grace: DurationLike = 0, retention: DurationLike | None = None
+    ) -> None:
+        super().__init__(size, size, grace=grace, retention=retention)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Sliding:
+    """A window for every different set of events that lie within `difference` of each other."""
+
+    difference_ms: int
+    grace_ms: int
+    retention_ms: int
+    name: ClassVar[str] = "sliding"
+
+    def __init__(
+        self, difference: DurationLike, *, grace: DurationLike = 0, retention: DurationLike | None = None
+    ) -> None:
+        difference_ms, grace_ms = _positive("difference", difference), _grace(grace)
+        _set(self, difference_ms=difference_ms, grace_ms=grace_ms)
+        _set(self, retention_ms=_retention(retention, least=2 * difference_ms + grace_ms))
+
+    def close_time(self, stream_time: int) -> int:
+        """Windows that end before this are final."""
+        return stream_time - self.grace_ms
+
+    def end_of(self, start: int) -> int:
+        return min(start + self.difference_ms, LATEST)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Session:
+    """A window for every burst of events with less than or exactly `gap` between neighbours."""
+
+    gap_ms: int
+    grace_ms: int
+    retention_ms: int
+    name: ClassVar[str] = "session"
+
+    def __init__(
+        self, gap: DurationLike, *, grace: DurationLike = 0, retention: DurationLike | None = None
+    ) -> None:
+        gap_ms, grace_ms = _positive("gap", gap), _grace(grace)
+        _set(self, gap_ms=gap_ms, grace_ms=grace_ms)
+        least = gap_ms + grace_ms
+        _set(self, retention_ms=_retention(retention, least=least) if retention is not None else least + 1)
+
+    def close_time(self, stream_time: int) -> int:
+        """Sessions that end before this are final."""
+        return stream_time - self.grace_ms - self.gap_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Unlimited:
+    """One window from `start_ms` on that never closes."""
+
+    start_ms: int = 0
+    name: ClassVar[str] = "unlimited"
+
+    def __post_init__(self) -> None:
+        if self.start_ms < 0:
+            raise InvalidError(f"an unlimited window cannot start at {self.start_ms}, before the epoch")
+
+
+WindowKind: TypeAlias = "Tumbling | Hopping | Sliding | Session | Unlimited"
+
+
+def _set(window: object, **fields: int) -> None:
+    for name, value in fields.items():
+        object.__setattr__(window, name, value)
+
+
+def _positive(what: str, value: DurationLike) -> int:
+    milliseconds = _milliseconds(what, value)
+    if milliseconds <= 0:
+        raise InvalidError(f"a window's {what} is {milliseconds} ms; it must be above 0")
+    return milliseconds
+
+
+def _grace(value: DurationLike) -> int:
+    milliseconds = _milliseconds("grace", value)
+    if milliseconds < 0:
+        raise InvalidError(f"a window's grace is {milliseconds} ms; it must be 0 or more")
+    return milliseconds
+
+
+def _retention(value: DurationLike | None, *, least: int) -> int:
+    if value is None:
+        return min(least, LATEST)
+    milliseconds = _milliseconds("retention", value)
+    if milliseconds < least:
+        raise InvalidError(
+            f"a retention of {milliseconds} ms would drop windows that can still change: give at least {least} ms"
+        )
+    return milliseconds
+
+
+def _milliseconds(what: str, value: DurationLike) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
+        raise InvalidError(f"a window's {what} is {value} ms; it cannot be negative")
+    try:
+        return duration_ms(value)
+    except InvalidError as error:
+        raise InvalidError(f"a window's {what}: {error}") from None

@@ -1,0 +1,171 @@
+"""The one shape all operators over events have: what they are given, and what they give back.
+
+An operator judges every record with the record's own stream time, so what it answers over a whole stream does not
+depend on where the stream was cut into batches. Three things from outside are the exceptions, and a moment carries
+them: the time of the round (for the future guard and for idle sources), a watermark, and the end of the input.
+
+Thread rule: values; an operator belongs to its task's one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.storage import BucketIndexState
+from tidegate.windows.events import EventBatch, Int64s
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a round says about itself; fixed while the round lasts, and the same when it is repeated."""
+
+    now_ms: int
+    watermark: int | None = None  # stream time cannot be before this any more, whatever the records say
+    closing: bool = False  # the input ends here: every window is final
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Results of windows, a row each: whose window, its bounds, its values, and what they were made of.
+
+    `ts` is the timestamp the row has when it is sent on. `deleted` marks windows that ceased to exist (a session
+    that was merged into another); their values are null. `count` records with offsets from `min_offset` to
+    `max_offset` made the values; they answer where a number comes from.
+    """
+
+    key: pa.BinaryArray
+    window_start: Int64s
+    window_end: Int64s
+    ts: Int64s
+    values: pa.RecordBatch
+    count: Int64s
+    min_offset: Int64s
+    max_offset: Int64s
+    deleted: Flags | None = None  # None: no row is
+
+    def __post_init__(self) -> None:
+        columns = (self.key, self.window_start, self.window_end, self.ts, self.count, self.min_offset)
+        lengths = {len(column) for column in (*columns, self.max_offset)} | {self.values.num_rows}
+        if self.deleted is not None:
+            lengths.add(len(self.deleted))
+        if len(lengths) != 1:
+            raise InvalidError(f"rows of windows need columns of one length, not {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self.window_start)
+
+    def take(self, rows: Int64s) -> WindowRows:
+        """Some of the rows, by position."""
+        indices = pa.array(rows)
+        return WindowRows(
+            key=self.key.take(indices),
+            window_start=self.window_start[rows],
+            window_end=self.window_end[rows],
+            ts=self.ts[rows],
+            values=self.values.take(indices),
+            count=self.count[rows],
+            min_offset=self.min_offset[rows],
+            max_offset=self.max_offset[rows],
+            deleted=None if self.deleted is None else self.deleted[rows],
+        )
+
+    def to_batch(self) -> pa.RecordBatch:
+        """All of it as one batch; the values are one struct column, so that no name can clash."""
+        deleted = np.zeros(len(self), np.bool_) if self.deleted is None else self.deleted
+        columns = {
+            "key": self.key,
+            "window_start": pa.array(self.window_start),
+            "window_end": pa.array(self.window_end),
+            "ts": pa.array(self.ts),
+            "deleted": pa.array(deleted),
+            "count": pa.array(self.count),
+            "min_offset": pa.array(self.min_offset),
+            "max_offset": pa.array(self.max_offset),
+            "values": pa.StructArray.from_arrays(self.values.columns, fields=list(self.values.schema))
+            if self.values.num_columns
+            else pa.array([{}] * len(self), pa.struct([])),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def join_rows(pieces: Sequence[WindowRows]) -> WindowRows:
+    """Several results behind each other; at least one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    has_deleted = any(piece.deleted is not None for piece in pieces)
+    return WindowRows(
+        key=pa.concat_arrays([piece.key for piece in pieces]),
+        window_start=np.concatenate([piece.window_start for piece in pieces]),
+        window_end=np.concatenate([piece.window_end for piece in pieces]),
+        ts=np.concatenate([piece.ts for piece in pieces]),
+        values=pa.concat_batches([piece.values for piece in pieces]),
+        count=np.concatenate([piece.count for piece in pieces]),
+        min_offset=np.concatenate([piece.min_offset for piece in pieces]),
+        max_offset=np.concatenate([piece.max_offset for piece in pieces]),
+        deleted=np.concatenate([_deleted(piece) for piece in pieces]) if has_deleted else None,
+    )
+
+
+def _deleted(piece: WindowRows) -> Flags:
+    return np.zeros(len(piece), np.bool_) if piece.deleted is None else piece.deleted
+
+
+def no_rows(values: pa.Schema) -> WindowRows:
+    """No result at all, of these values."""
+    none = np.empty(0, np.int64)
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    return WindowRows(pa.array([], pa.binary()), none, none, none, empty, none, none, none)
+
+
+@dataclass(frozen=True, eq=False)
+class LateRows:
+    """Records that were set aside, one row for each window that did not take them.
+
+    `how_late_ms`: for reason `late`, how much more grace would have let the record in; for `future`, how far its
+    time lies ahead of what the guard allows. `window_start` is -1 where no window was in question.
+    """
+
+    events: EventBatch
+    window_start: Int64s
+    how_late_ms: Int64s
+    reason: pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+
+Rows: TypeAlias = WindowRows | EventBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of one call: rows to send on, records set aside, and how often what happened in it."""
+
+    rows: Rows
+    late: LateRows | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class Operator(Protocol):
+    """One step of a pipeline in one task. It attaches its own states to the task's storage when it is made."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def states(self) -> Sequence[BucketIndexState]: ...
+
+    def process(self, batch: EventBatch, moment: Moment) -> Output:
+        """Take the next events of the stream."""
+
+    def tick(self, moment: Moment) -> Output:
+        """A round without events for this operator: time may have passed all the same."""

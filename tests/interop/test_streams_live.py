@@ -1,0 +1,82 @@
+"""The real Kafka Streams reads our bytes, writes what was recorded, and puts keys where we put them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from kafka_home import KafkaHome
+from streams_fixtures import NAMES, STREAMS
+from streams_oracle import ask
+
+from tidegate.kernels.murmur2 import murmur2
+from tidegate.windows.key_columns import decode_keys, encode_keys, partitions_of_inner_keys
+from tidegate.windows.keys import LENIENT, KeyFormat
+
+pytestmark = pytest.mark.interop
+
+SIZE = 60_000
+
+
+def random_keys(count: int, seed: int) -> list[bytes]:
+    chance = random.Random(seed)
+    short = [b"", b"\0", b"a", b"aa", b"\xff" * 9, "schlüssel".encode()]
+    return [*short, *(chance.randbytes(chance.randrange(40)) for _ in range(count - len(short)))]
+
+
+def test_the_recorded_topologies_are_what_kafka_streams_does(kafka: KafkaHome, tmp_path: Path) -> None:
+    ask(kafka, "record", str(tmp_path))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == NAMES
+    for name in NAMES:
+        assert (tmp_path / f"{name}.jsonl").read_text() == (STREAMS / f"{name}.jsonl").read_text(), name
+
+
+@pytest.mark.parametrize("key_format", list(KeyFormat))
+def test_its_deserializers_read_our_keys(kafka: KafkaHome, key_format: KeyFormat) -> None:
+    keys = random_keys(3000, seed=5)
+    chance = np.random.default_rng(5)
+    start = chance.integers(0, 2**42, len(keys))
+    start[:3] = [0, 1, 2**63 - 1 - SIZE]
+    end = start + chance.integers(0, SIZE, len(keys))
+    is_session = key_format is KeyFormat.SESSION
+    column = encode_keys(pa.array(keys, pa.binary()), start, key_format, end=end if is_session else None)
+    answers = ask(
+        kafka, "decode", lines=[f"{key_format.value} {SIZE} {raw.hex()}" for raw in column.to_pylist()]
+    )
+    ends = end if is_session else start + SIZE
+    expected = [f"{key.hex()} {a} {b}" for key, a, b in zip(keys, start.tolist(), ends.tolist(), strict=True)]
+    assert answers == expected
+
+
+@pytest.mark.parametrize("key_format", list(KeyFormat))
+def test_we_accept_what_its_deserializers_accept(kafka: KafkaHome, key_format: KeyFormat) -> None:
+    """Any bytes: both refuse, or both read the same; sequences are the one thing only we look at."""
+    keys = [key for key in random_keys(4000, seed=9) if key]
+    size = None if key_format is KeyFormat.SESSION else SIZE
+    decoded = decode_keys(pa.array(keys, pa.binary()), key_format, size_ms=size, checks=LENIENT)
+    answers = ask(kafka, "decode", lines=[f"{key_format.value} {SIZE} {raw.hex()}" for raw in keys])
+    inner = decoded.inner.to_pylist()
+    read = 0
+    for row, answer in enumerate(answers):
+        if answer.startswith("error"):
+            assert decoded.bad[row], keys[row].hex()
+        elif decoded.bad[row]:
+            assert "sequence" in decoded.reason(row), keys[row].hex()
+        else:
+            assert answer == f"{inner[row].hex()} {decoded.start[row]} {decoded.end[row]}"
+            read += 1
+    assert read > 200
+
+
+def test_windowed_keys_go_where_kafka_puts_their_inner_key(kafka: KafkaHome) -> None:
+    keys = [key for key in random_keys(20_000, seed=11) if key]
+    column = pa.array(keys, pa.binary())
+    counts = (1, 4, 10, 97)
+    answers = ask(kafka, "partition", lines=[f"{count} {key.hex()}" for count in counts for key in keys])
+    chosen = [partition for count in counts for partition in partitions_of_inner_keys(column, count).tolist()]
+    assert chosen == [int(answer.split()[1]) for answer in answers]
+    hashes = [int(np.int64(murmur2(np.frombuffer(key, np.uint8))).astype(np.int32)) for key in keys]
+    assert hashes * len(counts) == [int(answer.split()[0]) for answer in answers]

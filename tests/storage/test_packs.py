@@ -1,0 +1,425 @@
+"""Packs: every Arrow type comes back as it was, without a copy; what does not belong is refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.files import Effect, Files
+from tidegate.storage.backends.folder import FolderBackend
+from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.storage.backends.port import MissingObjectError, total_size
+from tidegate.storage.index.entries import StoredRef
+from tidegate.storage.packs.layout import belongs_to, escape, manifest_name, pack_name, task_prefix
+from tidegate.storage.packs.pack import PackCache, PackReader, PackWriter, write_pack
+from tidegate.storage.packs.slots import BadSlot, read_slot, slot_parts
+from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.run import DIRECTORY, Run
+from tidegate.storage.spec import Merge, StoreSpec
+
+TASK = "app/join/3"
+SPEC = StoreSpec("events", Merge.APPEND, pa.schema([("amount", pa.float64()), ("note", pa.string())]))
+
+
+def make_runs(spec: StoreSpec, rows: int, *, first_ts: int = 0, step: int = 10) -> list[Run]:
+    batch = pa.record_batch(
+        {
+            "key": pa.array([b"key-%d" % (i % 7) for i in range(rows)], pa.binary()),
+            "ts": pa.array([first_ts + i * step for i in range(rows)], pa.int64()),
+            "amount": pa.array([i / 3 if i % 5 else None for i in range(rows)], pa.float64()),
+            "note": pa.array([f"note {i}" if i % 3 else None for i in range(rows)], pa.string()),
+        }
+    )
+    return build_runs(spec, batch, first_seq=0, max_rows=1 << 20)
+
+
+def run_with(column: pa.Array, keys: int = 1) -> tuple[StoreSpec, Run]:
+    """A run whose payload is one given column."""
+    rows = len(column)
+    spec = StoreSpec("typed", Merge.APPEND, pa.schema([("value", column.type)]))
+    directory = pa.RecordBatch.from_arrays(
+        [
+            pa.array(np.arange(keys, dtype=np.uint64)),
+            pa.array([b"k%d" % i for i in range(keys)], pa.binary()),
+            pa.array(np.arange(keys, dtype=np.int32)),
+        ],
+        schema=DIRECTORY,
+    )
+    numbers = pa.array(np.arange(rows, dtype=np.int64))
+    return spec, Run(0, directory, pa.RecordBatch.from_arrays([numbers, numbers, column], schema=spec.rows))
+
+
+def stored_and_loaded(spec: StoreSpec, run: Run) -> Run:
+    backend = MemoryBackend()
+    name = pack_name(TASK, spec.name, spec.segment_of(run.bucket), "u")
+    (ref,) = write_pack(backend, TASK, spec, spec.segment_of(run.bucket), [run], name)
+    return PackCache(backend).load(TASK, spec, ref)
+
+
+# -- round trips ---------------------------------------------------------------------------------
+
+
+def test_runs_come_back_equal_from_the_slots_they_were_given(tmp_path: Path) -> None:
+    runs = make_runs(SPEC, 5_000)
+    backend = FolderBackend(tmp_path)
+    name = pack_name(TASK, SPEC.name, 0, "u")
+    refs = write_pack(backend, TASK, SPEC, 0, runs[:1], name)
+    assert refs == [StoredRef(name, 0)]
+    loaded = PackCache(backend).load(TASK, SPEC, refs[0])
+    assert loaded.bucket == runs[0].bucket
+    assert loaded.rows.equals(runs[0].rows)
+    assert loaded.directory.equals(runs[0].directory)
+    assert loaded.rows.schema.equals(SPEC.rows)
+    loaded.rows.validate(full=True)
+
+
+def test_a_pack_holds_many_buckets_of_one_time_segment() -> None:
+    spec = StoreSpec("events", Merge.APPEND, SPEC.payload, bucket_ms=1000, segment_ms=10_000)
+    runs = make_runs(spec, 1_000)
+    assert len(runs) == 10
+    backend = MemoryBackend()
+    refs = write_pack(backend, TASK, spec, 0, runs, pack_name(TASK, spec.name, 0, "u"))
+    cache = PackCache(backend)
+    for run, ref in zip(runs, refs, strict=True):
+        loaded = cache.load(TASK, spec, ref)
+        assert loaded.bucket == run.bucket
+        assert loaded.rows.equals(run.rows)
+    assert cache.opened == 1
+
+
+STRUCT = pa.struct([("a", pa.int16()), ("b", pa.list_(pa.string()))])
+TYPED: dict[str, pa.Array] = {
+    "bool": pa.array([True, None, False] * 7),
+    "int8": pa.array([1, None, -3] * 5, pa.int8()),
+    "uint64": pa.array([1, 2**64 - 1, None], pa.uint64()),
+    "float16": pa.array(np.array([1.5, 2.5], np.float16)),
+    "float64 without nulls": pa.array([1.5, 2.5, 3.5]),
+    "string": pa.array(["a", None, "", "ä" * 50]),
+    "large string": pa.array(["a", None, "bc"], pa.large_string()),
+    "binary": pa.array([b"a", None, b"", b"\0" * 70], pa.binary()),
+    "large binary": pa.array([b"a", None], pa.large_binary()),
+    "fixed binary": pa.array([b"abc", None, b"xyz"], pa.binary(3)),
+    "decimal128": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(20, 2)),
+    "decimal256": pa.array([decimal.Decimal("1.50"), None], pa.decimal256(60, 2)),
+    "timestamp": pa.array([1, None, 3], pa.timestamp("us", "Europe/Berlin")),
+    "date32": pa.array([datetime.date(2026, 1, 1), None]),
+    "time64": pa.array([1, None], pa.time64("ns")),
+    "duration": pa.array([1, None], pa.duration("ms")),
+    "interval": pa.array([pa.MonthDayNano([1, 2, 3]), None], pa.month_day_nano_interval()),
+    "null": pa.nulls(5),
+    "list": pa.array([[1, 2], None, [], [3, None]], pa.list_(pa.int64())),
+    "large list": pa.array([["a"], None, []], pa.large_list(pa.string())),
+    "list of lists": pa.array([[[1], [2, 3]], None, [[]]], pa.list_(pa.list_(pa.int8()))),
+    "fixed list": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
+    "struct": pa.array([{"a": 1, "b": ["x", None]}, None, {"a": None, "b": []}], STRUCT),
+    "list of structs": pa.array([[{"a": 1, "b": ["x"]}], None], pa.list_(STRUCT)),
+    "map": pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())),
+    "dictionary": pa.array(["x", "y", None, "x"] * 4).dictionary_encode(),
+    "dictionary of int8": pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int8()), pa.array([7, 8])),
+    "list of dictionaries": pa.ListArray.from_arrays(
+        [0, 2, 3], pa.array(["x", "y", "x"]).dictionary_encode()
+    ),
+}
+
+
+@pytest.mark.parametrize("slice_from", [0, 1])
+@pytest.mark.parametrize("kind", TYPED)
+def test_every_type_comes_back_as_it_was_sliced_or_not(kind: str, slice_from: int) -> None:
+    column = TYPED[kind].slice(slice_from)
+    spec, run = run_with(column)
+    loaded = stored_and_loaded(spec, run).rows.column("value")
+    loaded.validate(full=True)
+    assert loaded.type == column.type
+    assert loaded.equals(column) or loaded.to_pylist() == column.to_pylist()
+    assert loaded.null_count == column.null_count
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string_view(), pa.run_end_encoded(pa.int32(), pa.int64()), pa.list_view(pa.int64()), pa.uuid()],
+    ids=str,
+)
+def test_a_type_without_a_layout_is_refused_before_anything_is_written(kind: pa.DataType) -> None:
+    for inside in (kind, pa.list_(kind), pa.struct([("a", kind)])):
+        spec = StoreSpec("odd", Merge.APPEND, pa.schema([("value", inside)]))
+        with pytest.raises(InvalidError, match="column value has the Arrow type"):
+            PackWriter(TASK, spec, 0, "x")
+
+
+VALUES = st.one_of(
+    st.lists(st.none() | st.booleans(), max_size=40).map(lambda v: pa.array(v, pa.bool_())),
+    st.lists(st.none() | st.binary(max_size=70), max_size=40).map(lambda v: pa.array(v, pa.binary())),
+    st.lists(st.none() | st.lists(st.none() | st.integers(-99, 99), max_size=5), max_size=20).map(
+        lambda v: pa.array(v, pa.list_(pa.int64()))
+    ),
+    st.lists(st.none() | st.fixed_dictionaries({"a": st.none() | st.text(max_size=5)}), max_size=20).map(
+        lambda v: pa.array(v, pa.struct([("a", pa.string())]))
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(VALUES, st.integers(0, 40), st.integers(0, 40))
+def test_any_slice_of_any_column_survives(column: pa.Array, start: int, length: int) -> None:
+    column = column.slice(min(start, len(column)), length)
+    spec, run = run_with(column, keys=min(1, len(column)))
+    slot = b"".join(bytes(part) for part in slot_parts(run))
+    assert len(slot) % 64 == 0
+    loaded = read_slot(pa.py_buffer(slot), spec.rows)
+    loaded.rows.validate(full=True)
+    assert loaded.rows.column("value").equals(column)
+
+
+# -- no copies -----------------------------------------------------------------------------------
+
+
+def test_writing_shares_the_runs_memory_and_reading_shares_the_files(tmp_path: Path) -> None:
+    run = make_runs(SPEC, 5_000)[0]
+    writer = PackWriter(TASK, SPEC, 0, pack_name(TASK, SPEC.name, 0, "u"))
+    before = pa.total_allocated_bytes()
+    writer.add(run)
+    parts = writer.finish()
+    assert pa.total_allocated_bytes() - before < 4096
+    values = run.rows.column("amount").buffers()[1]
+    assert values.address in {part.address for part in parts if isinstance(part, pa.Buffer)}
+
+    backend = FolderBackend(tmp_path)
+    backend.put("p", parts)
+    mapped = backend.read("p")
+    reader = PackReader(_renamed(backend, run), pack_name(TASK, SPEC.name, 0, "v"))
+    reader.check(TASK, SPEC)
+    loaded = reader.load(0)
+    for batch in (loaded.rows, loaded.directory):
+        for column in batch.columns:
+            for buffer in column.buffers():
+                assert buffer is None or buffer.address % 64 == 0
+    assert mapped.size == total_size(parts)
+
+
+def _renamed(backend: FolderBackend, run: Run) -> pa.Buffer:
+    name = pack_name(TASK, SPEC.name, 0, "v")
+    write_pack(backend, TASK, SPEC, 0, [run], name)
+    return backend.read(name)
+
+
+def test_a_slot_is_verified_once_and_a_pack_opened_once(tmp_path: Path) -> None:
+    seen: list[Effect] = []
+    backend = FolderBackend(tmp_path, files=Files(watch=seen.append))
+    name = pack_name(TASK, SPEC.name, 0, "u")
+    (ref,) = write_pack(backend, TASK, SPEC, 0, make_runs(SPEC, 100)[:1], name)
+    cache = PackCache(backend)
+    first = cache.load(TASK, SPEC, ref)
+    assert cache.load(TASK, SPEC, ref) is first
+    del first
+    cache.load(TASK, SPEC, ref)
+    assert sum(effect.kind == "map" for effect in seen) == 1
+
+
+def test_the_cache_keeps_a_bounded_number_of_packs_open_and_runs_survive_that() -> None:
+    backend = MemoryBackend()
+    run = make_runs(SPEC, 100)[0]
+    refs = [
+        write_pack(backend, TASK, SPEC, 0, [run], pack_name(TASK, SPEC.name, 0, f"{i}"))[0] for i in range(10)
+    ]
+    cache = PackCache(backend, max_open=3)
+    loaded = [cache.load(TASK, SPEC, ref) for ref in refs]
+    assert len(cache) == 3
+    assert cache.opened == 10
+    cache.load(TASK, SPEC, refs[-1])
+    assert cache.opened == 10
+    cache.load(TASK, SPEC, refs[0])
+    assert cache.opened == 11
+    assert all(each.rows.equals(run.rows) for each in loaded)
+    cache.forget(refs[0].pack)
+    assert len(cache) == 2
+    cache.close()
+    assert len(cache) == 0
+
+
+def test_runs_of_open_packs_are_kept_up_to_a_bound_and_go_with_their_pack() -> None:
+    backend = MemoryBackend()
+    run = make_runs(SPEC, 100)[0]
+    refs = write_pack(backend, TASK, SPEC, 0, [run] * 5, pack_name(TASK, SPEC.name, 0, "u"))
+    own = 4096 + 4 * run.key_count
+    cache = PackCache(backend, kept_bytes=3 * own)
+    first = id(cache.load(TASK, SPEC, refs[0]))
+    assert id(cache.load(TASK, SPEC, refs[0])) == first
+    alive = [weakref.ref(cache.load(TASK, SPEC, ref)) for ref in refs]
+    assert [each() is not None for each in alive] == [False, False, True, True, True]
+    assert cache.used_bytes == 3 * own
+    cache.forget(refs[0].pack)
+    assert cache.used_bytes == 0
+    assert all(each() is None for each in alive)
+    cache = PackCache(backend, max_open=1)
+    alive = [weakref.ref(cache.load(TASK, SPEC, ref)) for ref in refs]
+    write_pack(backend, TASK, SPEC, 0, [run], pack_name(TASK, SPEC.name, 0, "v"))
+    cache.load(TASK, SPEC, StoredRef(pack_name(TASK, SPEC.name, 0, "v"), 0))
+    assert cache.used_bytes == own
+    assert all(each() is None for each in alive)
+
+
+def test_many_threads_load_through_one_cache() -> None:
+    backend = MemoryBackend()
+    run = make_runs(SPEC, 2_000)[0]
+    refs = [
+        write_pack(backend, TASK, SPEC, 0, [run] * 3, pack_name(TASK, SPEC.name, 0, f"{i}")) for i in range(4)
+    ]
+    cache = PackCache(backend, max_open=2)
+    wrong: list[Any] = []
+
+    def read() -> None:
+        for _ in range(20):
+            for pack in refs:
+                for ref in pack:
+                    if not cache.load(TASK, SPEC, ref).rows.equals(run.rows):
+                        wrong.append(ref)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+# -- what does not belong ------------------------------------------------------------------------
+
+
+def test_a_run_of_another_time_segment_or_with_other_columns_is_refused() -> None:
+    run = make_runs(SPEC, 10)[0]
+    with pytest.raises(InvalidError, match="does not belong into a pack of time segment"):
+        PackWriter(TASK, SPEC, 60_000, "x").add(run)
+    other = StoreSpec("events", Merge.APPEND, pa.schema([("amount", pa.float64())]))
+    with pytest.raises(InvalidError, match="has columns"):
+        PackWriter(TASK, other, 0, "x").add(run)
+    with pytest.raises(InvalidError, match="at least one run"):
+        write_pack(MemoryBackend(), TASK, SPEC, 0, [], "x")
+
+
+def test_a_missing_pack_and_a_missing_slot_are_errors_that_name_them() -> None:
+    backend = MemoryBackend()
+    name = pack_name(TASK, SPEC.name, 0, "u")
+    cache = PackCache(backend)
+    with pytest.raises(MissingObjectError, match=name):
+        cache.load(TASK, SPEC, StoredRef(name, 0))
+    write_pack(backend, TASK, SPEC, 0, make_runs(SPEC, 10)[:1], name)
+    for slot in (1, -1, 10**9):
+        with pytest.raises(CorruptError, match=f"slot {slot} is asked for, and it has 1"):
+            cache.load(TASK, SPEC, StoredRef(name, slot))
+
+
+def test_a_pack_of_another_task_or_store_is_refused_also_when_it_is_open() -> None:
+    backend = MemoryBackend()
+    name = pack_name(TASK, SPEC.name, 0, "u")
+    (ref,) = write_pack(backend, TASK, SPEC, 0, make_runs(SPEC, 10)[:1], name)
+    cache = PackCache(backend)
+    cache.load(TASK, SPEC, ref)
+    with pytest.raises(CorruptError, match="it belongs to task app/join/3, store events, not to app/join/4"):
+        cache.load("app/join/4", SPEC, ref)
+    other = StoreSpec("orders", Merge.APPEND, SPEC.payload)
+    with pytest.raises(CorruptError, match="not to app/join/3, orders"):
+        cache.load(TASK, other, ref)
+
+
+def test_a_store_that_is_declared_differently_now_is_told_so() -> None:
+    backend = MemoryBackend()
+    name = pack_name(TASK, SPEC.name, 0, "u")
+    (ref,) = write_pack(backend, TASK, SPEC, 0, make_runs(SPEC, 10)[:1], name)
+    changed = StoreSpec(SPEC.name, Merge.APPEND, pa.schema([("amount", pa.int64()), ("note", pa.string())]))
+    with pytest.raises(InvalidError, match="declare it as before"):
+        PackCache(backend).load(TASK, changed, ref)
+
+
+@pytest.mark.parametrize("field", range(6))
+def test_a_slot_that_contradicts_itself_is_refused_without_a_crash(field: int) -> None:
+    """Bytes that were wrong before they were sealed: every number of the slot's map, made absurd in turn."""
+    import msgspec
+
+    spec, run = run_with(pa.array([[1, 2], [3]], pa.list_(pa.int64())))
+    slot = b"".join(bytes(part) for part in slot_parts(run))
+    length = int.from_bytes(slot[:4], "little")
+    described = msgspec.msgpack.decode(slot[4 : 4 + length])
+    for absurd in (-1, -2, 0, 1, 3, 2**31, 2**62):
+        changed = msgspec.msgpack.decode(msgspec.msgpack.encode(described))
+        match field:
+            case 0:
+                changed[1] = absurd
+            case 1:
+                changed[2] = absurd
+            case _:
+                node = changed[3][field]
+                node[0] = absurd
+        for target in ([changed], _buffer_changes(described, absurd)):
+            for each in target:
+                if each == described:
+                    continue
+                head = msgspec.msgpack.encode(each)
+                head = len(head).to_bytes(4, "little") + head
+                body = slot[4 + length + (-(4 + length) % 64) :]
+                with pytest.raises(BadSlot):
+                    read_slot(pa.py_buffer(head + bytes(-len(head) % 64) + body), spec.rows)
+
+
+def _buffer_changes(described: Any, absurd: int) -> list[Any]:
+    import msgspec
+
+    found = []
+    for number, node in enumerate(described[3]):
+        for index in range(len(node[2])):
+            changed = msgspec.msgpack.decode(msgspec.msgpack.encode(described))
+            changed[3][number][2][index] = absurd
+            found.append(changed)
+    return found
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def test_names_are_as_documented() -> None:
+    assert pack_name("app/op/3", "events", -60_000, "u") == "app/op/3/packs/events/-60000-u.pack"
+    assert manifest_name("app/op/3", 7, "u") == "app/op/3/manifests/000000000007-u.manifest"
+    assert task_prefix("../..") == "%2E./%2E."
+    assert escape("a b/c%") == "a%20b%2Fc%25"
+    with pytest.raises(InvalidError):
+        task_prefix("a//b")
+    with pytest.raises(InvalidError):
+        pack_name("x" * 200, "s", 0, "u")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(min_size=1, max_size=8), st.text(min_size=1, max_size=8))
+def test_different_names_never_escape_to_the_same(first: str, second: str) -> None:
+    if first != second:
+        assert escape(first) != escape(second)
+    assert not escape(first).startswith(".")
+
+
+@pytest.mark.parametrize(
+    ("task", "other", "store"),
+    [
+        ("a", "a/b", "s"),
+        ("a", "ab", "s"),
+        ("a/1", "a/10", "s"),
+        ("a", "a/packs", "packs"),
+        ("a", "a/manifests", "s"),
+    ],
+)
+def test_objects_of_a_task_are_told_from_those_of_a_task_whose_id_starts_the_same(
+    task: str, other: str, store: str
+) -> None:
+    for mine, theirs in ((task, other), (other, task)):
+        for name in (pack_name(mine, store, 0, "u"), manifest_name(mine, 1, "u")):
+            assert belongs_to(mine, name)
+            assert belongs_to(mine, name + ".x.tmp")
+            assert not belongs_to(theirs, name)

@@ -1,0 +1,126 @@
+"""Scratch permits: a bounded number of operations, shared by the views of one load, given back exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidegate.clock import Clock, ManualClock, SystemClock
+from tidegate.errors import OverloadError
+from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
+from tidegate.testing.threads import Beside, until
+
+
+def limiter_of(clock: Clock | None = None, **changes: Any) -> ScratchLimiter:
+    settings = {"reader_slots": 1, "maintenance_slots": 1, "timeout_ms": 600_000} | changes
+    return ScratchLimiter(clock or ManualClock(), **settings)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(each, id=f"WS-T57-{each}") for each in Scratch])
+def test_a_second_load_waits_until_the_last_view_of_the_first_is_closed(kind: Scratch) -> None:
+    limiter = limiter_of(SystemClock())
+    first = limiter.permit(kind)
+    views = [first.share() for _ in range(3)]
+    first.close()
+    second = Beside(lambda: limiter.permit(kind))
+    until(lambda: limiter.waiting(kind) == 1)
+    for view in views[:2]:
+        view.close()
+    assert limiter.waiting(kind) == 1 and limiter.in_use(kind) == 1
+    views[2].close()
+    second.result().close()
+    assert limiter.in_use(kind) == 0 and limiter.waiting(kind) == 0
+
+
+@pytest.mark.parametrize("depth", [pytest.param(3, id="WS-T58")])
+def test_a_load_inside_a_load_is_granted_on_the_held_permit(depth: int) -> None:
+    """On one slot and one thread: no deadlock, and the slot is free only when all are closed."""
+    limiter = limiter_of()
+    permits = [limiter.permit() for _ in range(depth)]
+    assert limiter.in_use(Scratch.READER) == 1
+    permits[0].close()
+    permits[1].close()
+    assert limiter.in_use(Scratch.READER) == 1
+    permits[2].close()
+    assert limiter.in_use(Scratch.READER) == 0
+
+
+def test_another_threads_load_is_not_let_in_on_my_permit() -> None:
+    limiter = limiter_of(ManualClock(), timeout_ms=300)
+    with limiter.permit():
+        other = Beside(limiter.permit)
+        with pytest.raises(OverloadError, match="max_inflight_loads") as caught:
+            other.result()
+    assert caught.value.reason == "scratch"
+
+
+def test_maintenance_has_slots_of_its_own() -> None:
+    limiter = limiter_of()
+    with limiter.permit(Scratch.READER), limiter.permit(Scratch.MAINTENANCE):
+        assert [limiter.in_use(kind) for kind in Scratch] == [1, 1]
+    assert [limiter.in_use(kind) for kind in Scratch] == [0, 0]
+
+
+def test_trying_never_waits_and_never_shares() -> None:
+    limiter = limiter_of(maintenance_slots=2)
+    taken = [limiter.try_permit(Scratch.MAINTENANCE) for _ in range(3)]
+    assert [permit is None for permit in taken] == [False, False, True]
+    assert limiter.in_use(Scratch.MAINTENANCE) == 2
+
+
+@pytest.mark.parametrize(
+    "closes", [pytest.param(1, id="WS-INV-13-once"), pytest.param(3, id="WS-INV-13-again")]
+)
+def test_a_permit_is_given_back_exactly_once(closes: int) -> None:
+    limiter = limiter_of(reader_slots=2)
+    permit, other = limiter.permit(), Beside(limiter.permit).result()
+    for _ in range(closes):
+        permit.close()
+    assert limiter.in_use(Scratch.READER) == 1
+    other.close()
+    assert limiter.in_use(Scratch.READER) == 0
+
+
+def test_closing_one_view_again_does_not_close_another() -> None:
+    """WS-INV-13: each holder counts once, however often it is closed."""
+    limiter = limiter_of()
+    permit = limiter.permit()
+    view = permit.share()
+    for _ in range(3):
+        permit.close()
+    assert limiter.in_use(Scratch.READER) == 1
+    view.close()
+    assert limiter.in_use(Scratch.READER) == 0
+
+
+def test_an_error_gives_the_permit_back() -> None:
+    """WS-INV-13: also on the way out of a failure."""
+    limiter = limiter_of()
+    with pytest.raises(ZeroDivisionError), limiter.permit() as permit, permit.share():
+        raise ZeroDivisionError
+    assert limiter.in_use(Scratch.READER) == 0
+
+
+def test_a_closed_permit_cannot_be_shared_again() -> None:
+    limiter = limiter_of()
+    permit = limiter.permit()
+    permit.close()
+    with pytest.raises(OverloadError, match="closed"):
+        permit.share()
+
+
+def test_a_hundred_loads_on_three_slots_never_exceed_them() -> None:
+    limiter = limiter_of(SystemClock(), reader_slots=3)
+    most: list[int] = []
+
+    def load() -> None:
+        for _ in range(50):
+            with limiter.permit() as permit:
+                shared = permit.share()
+                most.append(limiter.in_use(Scratch.READER))
+            shared.close()
+
+    for thread in [Beside(load) for _ in range(8)]:
+        thread.result()
+    assert max(most) <= 3 and limiter.in_use(Scratch.READER) == 0
