@@ -11,7 +11,7 @@ they came. Two passes of a radix sort by the upper 22 bits, and insertion for th
 is next to nothing left to insert.
 
 `decide` walks groups of one identity. Times at which the identity was accepted are kept sorted; a record meets those
-less than the horizon from it. All numbers are as `windows/dedupe.py` has them.
+less than the horizon from it. All numbers are as `windows/operators/dedupe.py` has them.
 
 Callers prove (K2): offsets of keys and ids never fall and end inside their bytes.
 """

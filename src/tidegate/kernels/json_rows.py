@@ -40,6 +40,7 @@ from tidegate.kernels.memory import load, pointer, store
 
 READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 
+SIGN: Final = -(1 << 63)
 INTEGER: Final = 0
 DOUBLE: Final = 1
 BOOLEAN: Final = 2
@@ -86,7 +87,7 @@ def read_double(source: Any, at: int, end: int, target: Any, place: int) -> int:
     bits = double_bits(digits, power)
     if bits < 0:
         return NOWHERE
-    store(target, place, bits | (negative << 63))
+    store(target, place, bits + SIGN if negative else bits)  # bits are not negative: this sets the 64th
     return after
 
 
