@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 
 from _report import Report, demand
 from tidegate.log.access.embedded import Log
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.serdes import Bytes, Long
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.windows.key_columns import encode_keys
-from tidegate.windows.keys import KeyFormat
+from tidegate.windows.keys.columns import encode_keys
+from tidegate.windows.keys.layouts import KeyFormat
 
 MINUTE = 60_000
 START_MS = 1_700_000_040_000

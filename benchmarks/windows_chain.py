@@ -36,14 +36,14 @@ from _storage import key_names, roomy, scratch_folder
 from tidegate.log.access.embedded import Log
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.tables.json_columns import JsonDecoder
-from tidegate.windows import aggregates as agg
-from tidegate.windows.dedupe import DedupeOperator, Deduplicate
+from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators import Moment, WindowRows
-from tidegate.windows.resolving import resolve
-from tidegate.windows.window_operator import WindowOperator
+from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.windows import WindowOperator
 
 KEYS, ROUND, START = 50_000, 250_000, 1_767_225_600_000
 STEP_MS = 18  # between events: 2 M of them lie in 600 minutes, and few share key and minute

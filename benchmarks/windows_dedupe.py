@@ -22,9 +22,9 @@ import pyarrow as pa
 from _report import Report, demand
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-from tidegate.windows.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.operators.shapes import Moment
 
 TASK = "bench/dedupe/0"
 ALIVE = 2_500_000

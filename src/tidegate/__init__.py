@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     )
     from tidegate.log.access.embedded import Log
     from tidegate.log.topics.topics import TopicConfig
-    from tidegate.tables.avro import Avro
-    from tidegate.tables.consumed import Consumed
-    from tidegate.tables.json_serde import Json
+    from tidegate.tables.building.consumed import Consumed
+    from tidegate.tables.building.materialized import Materialized
     from tidegate.tables.key_table import table
-    from tidegate.tables.materialized import Materialized
-    from tidegate.tables.schema_registry import SchemaRegistry
-    from tidegate.tables.serdes import Bytes, Double, Int, Long, String
+    from tidegate.tables.serdes.avro import Avro
+    from tidegate.tables.serdes.json_serde import Json
+    from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
+    from tidegate.tables.serdes.schema_registry import SchemaRegistry
+    from tidegate.tables.serdes.windowed import windowed
     from tidegate.tables.sessioned_table import sessioned_table
-    from tidegate.tables.windowed_serdes import windowed
     from tidegate.tables.windowed_table import windowed_table
-    from tidegate.windows.aggregates import (
+    from tidegate.windows.aggregates.definitions import (
         approx_count_distinct,
         collect,
         count,
@@ -54,28 +54,28 @@ if TYPE_CHECKING:
     from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
 
 _HOMES = {
-    "Avro": "tidegate.tables.avro",
-    "Bytes": "tidegate.tables.serdes",
+    "Avro": "tidegate.tables.serdes.avro",
+    "Bytes": "tidegate.tables.serdes.plain",
     "ConflictError": "tidegate.errors",
-    "Consumed": "tidegate.tables.consumed",
+    "Consumed": "tidegate.tables.building.consumed",
     "CorruptError": "tidegate.errors",
-    "Double": "tidegate.tables.serdes",
+    "Double": "tidegate.tables.serdes.plain",
     "FencedError": "tidegate.errors",
     "Hopping": "tidegate.windows.kinds",
-    "Int": "tidegate.tables.serdes",
+    "Int": "tidegate.tables.serdes.plain",
     "IntegrityError": "tidegate.errors",
     "InvalidError": "tidegate.errors",
-    "Json": "tidegate.tables.json_serde",
+    "Json": "tidegate.tables.serdes.json_serde",
     "Log": "tidegate.log.access.embedded",
-    "Long": "tidegate.tables.serdes",
+    "Long": "tidegate.tables.serdes.plain",
     "ManualClock": "tidegate.clock",
-    "Materialized": "tidegate.tables.materialized",
+    "Materialized": "tidegate.tables.building.materialized",
     "OffsetOutOfRangeError": "tidegate.errors",
     "OverloadError": "tidegate.errors",
-    "SchemaRegistry": "tidegate.tables.schema_registry",
+    "SchemaRegistry": "tidegate.tables.serdes.schema_registry",
     "Session": "tidegate.windows.kinds",
     "Sliding": "tidegate.windows.kinds",
-    "String": "tidegate.tables.serdes",
+    "String": "tidegate.tables.serdes.plain",
     "SystemClock": "tidegate.clock",
     "TidegateError": "tidegate.errors",
     "TopicConfig": "tidegate.log.topics.topics",
@@ -83,21 +83,21 @@ _HOMES = {
     "UnavailableError": "tidegate.errors",
     "Unlimited": "tidegate.windows.kinds",
     "WindowedKeyFormatError": "tidegate.errors",
-    "approx_count_distinct": "tidegate.windows.aggregates",
-    "collect": "tidegate.windows.aggregates",
-    "count": "tidegate.windows.aggregates",
-    "count_distinct": "tidegate.windows.aggregates",
-    "first": "tidegate.windows.aggregates",
-    "last": "tidegate.windows.aggregates",
-    "max": "tidegate.windows.aggregates",
-    "mean": "tidegate.windows.aggregates",
-    "min": "tidegate.windows.aggregates",
-    "reduce": "tidegate.windows.aggregates",
+    "approx_count_distinct": "tidegate.windows.aggregates.definitions",
+    "collect": "tidegate.windows.aggregates.definitions",
+    "count": "tidegate.windows.aggregates.definitions",
+    "count_distinct": "tidegate.windows.aggregates.definitions",
+    "first": "tidegate.windows.aggregates.definitions",
+    "last": "tidegate.windows.aggregates.definitions",
+    "max": "tidegate.windows.aggregates.definitions",
+    "mean": "tidegate.windows.aggregates.definitions",
+    "min": "tidegate.windows.aggregates.definitions",
+    "reduce": "tidegate.windows.aggregates.definitions",
     "sessioned_table": "tidegate.tables.sessioned_table",
-    "sum": "tidegate.windows.aggregates",
+    "sum": "tidegate.windows.aggregates.definitions",
     "table": "tidegate.tables.key_table",
-    "top_k": "tidegate.windows.aggregates",
-    "windowed": "tidegate.tables.windowed_serdes",
+    "top_k": "tidegate.windows.aggregates.definitions",
+    "windowed": "tidegate.tables.serdes.windowed",
     "windowed_table": "tidegate.tables.windowed_table",
 }
 

@@ -9,9 +9,9 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.log.access.embedded import Log
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.materialized import Materialized
-from tidegate.tables.serdes import Long, String
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import Materialized
+from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import session_record, window_record, write_records

@@ -13,8 +13,8 @@ from streams_fixtures import NAMES, STREAMS
 from streams_oracle import ask
 
 from tidegate.kernels.murmur2 import murmur2
-from tidegate.windows.key_columns import decode_keys, encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys import LENIENT, KeyFormat
+from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
+from tidegate.windows.keys.layouts import LENIENT, KeyFormat
 
 pytestmark = pytest.mark.interop
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.avro import Avro
-from tidegate.tables.schema_registry import SchemaRegistry
-from tidegate.tables.serdes import Serde
+from tidegate.tables.serdes.avro import Avro
+from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.schema_registry import SchemaRegistry
 
 ORDER = {
     "type": "record",

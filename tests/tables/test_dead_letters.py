@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA, DeadLetterPolicy, DeadLetters
-from tidegate.tables.json_columns import JsonDecoder
+from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA, DeadLetterPolicy, DeadLetters
+from tidegate.tables.serdes.json_columns import JsonDecoder
 
 KEYS = pa.array([b"a", None, b"c", b"d"])
 VALUES = pa.array([b'{"n":1}', b"?", None, b'{"n":"x"}'])

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError, WindowedKeyFormatError
-from tidegate.tables.json_serde import Json
-from tidegate.tables.serdes import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.windowed_serdes import WindowedSerde, windowed
-from tidegate.windows.keys import SessionWindow, TimeWindow, Windowed
+from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.windowed import WindowedSerde, windowed
+from tidegate.windows.keys.layouts import SessionWindow, TimeWindow, Windowed
 
 PLAIN: list[Serde[Any]] = [Bytes(), String(), Int(), Long(), Double(), Json(), Json(a="int")]
 

@@ -12,10 +12,10 @@ from tidegate.errors import FencedError, IntegrityError, InvalidError, OverloadE
 from tidegate.integrity import restore_checkpoint
 from tidegate.log.access.embedded import Log
 from tidegate.log.partitions.appending import Origin
-from tidegate.tables.buffer import BoundedBuffer, Piece
-from tidegate.tables.commits import KEPT
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.materialiser import Cadence
+from tidegate.tables.building.buffer import BoundedBuffer, Piece
+from tidegate.tables.building.commits import KEPT
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.table import Table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.building import Rec, build_batch, end_transaction_batch

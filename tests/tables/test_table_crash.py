@@ -24,7 +24,7 @@ from tidegate.files import Files
 from tidegate.log.access.embedded import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.tables.materialiser import Cadence
+from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.faults import CrashAt, EffectCounter, count_effects, dying_process
 from tidegate.testing.tables import Said, window_record, windows_in, write_records
@@ -158,7 +158,7 @@ def test_the_builder_may_die_in_the_middle_of_a_write(logs: list[Path], tmp_path
 BUILDER = """
 import sys
 from tidegate.log.access.embedded import Log
-from tidegate.tables.materialiser import Cadence
+from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
 with Log(sys.argv[1], read_only=True) as log:
     table = windowed_table(log, "windows-changelog", 60_000, state=sys.argv[2], retention=180_000, bootstrap=False,

@@ -14,10 +14,10 @@ from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, FencedError, InvalidError
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import open_backend
-from tidegate.tables.commits import Commits, commits_name, load_commits
-from tidegate.tables.lease import Held, Lease, read_lease
-from tidegate.tables.partition_state import PartitionState
-from tidegate.tables.shape import TableShape, table_rules
+from tidegate.tables.building.commits import Commits, commits_name, load_commits
+from tidegate.tables.building.lease import Held, Lease, read_lease
+from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.shape import TableShape, table_rules
 
 SHAPE: TableShape = table_rules("window", "topic", (0,), size=10).shape
 

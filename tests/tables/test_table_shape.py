@@ -10,18 +10,18 @@ import pytest
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.log.access.embedded import Log
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.key_table import table
-from tidegate.tables.materialized import (
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import (
     KeyValueSupplier,
     Materialized,
     SessionSupplier,
     WindowSupplier,
 )
-from tidegate.tables.serdes import Int, Long, String
+from tidegate.tables.building.shape import DEFAULT_RETENTION_MS
+from tidegate.tables.key_table import table
+from tidegate.tables.serdes.plain import Int, Long, String
+from tidegate.tables.serdes.windowed import windowed
 from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.shape import DEFAULT_RETENTION_MS
-from tidegate.tables.windowed_serdes import windowed
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, windows_in, write_records
 

@@ -14,8 +14,8 @@ from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.storage import StorageConfig
+from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.key_table import table as key_table
-from tidegate.tables.materialiser import Cadence
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, write_records

@@ -19,13 +19,13 @@ from tidegate.errors import (
     WindowedKeyFormatError,
 )
 from tidegate.log.access.embedded import Log
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.json_serde import Json
-from tidegate.tables.serdes import Int, Long, String
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.plain import Int, Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, windows_in, write_records
-from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow
+from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow
 
 MINUTE = 60_000
 

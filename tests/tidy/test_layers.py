@@ -110,9 +110,9 @@ STORAGE_FACADE = {
 }
 # The pane store looks for the few rows of older runs that a batch meets, run by run, before it merges any.
 DEEPER = {
-    ("windows/panes.py", "tidegate.storage.index.entries"),
-    ("windows/panes.py", "tidegate.storage.memory.scratch"),
-    ("windows/panes.py", "tidegate.storage.runs.run"),
+    ("windows/operators/panes.py", "tidegate.storage.index.entries"),
+    ("windows/operators/panes.py", "tidegate.storage.memory.scratch"),
+    ("windows/operators/panes.py", "tidegate.storage.runs.run"),
 }
 ABOVE_STORAGE = [path for path in MODULES if room(path) in ("windows", "tables")]
 

@@ -12,10 +12,10 @@ import pytest
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.testing.dedupe import VALUES, Record, batch_of, forwarded, operator_on
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.events import EventBatch
-from tidegate.windows.late import LateSettings
-from tidegate.windows.operators import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tidegate.testing.dedupe import VALUES, Oracle, Record, batch_of, forwarded, operator_on
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)
 

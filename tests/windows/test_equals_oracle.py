@@ -23,10 +23,10 @@ from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, WindowOracle, o
 from tidegate.testing.workers import Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
-from tidegate.windows.operators import Moment, Output, WindowRows
-from tidegate.windows.session_operator import SessionOperator
-from tidegate.windows.sliding_operator import SlidingOperator
-from tidegate.windows.window_operator import WindowOperator
+from tidegate.windows.operators.sessions import SessionOperator
+from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.sliding import SlidingOperator
+from tidegate.windows.operators.windows import WindowOperator
 
 TASK = "app/orders/0"
 VALUES = pa.schema([pa.field("key", pa.int64())])  # a user's column called `key` is the user's

@@ -18,11 +18,11 @@ from tidegate.testing.windows import Record, SlidingOracle, WindowOracle
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.late import LateSettings
-from tidegate.windows.operators import Moment, Output, WindowRows
-from tidegate.windows.session_operator import SessionOperator
-from tidegate.windows.sliding_operator import SlidingOperator
-from tidegate.windows.window_operator import FutureGuard, WindowOperator
+from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.sessions import SessionOperator
+from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.sliding import SlidingOperator
+from tidegate.windows.operators.windows import FutureGuard, WindowOperator
 
 VALUES = pa.schema([("value", pa.int64())])
 Emitted = tuple[int, int, int, int | None]  # start, end, timestamp, count (None: deleted)

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
-from tidegate.windows.key_columns import decode_keys, encode_keys
-from tidegate.windows.keys import LENIENT, STRICT, KeyFormat
-from tidegate.windows.timestamped import join_timestamp, split_timestamp
+from tidegate.windows.keys.columns import decode_keys, encode_keys
+from tidegate.windows.keys.layouts import LENIENT, STRICT, KeyFormat
+from tidegate.windows.keys.timestamped import join_timestamp, split_timestamp
 
 Row = tuple[bytes, int, int, bytes]
 

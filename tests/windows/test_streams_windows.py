@@ -14,13 +14,13 @@ from tidegate.testing.kafka_sliding import KafkaSlidingOracle
 from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, oracle_of
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
-from tidegate.windows.key_columns import decode_keys
-from tidegate.windows.keys import KeyFormat
+from tidegate.windows.keys.columns import decode_keys
+from tidegate.windows.keys.layouts import KeyFormat
 from tidegate.windows.kinds import Hopping, Session, Sliding, WindowKind
-from tidegate.windows.operators import Moment, WindowRows
-from tidegate.windows.session_operator import SessionOperator
-from tidegate.windows.sliding_operator import SlidingOperator
-from tidegate.windows.window_operator import WindowOperator
+from tidegate.windows.operators.sessions import SessionOperator
+from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.sliding import SlidingOperator
+from tidegate.windows.operators.windows import WindowOperator
 
 Sent = tuple[bytes, int, int, int | None, int | None]  # key, start, end, timestamp, count (None: deleted)
 

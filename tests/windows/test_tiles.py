@@ -12,7 +12,7 @@ from tidegate.errors import InvalidError
 from tidegate.storage import StorageConfig, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
-from tidegate.windows.tiles import Stretch, Tiles, cover, tile_widths
+from tidegate.windows.operators.tiles import Stretch, Tiles, cover, tile_widths
 
 MINUTE = 60_000
 POINTS = {1: 10, 3: 20, 5: 25, 7: 35, 9: 45, 12: 55, 16: 75, 18: 95, 22: 110, 28: 120}  # minute: value

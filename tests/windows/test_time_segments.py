@@ -11,15 +11,15 @@ import pytest
 
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows import time_segments
-from tidegate.windows.expiry import Compat, Expiry, divide
-from tidegate.windows.key_columns import encode_keys
-from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed
-from tidegate.windows.session_store import SessionStore
-from tidegate.windows.state import WindowsState
-from tidegate.windows.store_rows import PAYLOAD
-from tidegate.windows.time_segments import TimeSegments, segment_start_of
-from tidegate.windows.window_store import WindowStore
+from tidegate.windows.keys.columns import encode_keys
+from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
+from tidegate.windows.stores import time_segments
+from tidegate.windows.stores.expiry import Compat, Expiry, divide
+from tidegate.windows.stores.session_store import SessionStore
+from tidegate.windows.stores.state import WindowsState
+from tidegate.windows.stores.store_rows import PAYLOAD
+from tidegate.windows.stores.time_segments import TimeSegments, segment_start_of
+from tidegate.windows.stores.window_store import WindowStore
 
 I = 60_000  # noqa: E741 - the interval, as everywhere
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndex, Merge, PlainState, StoreSpec
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows import aggregates as agg
+from tidegate.windows.aggregates import definitions as agg
+from tidegate.windows.aggregates.resolving import ResolvedAggregates, resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.resolving import ResolvedAggregates, resolve
 
 SCHEMA = pa.schema(
     [

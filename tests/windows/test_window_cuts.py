@@ -15,9 +15,9 @@ from tidegate.storage import Count, First, Max, StorageConfig, Sum, WorkerStorag
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling, Unlimited
-from tidegate.windows.late import LateSettings
-from tidegate.windows.operators import Moment, Output
-from tidegate.windows.window_operator import FutureGuard, WindowOperator
+from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.windows import FutureGuard, WindowOperator
 
 VALUES = pa.schema([pa.field("ts", pa.float64()), pa.field("name", pa.string())])
 NOW = 10_000

@@ -11,13 +11,13 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.storage import Count, StorageConfig, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.windows import aggregates
+from tidegate.windows.aggregates import definitions as aggregates
+from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys import SessionWindow, TimeWindow
+from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
 from tidegate.windows.kinds import LATEST, Hopping, Session, Tumbling, Unlimited
-from tidegate.windows.operators import Moment, Output
-from tidegate.windows.resolving import resolve
-from tidegate.windows.window_operator import WindowOperator
+from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.windows import WindowOperator
 
 
 def make(kind: Any, emit: str = "update", **options: Any) -> WindowOperator:

@@ -14,13 +14,13 @@ from tidegate.errors import InvalidError, OverloadError, TidegateWarning, Window
 from tidegate.metrics import Metrics
 from tidegate.storage import open_backend
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.key_columns import encode_keys
-from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, Windowed
-from tidegate.windows.positions import Position
-from tidegate.windows.session_store import SessionStore
-from tidegate.windows.store_rows import StoreIterator, TimestampedValue
-from tidegate.windows.timestamped import join_timestamp
-from tidegate.windows.window_store import WindowStore
+from tidegate.windows.keys.columns import encode_keys
+from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, Windowed
+from tidegate.windows.keys.timestamped import join_timestamp
+from tidegate.windows.stores.positions import Position
+from tidegate.windows.stores.session_store import SessionStore
+from tidegate.windows.stores.store_rows import StoreIterator, TimestampedValue
+from tidegate.windows.stores.window_store import WindowStore
 
 I, W = 60_000, 3  # noqa: E741 - the interval, as everywhere
 Log = list[tuple[bytes, bytes | None, int]]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tidegate.errors import CorruptError, InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
 from tidegate.log.access.partitioner import partition_of_key
-from tidegate.windows.binary_columns import binary_column
-from tidegate.windows.key_columns import decode_keys, encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys import (
+from tidegate.windows.keys.binary_columns import binary_column
+from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
+from tidegate.windows.keys.layouts import (
     LATEST,
     LENIENT,
     STRICT,
@@ -31,7 +31,7 @@ from tidegate.windows.keys import (
     lower_range,
     upper_range,
 )
-from tidegate.windows.timestamped import (
+from tidegate.windows.keys.timestamped import (
     join_timestamp,
     join_timestamp_column,
     split_timestamp,

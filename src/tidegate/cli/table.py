@@ -98,9 +98,9 @@ def info(name: str | None, state: str, format: str) -> None:
     """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
     from tidegate.clock import SystemClock
     from tidegate.durations import format_duration, format_moment
-    from tidegate.tables.commits import lease_name, load_commits
-    from tidegate.tables.lease import read_lease
-    from tidegate.tables.stored import open_committed, stored_tables
+    from tidegate.tables.building.commits import lease_name, load_commits
+    from tidegate.tables.building.lease import read_lease
+    from tidegate.tables.building.stored import open_committed, stored_tables
 
     with _backend(state) as backend:
         if name is None:
@@ -155,7 +155,7 @@ def info(name: str | None, state: str, format: str) -> None:
 def explain(name: str, key: str, start: int | None, end: int | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
     from tidegate.cli.topic import opened
-    from tidegate.tables.explain import explain as explained
+    from tidegate.tables.queries.explain import explain as explained
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
         kind = table.rules.shape.kind
@@ -189,7 +189,7 @@ def _opened(
     name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
 ) -> Iterator[Any]:
     from tidegate.clock import SystemClock
-    from tidegate.tables.stored import SERDES, open_committed
+    from tidegate.tables.building.stored import SERDES, open_committed
 
     choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
     with _backend(state) as backend:

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.errors import TidegateWarning
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.materialized import Materialized
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import Materialized
+from tidegate.tables.building.shape import TableRules, table_rules
 from tidegate.tables.opening import open_table
-from tidegate.tables.queries import KeyQueries
-from tidegate.tables.serdes import Serde
-from tidegate.tables.shape import TableRules, table_rules
+from tidegate.tables.queries.forms import KeyQueries
+from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.windowed import WindowedSerde
 from tidegate.tables.table import Table, TableAt
-from tidegate.tables.windowed_serdes import WindowedSerde
 from tidegate.tables.windowed_table import _partitions
 
 if TYPE_CHECKING:
-    from tidegate.tables.explain import Explanation
+    from tidegate.tables.queries.explain import Explanation
 
 
 class KeyTableAt(TableAt, KeyQueries):

@@ -21,11 +21,11 @@ from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-from tidegate.tables.commits import Commits, lease_name
-from tidegate.tables.lease import DEFAULT_TTL_MS, Lease
-from tidegate.tables.materialiser import Cadence, Materialiser, kept_checkpoints
-from tidegate.tables.shape import TableRules
-from tidegate.tables.source import attach, kept_open, task_of
+from tidegate.tables.building.commits import Commits, lease_name
+from tidegate.tables.building.lease import DEFAULT_TTL_MS, Lease
+from tidegate.tables.building.materialiser import Cadence, Materialiser, kept_checkpoints
+from tidegate.tables.building.shape import TableRules
+from tidegate.tables.building.source import attach, kept_open, task_of
 from tidegate.tables.table import Table
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.durations import DurationLike
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.materialized import Materialized
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import Materialized
+from tidegate.tables.building.shape import table_rules
 from tidegate.tables.opening import open_table
-from tidegate.tables.queries import SessionQueries
-from tidegate.tables.shape import table_rules
+from tidegate.tables.queries.forms import SessionQueries
 from tidegate.tables.table import Table, TableAt
 from tidegate.tables.windowed_table import _partitions
 
 if TYPE_CHECKING:
-    from tidegate.tables.explain import Explanation
+    from tidegate.tables.queries.explain import Explanation
 
 
 class SessionedTableAt(TableAt, SessionQueries):

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.commits import Commit, load_commits
-from tidegate.tables.partition_state import Counts
-from tidegate.tables.queries import DEFAULT_TIMEOUT, Positions, TableQueries
-from tidegate.tables.shape import TableRules
-from tidegate.tables.source import Snapshot, TableSource
+from tidegate.tables.building.commits import Commit, load_commits
+from tidegate.tables.building.partition_state import Counts
+from tidegate.tables.building.shape import TableRules
+from tidegate.tables.building.source import Snapshot, TableSource
+from tidegate.tables.queries.forms import DEFAULT_TIMEOUT, Positions, TableQueries
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
-    from tidegate.tables.changes import Subscription
-    from tidegate.tables.explain import Explanation
-    from tidegate.tables.materialiser import Materialiser
+    from tidegate.tables.building.materialiser import Materialiser
+    from tidegate.tables.queries.changes import Subscription
+    from tidegate.tables.queries.explain import Explanation
 
 Answer = TypeVar("Answer")
 LOOK_AGAIN_MS: Final = 100
@@ -107,7 +107,7 @@ class Table(TableQueries):
         return f"{type(self).__name__}({shape.name!r} over {shape.topic!r}, {self.role})"
 
     def _repr_html_(self) -> str:
-        from tidegate.tables.html import table_html
+        from tidegate.tables.queries.html import table_html
 
         return table_html(self)
 
@@ -212,7 +212,7 @@ class Table(TableQueries):
         return self._builder.changes.subscribe(limit_rows)
 
     def _explain(self, key: Any, ts: int, seq: int) -> Explanation:
-        from tidegate.tables.explain import explain
+        from tidegate.tables.queries.explain import explain
 
         return self._read(
             lambda source: explain(source, self._log, self._key(key), ts, seq), None, DEFAULT_TIMEOUT

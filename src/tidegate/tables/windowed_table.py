@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.durations import DurationLike
-from tidegate.tables.consumed import Consumed
-from tidegate.tables.materialized import Materialized
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import Materialized
+from tidegate.tables.building.shape import table_rules
 from tidegate.tables.opening import open_table
-from tidegate.tables.queries import WindowQueries
-from tidegate.tables.shape import table_rules
+from tidegate.tables.queries.forms import WindowQueries
 from tidegate.tables.table import Table, TableAt
 
 if TYPE_CHECKING:
-    from tidegate.tables.explain import Explanation
+    from tidegate.tables.queries.explain import Explanation
 
 
 class WindowedTableAt(TableAt, WindowQueries):

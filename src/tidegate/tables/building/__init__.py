@@ -1,0 +1,1 @@
+"""From a changelog topic to committed state: consume, validate, apply, commit."""

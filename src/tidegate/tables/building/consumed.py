@@ -1,0 +1,45 @@
+"""How a table reads its topic: the serdes of raw keys and values, and what happens to records it cannot take.
+
+`key` and `value` are the serdes of the *raw* key and value; the table adds the window to the key itself, so a
+windowed serde in here would wrap it twice and is refused.
+
+Thread rule: a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidegate.errors import InvalidError
+from tidegate.tables.serdes.dead_letters import DeadLetterPolicy
+from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.windowed import require_raw
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """`Consumed(String(), Long())`.
+
+    `on_bad_value`: a value that its serde cannot read stops the table (`fail`) or becomes a dead letter (`skip`).
+    `on_gap`: when records aged out of the topic before the table saw them, go on at the earliest one there is, with
+    a warning and a count (`earliest`), or stop (`fail`). `advance` is what every window start is a multiple of,
+    where that is known: keys that break it are refused.
+    """
+
+    key: Serde[Any] | None = None
+    value: Serde[Any] | None = None
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    on_bad_value: DeadLetterPolicy | str = DeadLetterPolicy.FAIL
+    on_gap: Literal["earliest", "fail"] = "earliest"
+    advance: int | None = None
+
+    def __post_init__(self) -> None:
+        for serde in (self.key, self.value):
+            if serde is not None:
+                require_raw(serde)
+        object.__setattr__(self, "on_bad_value", DeadLetterPolicy.of(self.on_bad_value))
+        if self.isolation not in ("read_uncommitted", "read_committed"):
+            raise InvalidError(f"isolation={self.isolation!r}: choose 'read_uncommitted' or 'read_committed'")
+        if self.on_gap not in ("earliest", "fail"):
+            raise InvalidError(f"on_gap={self.on_gap!r}: choose 'earliest' or 'fail'")

@@ -1,0 +1,104 @@
+"""The topic's side of a table: where reading starts, what is read next, and offsets that are gone.
+
+T1  reading starts exactly at the committed position. When offsets from there on have aged out, going on at the first
+    that is left is told (a warning, a count), or refused with `on_gap="fail"`; it is never silent.
+T2  offsets without records (transaction markers, compacted tails) move the position too, as pieces without records.
+
+Thread rule: the consuming thread's; `end_offsets` from any.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
+from tidegate.log.access.embedded import Log
+from tidegate.tables.building.buffer import Piece
+from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.source import TableSource
+
+
+class TopicTail:
+    """Reads the table's topic from the table's position on."""
+
+    def __init__(self, log: Any, source: TableSource, *, read_bytes: int) -> None:
+        self._log = log
+        self._source = source
+        self._read_bytes = read_bytes
+        self._told: dict[int, int] = {}
+        self._reader = self._open({state.partition: state.next_offset for state in source.partitions})
+
+    def poll(self, timeout_ms: int = 0) -> list[Piece]:
+        """What comes next: a piece with records, or pieces that only move positions, or nothing."""
+        try:
+            records = self._reader.poll(timeout_ms)
+        except OffsetOutOfRangeError:
+            self._reader.close()
+            self._reader = self._open(self._told)
+            return []
+        if records is None:
+            return self._moved()
+        partition = int(records.column("partition")[0].as_py())
+        following = int(records.column("offset")[-1].as_py()) + 1
+        self._told[partition] = following
+        return [Piece(partition, following, records, records.get_total_buffer_size())]
+
+    def end_offsets(self) -> dict[int, int]:
+        """Where the topic ends now, for readers of the table's isolation."""
+        rules = self._source.rules
+        with self._log.reader(
+            rules.shape.topic,
+            list(rules.shape.partitions),
+            start="latest",
+            isolation=rules.consumed.isolation,
+        ) as reader:
+            ends: dict[int, int] = reader.end_offsets()
+            return ends
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _moved(self) -> list[Piece]:
+        pieces = []
+        for partition, offset in self._reader.positions().items():
+            if offset > self._told[partition]:
+                pieces.append(Piece(partition, offset, None))
+                self._told[partition] = offset
+        return pieces
+
+    def _open(self, positions: Mapping[int, int]) -> Any:
+        rules = self._source.rules
+        topic, starts = rules.shape.topic, {}
+        for state in self._source.partitions:
+            number, wanted = state.partition, positions[state.partition]
+            try:
+                # Position 0 means that nothing was read yet: then the first record there is will do.
+                with self._log.reader(topic, [number], start={number: wanted or "earliest"}) as probe:
+                    starts[number] = probe.positions()[number]
+            except OffsetOutOfRangeError as error:
+                starts[number] = self._after_gap(state, wanted, error)
+        self._told = dict(positions)
+        # A cluster's client decides for itself how much it fetches.
+        size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}
+        return self._log.reader(topic, list(starts), start=starts, isolation=rules.consumed.isolation, **size)
+
+    def _after_gap(self, state: PartitionState, wanted: int, error: OffsetOutOfRangeError) -> int:
+        shape = self._source.rules.shape
+        if wanted > error.end:
+            raise InvalidError(
+                f"table {shape.name} has read {shape.topic}-{state.partition} up to offset {wanted}, and the topic "
+                f"ends at {error.end}: it was made anew. Build the table anew too, in another state folder"
+            ) from error
+        if self._source.rules.consumed.on_gap == "fail":
+            raise error
+        missing = error.first - wanted
+        state.counts.skipped_offsets += missing
+        warnings.warn(
+            f"table {shape.name}: {missing} offsets of {shape.topic}-{state.partition} from {wanted} on aged out "
+            f"before they were read; going on at {error.first}. Deletions among them are not in the table",
+            TidegateWarning,
+            stacklevel=2,
+        )
+        return error.first

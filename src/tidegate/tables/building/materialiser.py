@@ -1,0 +1,344 @@
+"""The builder of a table: topic → consumer → bounded buffer → drainer → rows, and commits of all of it.
+
+    consumer  reads ahead, validates with the consumer's validator, fills the buffer
+    drainer   empties it, validates with the drainer's validator, writes rows, moves the position
+
+M1  a commit is one storage checkpoint: rows, positions and the drainer's validation states are those of one moment
+    between two pieces. The consumer's position, further on, is in no commit; a restart reads those records again.
+M2  rows of a piece are in storage before its position moves; repeating a piece after a failure changes nothing.
+M3  after a fault nothing is committed any more: the first error stops the builder and is raised to whoever asks.
+M4  only the holder of the lease commits; another one's takeover shows as `FencedError`.
+
+Thread rule: `consume_once` on one thread, `drain_once` and `commit` on one thread, which may be the same; `run` starts
+one for each. Waiting for positions is safe from any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.clock import Clock
+from tidegate.errors import (
+    FencedError,
+    UnavailableError,
+)
+from tidegate.metrics import Metrics
+from tidegate.tables.building.applying import Letters, Taken, take_records
+from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece
+from tidegate.tables.building.commits import KEPT, Commit, Commits
+from tidegate.tables.building.consuming import TopicTail
+from tidegate.tables.building.lease import Lease
+from tidegate.tables.building.order_watch import OrderWatch
+from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.source import TableSource
+from tidegate.tables.building.validating import Validation
+from tidegate.tables.queries.changes import ChangeHub
+from tidegate.tables.serdes.dead_letters import DeadLetters
+
+PAUSE_MS = 50
+MAINTAIN_MS = 20
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When a commit is due, and how much may wait in the buffer."""
+
+    commit_interval_ms: int = 5_000
+    commit_bytes: int = 256 << 20
+    buffer_bytes: int = DEFAULT_LIMIT_BYTES
+    read_bytes: int = 12 << 20
+
+
+class Materialiser:
+    """Builds one table; made by `opening`."""
+
+    def __init__(
+        self,
+        log: Any,
+        source: TableSource,
+        commits: Commits,
+        lease: Lease,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        cadence: Cadence,
+    ) -> None:
+        self.source = source
+        self.changes = ChangeHub(source)
+        self.error: BaseException | None = None
+        self.buffer = BoundedBuffer(clock, cadence.buffer_bytes)
+        self.commits = commits
+        self._lease = lease
+        self._clock = clock
+        self._cadence = cadence
+        self._letters = Letters.of(source.rules)
+        self._order = OrderWatch(source, clock)
+        self._states = {state.partition: state for state in source.partitions}
+        now_ms = clock.now_ms()
+        self._validations = {
+            state.partition: Validation(log, state, now_ms=now_ms, metrics=metrics)
+            for state in source.partitions
+        }
+        self._records = metrics.counter(
+            "tidegate_table_records_total", "records of tables by what became of them", ("table", "outcome")
+        )
+        self._tail = TopicTail(log, source, read_bytes=cadence.read_bytes)
+        self._moved = threading.Condition()
+        self._stopping = threading.Event()
+        self._wants_commit = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._uncommitted_bytes = 0
+        self._dirty = any(state.counts.skipped_offsets for state in source.partitions)
+        self._committed_at_ms = clock.monotonic_ms()
+
+    # -- the two stages --------------------------------------------------------------------------
+
+    def consume_once(self, timeout_ms: int = 0) -> bool:
+        """Read the next piece and put it into the buffer; False when there was none."""
+        pieces = self._tail.poll(timeout_ms)
+        for piece in pieces:
+            if piece.records is not None:
+                self._validations[piece.partition].consume(piece.records, self._clock.now_ms())
+            self._put(piece)
+        return bool(pieces)
+
+    def drain_once(self, timeout_ms: int = 0) -> bool:
+        """Take one piece out of the buffer into the table; False when there was none."""
+        piece = self.buffer.take(timeout_ms)
+        if piece is None:
+            return False
+        state = self._states[piece.partition]
+        if piece.records is not None:
+            self._drain(state, piece.records)
+        state.next_offset = piece.next_offset
+        self._dirty = True
+        self._uncommitted_bytes += piece.nbytes
+        with self._moved:
+            self._moved.notify_all()
+        return True
+
+    def commit(self) -> Commit | None:
+        """Make all that is drained one commit; None when nothing came since the last one."""
+        if self.error is not None:
+            raise self.error
+        newest = self.commits.newest
+        if not self._dirty and newest is not None:
+            return None
+        try:
+            self._lease.keep()
+            token = self.source.runtime.checkpoint(self.source.task)
+            rows = sum(state.index.total_rows for state in self.source.partitions)
+            commit = self.commits.add(token, self.source.positions, rows, self._clock.now_ms())
+        except FencedError as error:
+            self.error = error  # for good: another one builds the table now (M4)
+            raise
+        self._dirty, self._uncommitted_bytes = False, 0
+        self._committed_at_ms = self._clock.monotonic_ms()
+        return commit
+
+    def commit_if_due(self) -> None:
+        """Commit when it is time, keep the lease, and do a little maintenance."""
+        waited = self._clock.monotonic_ms() - self._committed_at_ms
+        due = (
+            waited >= self._cadence.commit_interval_ms
+            or self._uncommitted_bytes >= self._cadence.commit_bytes
+        )
+        if self._dirty and (due or self._wants_commit.is_set()):
+            self.commit()
+        self._wants_commit.clear()
+        self._lease.keep()
+        if not self._threads:
+            self.source.runtime.maintain(self.source.task, MAINTAIN_MS)
+
+    # -- catching up -----------------------------------------------------------------------------
+
+    def end_offsets(self) -> dict[int, int]:
+        """Where the topic ends now, for readers of this table's isolation."""
+        return self._tail.end_offsets()
+
+    def advance_to(self, targets: Mapping[int, int], idle_ms: int) -> bool:
+        """Read and drain on this thread until these offsets are reached; False when nothing came for so long."""
+        self._guarded(lambda: self._advance_to(targets, idle_ms))
+        return self.has_reached(targets)
+
+    def _advance_to(self, targets: Mapping[int, int], idle_ms: int) -> None:
+        deadline = self._clock.monotonic_ms() + idle_ms
+        while not self.has_reached(targets):
+            left = deadline - self._clock.monotonic_ms()
+            came = self.consume_once(max(0, min(left, PAUSE_MS)))
+            if self.drain_once() or came:
+                deadline = self._clock.monotonic_ms() + idle_ms
+                self.commit_if_due()
+            elif left <= 0:
+                return
+
+    def has_reached(self, targets: Mapping[int, int]) -> bool:
+        return all(self._states[number].next_offset >= offset for number, offset in targets.items())
+
+    def wait_for(self, targets: Mapping[int, int], timeout_ms: int) -> bool:
+        """Wait until these offsets are drained; whether they are."""
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        with self._moved:
+            while not self.has_reached(targets):
+                self.check()
+                left = deadline - self._clock.monotonic_ms()
+                if left <= 0:
+                    return False
+                self._clock.wait_ms(self._moved, min(left, PAUSE_MS * 4))
+        return True
+
+    # -- threads ---------------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self._threads)
+
+    def run(self) -> None:
+        """Go on in the background until `stop`."""
+        self.source.runtime.start(self.source.task)
+        for name, body in (("consumer", self._consume_on), ("drainer", self._drain_on)):
+            label = f"tidegate-{self.source.rules.shape.name}-{name}"
+            self._threads.append(
+                threading.Thread(target=self._guarded, args=(body,), name=label, daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def request_commit(self, timeout_ms: int) -> None:
+        """Have the drainer commit what it has drained by now; wait until it has."""
+        target = self.source.positions
+        self._wants_commit.set()
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while not _covers(self.commits.newest, target):
+            self.check()
+            if self._clock.monotonic_ms() >= deadline:
+                raise UnavailableError(
+                    f"no commit came within {timeout_ms} ms; wait longer, or look at the disk"
+                )
+            self._wants_commit.set()
+            self._clock.sleep_ms(2)
+
+    def stop(self) -> None:
+        """End both stages; what is in the buffer is read again another time."""
+        self._stopping.set()
+        self.buffer.close()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        self._tail.close()
+
+    def close(self) -> None:
+        """Stop, commit what is drained if all is well, and give the lease up."""
+        self.stop()
+        try:
+            if self.error is None and self._dirty:
+                self.commit()
+        finally:
+            self.changes.close()
+            self._lease.release()
+
+    def check(self) -> None:
+        """Raise what stopped the builder, if anything did (M3)."""
+        if self.error is not None:
+            raise self.error
+
+    def _consume_on(self) -> None:
+        while not self._stopping.is_set():
+            self.consume_once(PAUSE_MS)
+
+    def _drain_on(self) -> None:
+        while not self._stopping.is_set():
+            self.drain_once(PAUSE_MS)
+            self.commit_if_due()
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        self.check()
+        try:
+            body()
+        except BaseException as error:  # kept, and raised to whoever asks: threads have nobody to tell
+            self.error = error
+            self._stopping.set()
+            self.buffer.close()
+            with self._moved:
+                self._moved.notify_all()
+            if threading.current_thread() not in self._threads:
+                raise
+            logger.error("table %s stopped: %s", self.source.rules.shape.name, error)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _drain(self, state: PartitionState, records: pa.RecordBatch) -> None:
+        validation = self._validations[state.partition]
+        state.counts.repeated += validation.drain(
+            records, self._clock.now_ms(), lambda kept: self._store(state, kept)
+        )
+
+    def _store(self, state: PartitionState, records: pa.RecordBatch) -> None:
+        if records.num_rows == 0:
+            return
+        taken = take_records(self.source.rules, records, state.observed_ms, state.newest_ms, self._letters)
+        self._order.look(state, taken)
+        changed = self.changes.before(state, taken.rows)
+        runtime, task = self.source.runtime, self.source.task
+        writer = runtime.writer()
+        state.index.insert(writer.append(task, state, taken.rows))
+        state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
+        if state.live_from > 0:
+            writer.drop_segments(task, state, state.live_from)
+        self._keep_letters(self._letters.keys)
+        self._keep_letters(self._letters.values)
+        self._count(state, taken)
+        if writer.is_over_limit(task):
+            writer.relieve(task)
+        self.changes.publish(changed)
+
+    def _keep_letters(self, letters: DeadLetters) -> None:
+        if not len(letters):
+            return
+        table = letters.take()
+        rows = table.num_rows
+        partitions = [number.to_bytes(4, "big") for number in table.column("partition").to_pylist()]
+        batch = pa.record_batch(
+            {
+                "key": pa.array(partitions, pa.binary()),
+                "ts": pa.array([0] * rows, pa.int64()),
+                "seq": table.column("offset").combine_chunks(),
+                "deleted": pa.array([False] * rows),
+                "reason": table.column("reason").combine_chunks(),
+                "value": table.column("value").combine_chunks(),
+                "record_key": table.column("key").combine_chunks(),
+            }
+        )
+        state, runtime = self.source.letters, self.source.runtime
+        state.index.insert(runtime.writer().append(self.source.task, state, batch))
+
+    def _count(self, state: PartitionState, taken: Taken) -> None:
+        for outcome in taken.counts.__struct_fields__:
+            number = getattr(taken.counts, outcome)
+            if number:
+                setattr(state.counts, outcome, getattr(state.counts, outcome) + number)
+                self._records.add(number, table=self.source.rules.shape.name, outcome=outcome)
+
+    def _put(self, piece: Piece) -> None:
+        while not self.buffer.put(piece, PAUSE_MS if self._threads else 0):
+            if self._stopping.is_set():
+                return
+            if not self._threads:  # one thread does both: make room itself
+                self.drain_once()
+
+
+def kept_checkpoints() -> int:
+    """How many checkpoints storage must hold so that every listed commit stays readable."""
+    return KEPT + 2  # one being written, and the one that leaves the list with it
+
+
+def _covers(commit: Commit | None, target: Mapping[int, int]) -> bool:
+    return commit is not None and all(commit.positions[number] >= offset for number, offset in target.items())

@@ -1,0 +1,127 @@
+"""One partition of a table in storage: its rows, and beside them in every checkpoint how far they go.
+
+Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 0 (session start), and
+
+    value      the record's value, as it came
+    value_ts   the record's timestamp, -1 for none
+    offset     where the record lies in its partition
+
+The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time and the drainer's validation
+state belong to exactly these rows (I1), so a restart neither reads twice nor leaves out.
+
+Thread rule: changed by the draining thread alone; `observed_ms` and `next_offset` may be read from any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.errors import CorruptError
+from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.tables.building.shape import TableShape
+
+NEVER: Final = -1
+EARLIEST: Final = -(2**63)
+PAYLOAD: Final = pa.schema(
+    [
+        pa.field("value", pa.binary()),
+        pa.field("value_ts", pa.int64(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+    ]
+)
+VERSION: Final = 1
+KEY_BUCKET_MS: Final = 60_000
+
+
+class Counts(msgspec.Struct):
+    """What became of a partition's records, since the table began."""
+
+    applied: int = 0
+    deleted: int = 0
+    null_keys: int = 0
+    bad_keys: int = 0
+    bad_values: int = 0
+    expired: int = 0
+    repeated: int = 0  # left out by validation
+    skipped_offsets: int = 0  # aged out of the topic before they were read
+
+
+class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What a checkpoint says beside the rows."""
+
+    version: int
+    next_offset: int
+    observed_ms: int
+    newest_ms: int
+    drainer: bytes
+    counts: Counts
+
+
+class PartitionState:
+    """A `BucketIndexState` with its progress."""
+
+    def __init__(self, shape: TableShape, partition: int) -> None:
+        self.shape = shape
+        self.partition = partition
+        width = shape.segment_ms if shape.is_windowed else KEY_BUCKET_MS
+        self._index = BucketIndex(
+            StoreSpec(
+                name=f"partition-{partition}",
+                merge=Merge.LAST,
+                payload=PAYLOAD,
+                bucket_ms=width,
+                segment_ms=width,
+            )
+        )
+        self.next_offset = 0
+        self.observed_ms = NEVER
+        self.newest_ms = NEVER
+        self.counts = Counts()
+        self.drainer = b""
+        self.encode_drainer: Callable[[], bytes] | None = None
+
+    @property
+    def index(self) -> BucketIndex:
+        return self._index
+
+    @property
+    def readable_from(self) -> int:
+        """The earliest ts that is not expired for readers."""
+        if not self.shape.is_windowed:
+            return EARLIEST
+        return max(0, self.observed_ms - self.shape.retention_ms + 1)
+
+    @property
+    def live_from(self) -> int:
+        """Where the earliest live time segment begins: what lies before it is given back."""
+        width = self.shape.segment_ms
+        return max(0, self.observed_ms - self.shape.retention_ms) // width * width
+
+    def encode_extra(self) -> bytes:
+        if self.encode_drainer is not None:
+            self.drainer = self.encode_drainer()
+        return msgspec.msgpack.encode(
+            Progress(VERSION, self.next_offset, self.observed_ms, self.newest_ms, self.drainer, self.counts)
+        )
+
+    def restore_extra(self, data: bytes) -> None:
+        if not data:
+            return
+        try:
+            found = msgspec.msgpack.decode(data, type=Progress)
+        except msgspec.DecodeError as error:
+            raise CorruptError(
+                f"the progress of partition {self.partition} of table {self.shape.name} cannot be read ({error}); "
+                "go back to an older commit, or build the table anew in another state folder"
+            ) from None
+        if found.version != VERSION:
+            raise CorruptError(
+                f"table {self.shape.name} was written by another release (progress version {found.version}, this one "
+                f"reads {VERSION}); open it with that release, or build it anew in another state folder"
+            )
+        self.next_offset, self.observed_ms = found.next_offset, found.observed_ms
+        self.newest_ms, self.drainer, self.counts = found.newest_ms, found.drainer, found.counts

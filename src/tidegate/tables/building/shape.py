@@ -1,0 +1,204 @@
+"""What a table is: kind, topic, windows, retention, key format, serdes; all that can be refused before reading.
+
+| refused | with |
+|---|---|
+| no window size; a size for sessions; a store of another kind; a windowed serde | `TypeError` |
+| a size of 0 or less, below a millisecond or above 64 bits; a store for another size; a store that keeps
+  duplicates; a retention below 0 or below the size; an empty or illegal topic or name | `InvalidError` |
+
+A plain topic read as windows cannot be seen here, because raw serdes are right for both: its keys are refused when
+they are read. A windowed topic in a key-value store would lose its retention and is refused here.
+
+`TableShape` is also what the table's commits carry, so that another process opens the same table or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tidegate.durations import DurationLike, duration_ms, format_duration
+from tidegate.errors import InvalidError
+from tidegate.log.topics.topics import check_topic_name
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.materialized import (
+    KeyValueSupplier,
+    Materialized,
+    SessionSupplier,
+    WindowSupplier,
+)
+from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.windows.keys.layouts import LATEST, KeyChecks, KeyFormat
+
+Kind = Literal["window", "session", "key"]
+DEFAULT_RETENTION_MS: Final = 86_400_000
+LEAST_SEGMENT_MS: Final = 60_000
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,149}\Z")
+_SUPPLIER_OF = {"window": WindowSupplier, "session": SessionSupplier, "key": KeyValueSupplier}
+
+logger = logging.getLogger(__name__)
+
+
+class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What must be the same for every process that opens the table; 0 where a kind has no such thing."""
+
+    kind: Kind
+    name: str
+    topic: str
+    partitions: tuple[int, ...]
+    key_format: str
+    size_ms: int
+    retention_ms: int
+    key_serde: str
+    value_serde: str
+
+    @property
+    def segment_ms(self) -> int:
+        """The interval of time segments."""
+        return max(self.retention_ms // 2, LEAST_SEGMENT_MS)
+
+    @property
+    def is_windowed(self) -> bool:
+        return self.kind != "key"
+
+    def check_same(self, other: TableShape) -> None:
+        """`InvalidError` when the stored table is another one than the one asked for."""
+        for field in self.__struct_fields__:
+            mine, stored = getattr(self, field), getattr(other, field)
+            if mine != stored:
+                raise InvalidError(
+                    f"table {self.name} exists with {field}={stored!r} and is opened with {field}={mine!r}: open it "
+                    "as it is, or give the new table another name or state folder"
+                )
+
+
+@dataclass(frozen=True)
+class TableRules:
+    """A shape with what only the opening process knows: serdes and policies."""
+
+    shape: TableShape
+    key: Serde[Any]
+    value: Serde[Any]
+    consumed: Consumed
+    on_bad_key: str
+
+    @property
+    def key_format(self) -> KeyFormat:
+        return KeyFormat(self.shape.key_format)
+
+    @property
+    def checks(self) -> KeyChecks:
+        return KeyChecks(inner_bytes=self.key.fixed_bytes, advance_ms=self.consumed.advance)
+
+
+def table_rules(
+    kind: Kind,
+    topic: str,
+    partitions: tuple[int, ...],
+    *,
+    size: DurationLike | None = None,
+    consumed: Consumed | None = None,
+    materialized: Materialized | None = None,
+    key_format: str = "changelog",
+    retention: DurationLike | None = None,
+    on_bad_key: str = "fail",
+) -> TableRules:
+    """The table asked for, or the error that says what is wrong with it."""
+    consumed = Consumed() if consumed is None else consumed
+    materialized = Materialized() if materialized is None else materialized
+    if not isinstance(consumed, Consumed):
+        raise TypeError(f"consumed is a {type(consumed).__name__}; give a Consumed")
+    if not isinstance(materialized, Materialized):
+        raise TypeError(f"materialized is a {type(materialized).__name__}; give a Materialized")
+    check_topic_name(topic)
+    size_ms = _window_size(size) if kind == "window" else 0
+    _check_supplier(kind, materialized, size_ms)
+    if on_bad_key not in ("fail", "skip"):
+        raise InvalidError(f"on_bad_key={on_bad_key!r}: choose 'fail' or 'skip'")
+    if key_format not in ("changelog", "topic"):
+        raise InvalidError(f"key_format={key_format!r}: choose 'changelog' or 'topic'")
+    retention_ms = 0 if kind == "key" else _retention(topic, size_ms, retention, materialized)
+    key = materialized.key or consumed.key or Bytes()
+    value = materialized.value or consumed.value or Bytes()
+    shape = TableShape(
+        kind=kind,
+        name=_name(materialized.store_name or topic),
+        topic=topic,
+        partitions=partitions,
+        key_format={"session": "session", "key": ""}.get(kind, key_format),
+        size_ms=size_ms,
+        retention_ms=retention_ms,
+        key_serde=repr(key),
+        value_serde=repr(value),
+    )
+    if kind == "window" and topic.endswith("-changelog") != (key_format == "changelog"):
+        other = "topic" if key_format == "changelog" else "changelog"
+        logger.info(
+            "topic %s is read with key_format=%r; if its keys are refused, try %r", topic, key_format, other
+        )
+    return TableRules(shape, key, value, consumed, on_bad_key)
+
+
+def _window_size(size: DurationLike | None) -> int:
+    if size is None:
+        raise TypeError("a windowed table needs window_size: its keys do not say where a window ends")
+    if isinstance(size, timedelta) and size % timedelta(milliseconds=1):
+        raise InvalidError(f"window_size={size!r} is not a whole number of milliseconds")
+    size_ms = duration_ms(size)
+    if not 0 < size_ms <= LATEST:
+        raise InvalidError(f"window_size={size!r}: give 1 ms or more")
+    return size_ms
+
+
+def _check_supplier(kind: Kind, materialized: Materialized, size_ms: int) -> None:
+    store = materialized.store
+    if store is None:
+        return
+    if not isinstance(store, _SUPPLIER_OF[kind]):
+        remedy = (
+            "windows kept by key alone never expire; use a WindowSupplier or SessionSupplier"
+            if isinstance(store, KeyValueSupplier)
+            else f"use a {_SUPPLIER_OF[kind].__name__}"
+        )
+        raise TypeError(f"a {type(store).__name__} does not hold a table of kind {kind}: {remedy}")
+    if isinstance(store, WindowSupplier):
+        if duration_ms(store.window_size) != size_ms:
+            raise InvalidError(
+                f"the store is for windows of {duration_ms(store.window_size)} ms and the table has {size_ms} ms"
+            )
+        if store.retain_duplicates:
+            raise InvalidError(
+                "a table holds one value for each key and window; use a store without duplicates"
+            )
+
+
+def _retention(topic: str, size_ms: int, retention: DurationLike | None, materialized: Materialized) -> int:
+    asked = [retention, materialized.retention]
+    if isinstance(materialized.store, WindowSupplier | SessionSupplier):
+        asked.append(materialized.store.retention)
+    given = {duration_ms(each) for each in asked if each is not None}
+    if len(given) > 1:
+        raise InvalidError(f"the retention is given as {sorted(given)} ms: give it once")
+    if given:
+        (retention_ms,) = given
+        if retention_ms < size_ms or retention_ms == 0:
+            raise InvalidError(
+                f"a retention of {retention_ms} ms is below the window size of {size_ms} ms: nothing could be read"
+            )
+        return retention_ms
+    retention_ms = max(size_ms, DEFAULT_RETENTION_MS)
+    logger.info("table over %s keeps windows for %s (the default)", topic, format_duration(retention_ms))
+    return retention_ms
+
+
+def _name(name: str) -> str:
+    if name == ".checkpoint" or not _NAME.match(name):
+        raise InvalidError(
+            f"table name {name!r}: use letters, digits, '.', '_' and '-', not starting with a dot"
+        )
+    return name

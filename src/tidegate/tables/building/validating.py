@@ -1,0 +1,80 @@
+"""The two validators of a partition, in front of the buffer and behind it, as a table uses them.
+
+Records without any header have no numbering: neither validator has anything to say about them, whatever their
+number, so they pass by with only the position moved. That is the common case of topics that other programs
+write, and half the cost of validating.
+
+V1  the drainer's state that is saved says the same offset as the rows beside it.
+V2  a fault that stops the partition is raised after the records before it were stored, and nothing is saved any more.
+
+Thread rule: as `integrity.roles`: `consume` in one thread, `drain` and `saved` in one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import InternalError
+from tidegate.integrity import Replica, Tolerance, ValidationRules
+from tidegate.integrity.verdicts import Verdict
+from tidegate.metrics import Metrics
+from tidegate.tables.building.partition_state import PartitionState
+
+
+class Validation:
+    """One partition's `Replica`, leading from the table's last commit on."""
+
+    def __init__(self, log: Any, state: PartitionState, *, now_ms: int, metrics: Metrics) -> None:
+        topic = state.shape.topic
+        config = log.describe(topic).config
+        lag_ms = config.min_compaction_lag_ms if config.compacts else -1
+        with log.reader(topic, [state.partition], start="earliest") as probe:
+            head_is_gone = probe.positions()[state.partition] > 0
+        rules = ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+        self.replica = Replica(topic, state.partition, rules=rules, metrics=metrics)
+        self.replica.to_standby(state.drainer or None, now_ms=now_ms)
+        self.replica.to_leader(now_ms=now_ms)
+        state.encode_drainer = self.saved
+
+    def consume(self, records: pa.RecordBatch, now_ms: int) -> None:
+        """In front of the buffer."""
+        if has_headers(records):
+            self.replica.consume(records, now_ms)
+        else:
+            self.replica.consumer.state.next_offset = _after(records)
+
+    def drain(self, records: pa.RecordBatch, now_ms: int, store: Callable[[pa.RecordBatch], None]) -> int:
+        """Behind the buffer: validate and store; how many records were left out as repeats or faults."""
+        if self.replica.error is not None:
+            raise self.replica.error
+        if not has_headers(records):
+            store(records)
+            self.replica.drainer.state.next_offset = _after(records)
+            self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
+            return 0
+        judged = self.replica.drain(records, now_ms, lambda kept, _: store(kept))
+        if self.replica.error is not None:
+            raise self.replica.error
+        kept = int(judged.kept.sum())
+        if kept == len(judged.verdicts):
+            return 0
+        return len(judged.verdicts) - kept - int(judged.columns.is_control.sum())
+
+    def saved(self) -> bytes:
+        """The drainer's state, for the commit that has its rows."""
+        data = self.replica.checkpoint()
+        if data is None:
+            raise self.replica.error or InternalError("a stopped partition has no error")
+        return data
+
+
+def has_headers(records: pa.RecordBatch) -> bool:
+    """Whether any record carries a header."""
+    return len(records.column("headers").flatten()) > 0
+
+
+def _after(records: pa.RecordBatch) -> int:
+    return int(records.column("offset")[-1].as_py()) + 1

@@ -1,0 +1,1 @@
+"""Reading a table: queries, results, changes, explanations."""

@@ -1,0 +1,362 @@
+"""The read-only questions a table answers, one class for each kind of table.
+
+Bounds are inclusive at both ends, as in Kafka Streams; times are epoch milliseconds. Answers come in order of key
+bytes and then window, or backwards. What lies beyond the table's retention is not answered, wherever it still lies.
+`at_least` waits until the table has seen these offsets (partition → next offset), at most `timeout`.
+
+Thread rule: from any thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.durations import DurationLike
+from tidegate.errors import TidegateWarning
+from tidegate.tables.building.partition_state import EARLIEST
+from tidegate.tables.building.shape import TableRules
+from tidegate.tables.building.source import TableSource
+from tidegate.tables.queries.reading import LATEST, KeyEnds, all_rows, rows_of_key, rows_of_keys
+from tidegate.tables.queries.results import RAW_SCHEMA, Rows, typed
+
+Answer = TypeVar("Answer")
+Positions: TypeAlias = "Mapping[int, int] | None"
+DEFAULT_TIMEOUT = "30s"
+
+
+class TableQueries(ABC):
+    """What all kinds of tables answer."""
+
+    rules: TableRules
+
+    @abstractmethod
+    def _read(
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+    ) -> Answer:
+        """Ask the source, once it has seen what is asked for."""
+
+    def batches(
+        self,
+        *,
+        batch_rows: int = 1 << 16,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows as typed Arrow batches of bounded size, in no promised order."""
+        first = self._first
+        found = self._read(lambda source: all_rows(source, first, batch_rows=batch_rows), at_least, timeout)
+        for batch in found:
+            yield from typed(pa.Table.from_batches([batch]), self.rules).to_batches()
+
+    def sql(self, query: str) -> pa.Table:
+        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (`pip install duckdb`)."""
+        from tidegate.tables.queries.sql import ask
+
+        return ask(query, self._schema(), self.batches())
+
+    def export(self, path: str | Path) -> int:
+        """Write all rows into a Parquet file, complete or not at all; how many there were."""
+        from tidegate.tables.queries.export import write_parquet
+
+        return write_parquet(Path(path), self._schema(), self.batches())
+
+    def _schema(self) -> pa.Schema:
+        return typed(RAW_SCHEMA.empty_table(), self.rules).schema
+
+    def dead_letters(self) -> pa.Table:
+        """Records that were set aside because their key or value could not be read."""
+        return self._read(lambda source: source.dead_letters(), None, 0)
+
+    @property
+    def _first(self) -> int:
+        """The least ts a row can have."""
+        return 0 if self.rules.shape.is_windowed else EARLIEST
+
+    def _key(self, key: Any) -> bytes:
+        raw = self.rules.key.encode(key)
+        if raw is None:
+            raise TypeError("a query needs a key; None is none")
+        return raw
+
+    def _ends(self, from_key: Any, to_key: Any) -> KeyEnds | None:
+        """The key range as bytes; None, with a warning, when it is turned round."""
+        low, high = self.rules.key.encode(from_key), self.rules.key.encode(to_key)
+        if low is not None and high is not None and low > high:
+            warnings.warn(
+                f"keys from {from_key!r} to {to_key!r} are none: the first is the larger one by its bytes (negative "
+                "numbers sort after positive ones)",
+                TidegateWarning,
+                stacklevel=3,
+            )
+            return None
+        return KeyEnds(low, high)
+
+    def _rows(
+        self,
+        look: Callable[[TableSource], Sequence[pa.RecordBatch]],
+        at_least: Positions,
+        timeout: DurationLike,
+        backward: bool,
+    ) -> Rows:
+        return Rows.of(self._read(look, at_least, timeout), self.rules, backward=backward)
+
+
+class WindowQueries(TableQueries):
+    """Time windows: bounds are on the window's start."""
+
+    def get(
+        self, key: Any, start: int, *, at_least: Positions = None, timeout: DurationLike = DEFAULT_TIMEOUT
+    ) -> Any:
+        """The value of the window that starts there; None when there is none."""
+        found = self.fetch(key, start, start, at_least=at_least, timeout=timeout)
+        return found[-1].value if len(found) else None
+
+    def fetch(
+        self,
+        key: Any,
+        start_from: int = 0,
+        start_to: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """One key's windows that start in [from, to]."""
+        raw, first = self._key(key), max(0, start_from)
+        return self._rows(
+            lambda source: rows_of_key(source, raw, first, start_to), at_least, timeout, backward
+        )
+
+    def fetch_many(
+        self,
+        keys: Sequence[Any],
+        start_from: int = 0,
+        start_to: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """Many keys' windows that start in [from, to], in one go."""
+        raw, first = [self._key(key) for key in keys], max(0, start_from)
+        return self._rows(
+            lambda source: rows_of_keys(source, raw, first, start_to), at_least, timeout, backward
+        )
+
+    def fetch_range(
+        self,
+        from_key: Any,
+        to_key: Any,
+        start_from: int = 0,
+        start_to: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """The windows of all keys from one to another by their bytes, None for an open end."""
+        ends, first = self._ends(from_key, to_key), max(0, start_from)
+        if ends is None:
+            return Rows.of([], self.rules)
+        return self._rows(
+            lambda source: list(all_rows(source, first, start_to, keys=ends)), at_least, timeout, backward
+        )
+
+    def fetch_all(
+        self,
+        start_from: int,
+        start_to: int,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """All keys' windows that start in [from, to]."""
+        first = max(0, start_from)
+        return self._rows(lambda source: list(all_rows(source, first, start_to)), at_least, timeout, backward)
+
+    def all(
+        self,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """Everything; for large tables `batches` needs less memory."""
+        return self.fetch_all(0, LATEST, backward=backward, at_least=at_least, timeout=timeout)
+
+    def backward_fetch(self, key: Any, start_from: int = 0, start_to: int = LATEST) -> Rows:
+        return self.fetch(key, start_from, start_to, backward=True)
+
+    def backward_fetch_all(self, start_from: int, start_to: int) -> Rows:
+        return self.fetch_all(start_from, start_to, backward=True)
+
+    def backward_all(self) -> Rows:
+        return self.all(backward=True)
+
+
+class SessionQueries(TableQueries):
+    """Sessions: a query's bounds are moments, and finds the sessions that touch them."""
+
+    def get(
+        self,
+        key: Any,
+        start: int,
+        end: int,
+        *,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Any:
+        """The value of exactly this session; None when there is none."""
+        raw = self._key(key)
+        batches = self._read(lambda source: rows_of_key(source, raw, end, end), at_least, timeout)
+        found = Rows.of(_started(batches, start, start), self.rules)
+        return found[-1].value if len(found) else None
+
+    def fetch(
+        self,
+        key: Any,
+        earliest_end: int = 0,
+        latest_start: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """One key's sessions that end at or after the first moment and start at or before the second."""
+        raw, first = self._key(key), max(0, earliest_end)
+        return self._rows(
+            lambda source: _started(rows_of_key(source, raw, first, LATEST), 0, latest_start),
+            at_least,
+            timeout,
+            backward,
+        )
+
+    find_sessions = fetch
+
+    def fetch_many(
+        self,
+        keys: Sequence[Any],
+        earliest_end: int = 0,
+        latest_start: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """Many keys' sessions, in one go."""
+        raw, first = [self._key(key) for key in keys], max(0, earliest_end)
+        return self._rows(
+            lambda source: _started(rows_of_keys(source, raw, first, LATEST), 0, latest_start),
+            at_least,
+            timeout,
+            backward,
+        )
+
+    def fetch_range(
+        self,
+        from_key: Any,
+        to_key: Any,
+        earliest_end: int = 0,
+        latest_start: int = LATEST,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """The sessions of all keys from one to another by their bytes, None for an open end."""
+        ends, first = self._ends(from_key, to_key), max(0, earliest_end)
+        if ends is None:
+            return Rows.of([], self.rules)
+        return self._rows(
+            lambda source: _started(list(all_rows(source, first, LATEST, keys=ends)), 0, latest_start),
+            at_least,
+            timeout,
+            backward,
+        )
+
+    def fetch_all(
+        self,
+        earliest_end: int,
+        latest_start: int,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """All keys' sessions that touch these moments."""
+        return self.fetch_range(
+            None, None, earliest_end, latest_start, backward=backward, at_least=at_least, timeout=timeout
+        )
+
+    def all(
+        self,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """Everything; for large tables `batches` needs less memory."""
+        return self.fetch_all(0, LATEST, backward=backward, at_least=at_least, timeout=timeout)
+
+    def backward_fetch(self, key: Any, earliest_end: int = 0, latest_start: int = LATEST) -> Rows:
+        return self.fetch(key, earliest_end, latest_start, backward=True)
+
+    def backward_fetch_all(self, earliest_end: int, latest_start: int) -> Rows:
+        return self.fetch_all(earliest_end, latest_start, backward=True)
+
+    def backward_all(self) -> Rows:
+        return self.all(backward=True)
+
+
+class KeyQueries(TableQueries):
+    """Plain keys, one value each."""
+
+    def get(self, key: Any, *, at_least: Positions = None, timeout: DurationLike = DEFAULT_TIMEOUT) -> Any:
+        """The key's value; None when there is none."""
+        raw = self._key(key)
+        batches = self._read(lambda source: rows_of_key(source, raw, 0, 0), at_least, timeout)
+        found = Rows.of(batches, self.rules)
+        return found[-1].value if len(found) else None
+
+    def fetch_range(
+        self,
+        from_key: Any,
+        to_key: Any,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """All keys from one to another by their bytes, None for an open end."""
+        ends = self._ends(from_key, to_key)
+        if ends is None:
+            return Rows.of([], self.rules)
+        return self._rows(lambda source: list(all_rows(source, 0, 0, keys=ends)), at_least, timeout, backward)
+
+    def all(
+        self,
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
+    ) -> Rows:
+        """Everything; for large tables `batches` needs less memory."""
+        return self.fetch_range(None, None, backward=backward, at_least=at_least, timeout=timeout)
+
+
+def _started(batches: Sequence[pa.RecordBatch], first: int, last: int) -> list[pa.RecordBatch]:
+    """Sessions whose start lies in [first, last]."""
+    return [
+        batch.filter(
+            pc.and_(pc.greater_equal(batch.column("seq"), first), pc.less_equal(batch.column("seq"), last))
+        )
+        for batch in batches
+    ]

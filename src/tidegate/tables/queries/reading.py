@@ -1,0 +1,97 @@
+"""Raw rows of a table by key, by keys, or all of them; expired windows are never among them.
+
+Keys of a topic need not lie in the partition that hashing would choose (the producing application decides), so
+every partition is asked. Bounds are on ts: the window start, or the session end; both ends inclusive.
+
+Thread rule: pure functions over a source that may be read from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.storage import RangeRequest, Time
+from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.source import TableSource
+from tidegate.tables.queries.results import RAW_SCHEMA
+
+LATEST = 2**63 - 1
+
+
+class KeyEnds(NamedTuple):
+    """A range of key bytes, both ends inclusive, None for an open one."""
+
+    low: bytes | None
+    high: bytes | None
+
+
+def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[pa.RecordBatch]:
+    """One key's rows."""
+    reader, found = source.runtime.reader(), []
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest > last:
+            continue
+        request = RangeRequest(key, Time(earliest, last))
+        with reader.load(reader.plan(source.task, state, [request])) as loaded:
+            view = loaded.view()
+            if len(view):
+                rows = view.to_batch()
+                keys = pa.repeat(pa.scalar(key, pa.binary()), rows.num_rows)
+                found.append(_raw(state, keys, rows))
+    return found
+
+
+def rows_of_keys(source: TableSource, keys: Sequence[bytes], first: int, last: int) -> list[pa.RecordBatch]:
+    """Many keys' rows, in one look at each partition."""
+    reader, found = source.runtime.reader(), []
+    column = pa.array(keys, pa.binary()).unique()
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest > last or len(column) == 0:
+            continue
+        request = RangeRequest(column, Time(earliest, last))
+        with reader.load(reader.plan(source.task, state, [request])) as loaded:
+            found += [_raw(state, batch.column("key"), batch) for batch in loaded.batches() if batch.num_rows]
+    return found
+
+
+def all_rows(
+    source: TableSource,
+    first: int = 0,
+    last: int = LATEST,
+    *,
+    keys: KeyEnds | None = None,
+    batch_rows: int = 1 << 16,
+) -> Iterator[pa.RecordBatch]:
+    """Every row in these bounds, in batches, in no promised order."""
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest > last:
+            continue
+        with source.runtime.reader().scan(
+            source.task, state, Time(earliest, last), batch_rows=batch_rows
+        ) as scan:
+            for batch in scan:
+                rows = batch if keys is None else _between(batch, keys)
+                if rows.num_rows:
+                    yield _raw(state, rows.column("key"), rows)
+
+
+def _between(batch: pa.RecordBatch, keys: KeyEnds) -> pa.RecordBatch:
+    if keys.low is not None:
+        batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(keys.low, pa.binary())))
+    if keys.high is not None:
+        batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(keys.high, pa.binary())))
+    return batch
+
+
+def _raw(state: PartitionState, keys: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [rows.column(name) for name in ("ts", "seq", "value", "value_ts", "offset")]
+    partition = pa.array(np.full(rows.num_rows, state.partition, np.int32))
+    return pa.RecordBatch.from_arrays([keys, *columns, partition], schema=RAW_SCHEMA)

@@ -1,0 +1,158 @@
+"""The answer to a query: rows of a table as Python values, Arrow, pandas or polars.
+
+Columns: key, window_start, window_end (not for plain keys), value, timestamp, partition, offset. Keys and values are
+read with the table's serdes; a value of declared JSON fields is a struct. `timestamp` is that of the record that set
+the value, null where it had none.
+
+Thread rule: values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import InvalidError
+from tidegate.tables.building.shape import TableRules, TableShape
+from tidegate.windows.keys.layouts import LATEST, SessionWindow, TimeWindow
+
+RAW_NAMES = ("key", "ts", "seq", "value", "value_ts", "offset", "partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One window of one key; `window` is None in a table of plain keys."""
+
+    key: Any
+    window: TimeWindow | SessionWindow | None
+    value: Any
+    timestamp: int | None
+    partition: int
+    offset: int
+
+
+def window_of(shape: TableShape, ts: int, seq: int) -> TimeWindow | SessionWindow | None:
+    """The window of a stored row."""
+    if shape.kind == "window":
+        return TimeWindow(ts, min(ts + shape.size_ms, LATEST))
+    return SessionWindow(seq, ts) if shape.kind == "session" else None
+
+
+class Rows(Sequence[Row]):
+    """The rows of an answer: iterate them, or take them as a table."""
+
+    def __init__(self, raw: pa.Table, rules: TableRules) -> None:
+        self._raw = raw
+        self._rules = rules
+        self._table: pa.Table | None = None
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], rules: TableRules, *, backward: bool = False) -> Rows:
+        """Rows in order of key bytes, then window; backwards if asked."""
+        raw = pa.Table.from_batches(batches, RAW_SCHEMA)
+        if raw.num_rows > 1:
+            direction = "descending" if backward else "ascending"
+            names = ("key", "ts", "seq", "partition")
+            raw = raw.take(pc.sort_indices(raw, sort_keys=[(name, direction) for name in names]))
+        return cls(raw, rules)
+
+    def __len__(self) -> int:
+        return int(self._raw.num_rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            return Rows(self._raw.take(pa.array(range(start, stop, step), pa.int64())), self._rules)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return next(iter(Rows(self._raw.slice(index % len(self), 1), self._rules)))
+
+    def __iter__(self) -> Iterator[Row]:
+        shape, value_of = self._rules.shape, self._rules.value.decode
+        key_of = self._rules.key.decode
+        for row in self._raw.to_pylist():
+            yield Row(
+                key_of(row["key"]),
+                window_of(shape, row["ts"], row["seq"]),
+                value_of(row["value"]),
+                None if row["value_ts"] < 0 else row["value_ts"],
+                row["partition"],
+                row["offset"],
+            )
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self)} of {self._rules.shape.name})"
+
+    def _repr_html_(self) -> str:
+        from tidegate.tables.queries.html import rows_html
+
+        return rows_html(self.to_arrow().slice(0, 20), len(self))
+
+    def to_arrow(self) -> pa.Table:
+        """One table with typed keys and values."""
+        if self._table is None:
+            self._table = typed(self._raw, self._rules)
+        return self._table
+
+    def to_pandas(self) -> Any:
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        try:
+            import polars
+        except ImportError:
+            raise InvalidError("polars is not installed: pip install polars, then try again") from None
+        return polars.from_arrow(self.to_arrow())
+
+
+def typed(raw: pa.Table, rules: TableRules) -> pa.Table:
+    """Raw rows with keys and values as their serdes read them."""
+    raw = raw.combine_chunks()
+    shape = rules.shape
+    key = rules.key.decode_column(_one(raw.column("key"))).require_good()
+    value = rules.value.decode_column(_one(raw.column("value"))).require_good()
+    columns: dict[str, Any] = {"key": key}
+    ts = raw.column("ts").to_numpy()
+    if shape.kind == "window":
+        ends = np.where(ts > LATEST - shape.size_ms, LATEST, ts + np.minimum(shape.size_ms, LATEST - ts))
+        columns |= {"window_start": pa.array(ts), "window_end": pa.array(ends.astype(np.int64))}
+    elif shape.kind == "session":
+        columns |= {"window_start": raw.column("seq"), "window_end": raw.column("ts")}
+    times = raw.column("value_ts")
+    columns |= {
+        "value": value,
+        "timestamp": pc.if_else(pc.less(times, 0), pa.scalar(None, pa.int64()), times),
+        "partition": raw.column("partition"),
+        "offset": raw.column("offset"),
+    }
+    return pa.table(columns)
+
+
+RAW_SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("ts", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("value", pa.binary()),
+        pa.field("value_ts", pa.int64()),
+        pa.field("offset", pa.int64()),
+        pa.field("partition", pa.int32()),
+    ]
+)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -1,0 +1,183 @@
+"""Avro as a serde, framed the way producers with a schema registry frame it (extra `avro`).
+
+| bytes | hold |
+|---|---|
+| 0 | 0, always |
+| 1-4 | the schema's number in the registry, big-endian |
+| 5- | the value, in Avro's binary encoding, by that schema |
+
+A value is read by the schema it was written with and resolved to the declared one, as Avro says; without a declared
+schema it is read as it was written. Values are written with the declared schema, registered under the subject.
+fastavro reads and writes one value at a time: columns go through Python objects here, unlike JSON's.
+
+Values; use them from any thread.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.tables.serdes.plain import DecodedColumn
+from tidegate.tables.serdes.schema_registry import SchemaRegistry
+
+MAGIC: Final = 0
+FRAME_BYTES: Final = 5
+_PRIMITIVES: Final = {
+    "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
+    "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(),
+}  # fmt: skip
+_LOGICAL: Final = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("ms", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "uuid": pa.string(),
+}
+
+
+class Avro:
+    """Avro values of one declared schema, under one subject (for values of a topic: `<topic>-value`)."""
+
+    name = "avro"
+    fixed_bytes: int | None = None
+
+    def __init__(self, schema: str | dict[str, Any], *, registry: SchemaRegistry, subject: str) -> None:
+        self._fastavro = _load_fastavro()
+        self.text = schema if isinstance(schema, str) else json.dumps(schema)
+        self.schema = self._parse(self.text, "the declared schema")
+        self.registry, self.subject = registry, subject
+        self.arrow_type: pa.DataType = arrow_type_of(json.loads(self.text))
+        self._writers: dict[int, Any] = {}
+
+    def encode(self, value: Any) -> bytes | None:
+        if value is None:
+            return None
+        out = io.BytesIO()
+        out.write(struct.pack(">bi", MAGIC, self.registry.register(self.subject, self.text)))
+        try:
+            self._fastavro.schemaless_writer(out, self.schema, value, strict=True)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, struct.error) as error:
+            raise InvalidError(f"a value does not fit its Avro schema ({self.subject}): {error}") from None
+        return out.getvalue()
+
+    def decode(self, raw: bytes | None) -> Any:
+        if raw is None:
+            return None
+        if len(raw) < FRAME_BYTES or raw[0] != MAGIC:
+            raise CorruptError(
+                f"no framed Avro value: {raw[:FRAME_BYTES].hex() or 'no bytes'} where a 0 and a schema number are"
+                " expected; was it written with a schema registry?",
+                kafka_name=None,
+            )
+        (number,) = struct.unpack_from(">i", raw, 1)
+        if number < 0:
+            raise CorruptError(f"an Avro value names schema {number}, which cannot be", kafka_name=None)
+        writer = self._writer(number)
+        body = io.BytesIO(raw[FRAME_BYTES:])
+        try:
+            value = self._fastavro.schemaless_reader(body, writer, self.schema)
+        except _ERRORS as error:
+            raise CorruptError(
+                f"no Avro value of schema {number}: {error or type(error).__name__}", kafka_name=None
+            ) from None
+        except self._fastavro.read.SchemaResolutionError as error:
+            raise CorruptError(
+                f"schema {number} cannot be read as {self.subject}: {error}", kafka_name=None
+            ) from None
+        if body.read(1):
+            raise CorruptError(f"an Avro value of schema {number} has bytes left over", kafka_name=None)
+        return value
+
+    def encode_column(self, values: pa.Array) -> pa.BinaryArray:
+        return pa.array([self.encode(value) for value in values.to_pylist()], pa.binary())
+
+    def decode_column(self, raw: pa.Array) -> DecodedColumn:
+        rows = raw.cast(pa.binary()).to_pylist()
+        values: list[Any] = [None] * len(rows)
+        bad: dict[int, str] = {}
+        for row, one in enumerate(rows):
+            try:
+                values[row] = self.decode(one)
+            except CorruptError as error:
+                bad[row] = str(error)
+        typed = pa.array(values, self.arrow_type)
+        return DecodedColumn(typed, np.array(list(bad), np.int64), tuple(bad.values()))
+
+    def _writer(self, number: int) -> Any:
+        known = self._writers.get(number)
+        if known is None:
+            known = self._writers[number] = self._parse(self.registry.schema(number), f"schema {number}")
+        return known
+
+    def _parse(self, text: str, what: str) -> Any:
+        try:
+            return self._fastavro.parse_schema(json.loads(text))
+        except (
+            ValueError,
+            self._fastavro.schema.SchemaParseException,
+            self._fastavro.schema.UnknownType,
+        ) as error:
+            raise InvalidError(f"{what} is no Avro schema: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Avro(subject={self.subject!r})"
+
+
+_ERRORS: Final = (
+    EOFError,
+    IndexError,
+    ValueError,
+    TypeError,
+    KeyError,
+    StopIteration,
+    struct.error,
+    OverflowError,
+)
+
+
+def arrow_type_of(schema: Any) -> pa.DataType:
+    """The Arrow type of an Avro schema; unions other than with null have none."""
+    if isinstance(schema, list):
+        rest = [one for one in schema if one != "null"]
+        if len(rest) != 1:
+            raise InvalidError(f"a union of {len(rest)} types has no column: only one type, or it and null")
+        return arrow_type_of(rest[0])
+    if isinstance(schema, str):
+        if schema in _PRIMITIVES:
+            return _PRIMITIVES[schema]
+        raise InvalidError(
+            f"Avro type {schema!r} has no column here; named types can be used once, where they are defined"
+        )
+    logical = schema.get("logicalType")
+    if logical == "decimal":
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    kind = schema["type"]
+    if kind == "record":
+        return pa.struct([(field["name"], arrow_type_of(field["type"])) for field in schema["fields"]])
+    if kind == "array":
+        return pa.list_(arrow_type_of(schema["items"]))
+    if kind == "map":
+        return pa.map_(pa.string(), arrow_type_of(schema["values"]))
+    if kind == "enum":
+        return pa.string()
+    if kind == "fixed":
+        return pa.binary(schema["size"])
+    return arrow_type_of(kind)
+
+
+def _load_fastavro() -> Any:
+    try:
+        import fastavro
+        import fastavro.read
+        import fastavro.schema
+    except ImportError:
+        raise InvalidError("Avro needs fastavro: install tidegate[avro]") from None
+    return fastavro

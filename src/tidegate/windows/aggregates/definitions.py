@@ -1,0 +1,149 @@
+"""What users may ask of a window, as values: `count()`, `sum("amount")`, `top_k("price", 3)`, …
+
+A definition knows the columns it reads and nothing of their types; `resolving.resolve` holds it against the columns
+there are. Made for `from tidegate.windows import aggregates as agg`: some names here are Python's own, too.
+
+    count()                     records; count("x"): values of x that are not null
+    sum mean                    exact, whatever the order; of whole numbers, decimals, doubles
+    min max                     of anything that has an order; NaN lies above every number
+    first last                  the value at the lowest, highest position, a null value too
+    collect                     all values in the order of their positions, null ones too; `limit`: only the first ones
+    top_k                       the k largest values, the largest first; a value counts as often as it came
+    count_distinct              different values, exactly; keeps them all
+    approx_count_distinct       about so many (standard error 1.6 %), in at most 4 KiB
+    reduce                      what a function over Arrow columns makes of them
+
+The position of a record is (event time, source partition, offset). Nulls are left out, except where said. A result
+depends on the records alone: not on how they were cut into batches, nor on the order states were merged in.
+
+Thread rule: values and pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.windows.aggregates.reducing import FinishStates, MergeStates, PartialStates, Reducer
+
+__all__ = [
+    "AggregateDefinition", "approx_count_distinct", "collect", "count", "count_distinct", "first", "last",
+    "max", "mean", "min", "reduce", "sum", "top_k",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateDefinition:
+    """One aggregate as asked for: what kind, of which columns, with which options, under which name."""
+
+    kind: str
+    columns: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for column in self.columns:
+            if not isinstance(column, str):
+                raise TypeError(f"{self.kind} takes the name of a column, not {column!r}")
+        if not self.name:
+            object.__setattr__(self, "name", "_".join([self.kind, *self.columns]))
+
+    def named(self, name: str) -> AggregateDefinition:
+        """The same under another name."""
+        return replace(self, name=name)
+
+
+def count(column: str | None = None) -> AggregateDefinition:
+    """How many records, or how many values of a column are not null."""
+    return AggregateDefinition("count", () if column is None else (column,))
+
+
+def sum(column: str) -> AggregateDefinition:
+    """The sum of a column: int64 of whole numbers, decimal of decimals, double of doubles; null for no value."""
+    return AggregateDefinition("sum", (column,))
+
+
+def mean(column: str) -> AggregateDefinition:
+    """The mean of a column, a double; null for no value."""
+    return AggregateDefinition("mean", (column,))
+
+
+def min(column: str) -> AggregateDefinition:
+    """The lowest value of a column."""
+    return AggregateDefinition("min", (column,))
+
+
+def max(column: str) -> AggregateDefinition:
+    """The highest value of a column."""
+    return AggregateDefinition("max", (column,))
+
+
+def first(column: str) -> AggregateDefinition:
+    """The value of the record at the lowest position."""
+    return AggregateDefinition("first", (column,))
+
+
+def last(column: str) -> AggregateDefinition:
+    """The value of the record at the highest position."""
+    return AggregateDefinition("last", (column,))
+
+
+def count_distinct(column: str) -> AggregateDefinition:
+    """How many different values a column has, exactly. All of them are kept: for many, see the approximate one."""
+    return AggregateDefinition("count_distinct", (column,))
+
+
+def approx_count_distinct(column: str) -> AggregateDefinition:
+    """About how many different values a column has: standard error 1.6 %, at most 4 KiB a window."""
+    return AggregateDefinition("approx_count_distinct", (column,))
+
+
+def top_k(column: str, k: int) -> AggregateDefinition:
+    """The `k` largest values of a column, the largest first; equal ones as often as they came."""
+    return AggregateDefinition("top_k", (column,), (("k", _positive("top_k", "k", k)),))
+
+
+def collect(column: str, *, limit: int | None = None) -> AggregateDefinition:
+    """All values of a column as a list, in the order of their positions, or the first `limit` of them."""
+    if limit is not None:
+        _positive("collect", "limit", limit)
+    return AggregateDefinition("collect", (column,), (("limit", limit),))
+
+
+def reduce(
+    columns: str | Sequence[str],
+    merge: MergeStates,
+    *,
+    state: pa.DataType,
+    partial: PartialStates | None = None,
+    finish: FinishStates | None = None,
+    result: pa.DataType | None = None,
+    version: str = "1",
+) -> AggregateDefinition:
+    """A user's own aggregate, made of functions over Arrow columns.
+
+    `partial(rows, groups, count)` makes one state of type `state` for each of `count` groups, where `groups[i]` is
+    the group of row i; without it, the values of the one column are the states of their records. `merge(states,
+    groups, count)` makes one of many. `finish(states)` makes the results, of type `result`. They must not depend on
+    the order of rows or states if results shall not. Change `version` when states of before no longer merge with
+    states of now.
+    """
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if partial is None and len(names) != 1:
+        raise InvalidError(f"reduce of {list(names)}: say with partial= how several columns become one state")
+    if result is not None and finish is None and result != state:
+        raise InvalidError(f"reduce of {list(names)}: say with finish= how {state} becomes {result}")
+    made = Reducer(state, merge, partial, finish, state if result is None else result, version)
+    return AggregateDefinition("reduce", names, (("reducer", made),))
+
+
+def _positive(kind: str, option: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{kind}: {option} is a whole number, not {value!r}")
+    if value < 1:
+        raise InvalidError(f"{kind}: {option} is {value}; it must be at least 1")
+    return value

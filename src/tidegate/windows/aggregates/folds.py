@@ -1,0 +1,196 @@
+"""What a window keeps: the user's aggregates, and notes of the records that made them.
+
+Columns of the user and of storage never meet: a user's column `x` comes in as `value.x` and the state of the
+user's aggregate `a` is kept as `user.a`, so that `key`, `ts` or `count` are names like any other. Aggregates that
+order records (first, last) find `event_ts`, `partition` and `offset` beside the user's columns; a user's column of
+one of these names is then hidden from them.
+
+Notes are kept of every window: how many records, their latest event time (the timestamp of a result), their lowest
+and highest offset.
+
+Thread rule: values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.kernels.assignment import note_records
+from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.keys.binary_columns import Int32s
+
+POSITION = ("event_ts", "partition", "offset")
+_VALUE, _USER = "value.", "user."
+_NO_NUMBERS = np.empty(0, np.int64)
+NOTES = ("notes.count", "notes.max_ts", "notes.min_offset", "notes.max_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Count, latest event time, lowest and highest offset of the records of a window."""
+
+    name: str = "notes"
+    inputs: tuple[str, ...] = ("event_ts", "offset")
+
+    @property
+    def state(self) -> tuple[pa.Field, ...]:
+        return tuple(pa.field(name, pa.int64(), nullable=False) for name in NOTES)
+
+    @property
+    def result(self) -> pa.DataType:
+        return pa.int64()
+
+    def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
+        offsets = words(rows.column("offset"))
+        return _noted(_NO_NUMBERS, words(rows.column("event_ts")), offsets, offsets, groups, count)
+
+    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        counts, times, lows, highs = (words(column) for column in states)
+        return _noted(counts, times, lows, highs, groups, count)
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+    def fingerprint(self) -> str:
+        return "notes/1"
+
+
+def _noted(
+    ones: Int64s, times: Int64s, lows: Int64s, highs: Int64s, groups: Int32s, count: int
+) -> list[pa.Array]:
+    noted = [np.empty(count, np.int64) for _ in NOTES]
+    note_records(ones, times, lows, highs, groups, np.zeros(4 * count, np.int64), *noted)
+    return [int64_column(column) for column in noted]
+
+
+@dataclass(frozen=True, slots=True)
+class UserAggregate:
+    """An aggregate over the user's columns, with names that storage's own cannot clash with."""
+
+    inner: Aggregate
+
+    @property
+    def name(self) -> str:
+        return _USER + self.inner.name
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(_inside(name) for name in self.inner.inputs)
+
+    @property
+    def state(self) -> tuple[pa.Field, ...]:
+        return tuple(each.with_name(_USER + each.name) for each in self.inner.state)
+
+    @property
+    def result(self) -> pa.DataType:
+        return self.inner.result
+
+    def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
+        columns = [rows.column(_inside(name)) for name in self.inner.inputs]
+        own = pa.RecordBatch.from_arrays(columns, names=list(self.inner.inputs)) if columns else rows
+        return self.inner.partial(own, groups, count)
+
+    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        return self.inner.merge(states, groups, count)
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return self.inner.finish(states)
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
+
+
+def _inside(name: str) -> str:
+    return name if name in POSITION else _VALUE + name
+
+
+class Aggregates(Protocol):
+    """The user's aggregates as an operator takes them: ready for storage, with what they want of events."""
+
+    @property
+    def storage(self) -> tuple[Aggregate, ...]: ...
+
+    @property
+    def result_schema(self) -> pa.Schema: ...
+
+    def inputs(self, events: EventBatch) -> Mapping[str, pa.Array]:
+        """The columns they read, by the names they read them under."""
+
+    def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """The results of states, given by the names of their columns."""
+
+
+class PlainAggregates:
+    """Storage's own aggregates over columns of the user's values."""
+
+    def __init__(self, aggregates: Sequence[Aggregate]) -> None:
+        names = [each.name for each in aggregates]
+        if len(set(names)) != len(names):
+            raise InvalidError(f"aggregates {names}: give each its own name")
+        self.storage: tuple[Aggregate, ...] = tuple(UserAggregate(each) for each in aggregates)
+        self.result_schema = pa.schema([pa.field(each.name, each.result) for each in aggregates])
+        self._wanted = tuple(dict.fromkeys(name for each in self.storage for name in each.inputs))
+
+    def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
+        return {name: self._column(events, name) for name in self._wanted}
+
+    def finish(self, states: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        columns = [each.finish([states[field.name] for field in each.state]) for each in self.storage]
+        return pa.RecordBatch.from_arrays(columns, schema=self.result_schema)
+
+    def _column(self, events: EventBatch, name: str) -> pa.Array:
+        if name in POSITION:
+            return _position(events, name)
+        plain = name.removeprefix(_VALUE)
+        place = events.values.schema.get_field_index(plain)
+        if place < 0:
+            raise InvalidError(f"no single column {plain!r} among the values {events.values.schema.names}")
+        return events.values.column(place)
+
+
+def _position(events: EventBatch, name: str) -> pa.Array:
+    if name == "partition":
+        return pa.array(events.partition)
+    return int64_column(np.ascontiguousarray(events.ts if name == "event_ts" else events.offset))
+
+
+class Folds:
+    """The aggregates of one operator, with the notes beside them."""
+
+    def __init__(self, aggregates: Aggregates | Sequence[Aggregate]) -> None:
+        self._user: Aggregates = (
+            PlainAggregates(aggregates) if isinstance(aggregates, Sequence) else aggregates
+        )
+        if not self._user.storage:
+            raise InvalidError(
+                "windows without an aggregate have no result: give at least one, such as a count"
+            )
+        self.results = self._user.result_schema
+        self.stored: tuple[Aggregate, ...] = (Notes(), *self._user.storage)
+        self._names = [field.name for each in self.stored for field in each.state]
+
+    def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
+        """The columns storage wants of these events, beside key and cursor."""
+        return {**self._user.inputs(events), **{name: _position(events, name) for name in Notes().inputs}}
+
+    def finish(self, states: Sequence[pa.Array]) -> tuple[list[Int64s], pa.RecordBatch]:
+        """The four notes and the user's results of merged states."""
+        notes = [words(column) for column in states[: len(NOTES)]]
+        return notes, self._user.finish(dict(zip(self._names, states, strict=True)))
+
+    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        """States of many become states of `count` groups."""
+        at, merged = 0, []
+        for each in self.stored:
+            width = len(each.state)
+            merged += each.merge(states[at : at + width], groups, count)
+            at += width
+        return merged

@@ -1,0 +1,1 @@
+"""The bytes of windowed keys and values: one at a time, and whole columns."""

@@ -1,0 +1,1 @@
+"""Operators over event batches: windows of every kind, deduplication."""

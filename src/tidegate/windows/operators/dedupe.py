@@ -1,0 +1,372 @@
+"""Deduplication: of the records that are one event, the first by arrival goes on, the others within D do not.
+
+A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
+that are unique over all keys need the stream keyed by them first. A record without a key or an id passes untouched.
+
+For each record, in the order records come (T: stream time of its partition, with it; t: its own time):
+
+    1  late when t < T − grace: dropped, or forwarded unchecked, and counted either way
+    2  a replay when its own offset was accepted at t: forwarded again, so that a crash between keeping the id and
+       sending the record loses nothing; also when it is late by now, while the id is kept (t > T − D − grace)
+    3  a duplicate when its identity was accepted less than D before or after t; with `refresh`, it counts as if it had
+       been accepted, so that a stream of copies passes once until it pauses for D
+    4  else new: it goes on, and its identity is kept
+
+The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. For records of
+several partitions that meet in one task (a re-keyed stream), the order is that of arrival.
+
+Kept are D + grace of stream time: nothing older is ever asked for. State: a `last` store, key = fingerprint of the
+identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits under
+a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129 of
+n), and nobody who chooses ids can make them meet.
+
+Thread rule: one operator belongs to its task's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError
+from tidegate.kernels.dedupe import (
+    DUPLICATE,
+    LATE,
+    NEW,
+    NO_ID,
+    PRINT_BYTES,
+    REPLAY,
+    decide,
+    fingerprint_pairs,
+    gather_new,
+    group_prints,
+    order_prints,
+)
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.storage import (
+    AppendBatch,
+    BucketIndex,
+    BucketIndexState,
+    Time,
+    WorkerStorageRuntime,
+)
+from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.storage.runs.hashing import UInt64s
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.keys.binary_columns import binary_column
+from tidegate.windows.kinds import LATEST
+from tidegate.windows.operators.dedupe_state import DedupeState, Deduplicate, ids_spec
+from tidegate.windows.operators.identities import check_columns, id_column
+from tidegate.windows.operators.late import LATE as LATE_REASON
+from tidegate.windows.operators.late import LateSettings, LateTable
+from tidegate.windows.operators.shapes import LateRows, Moment, Output
+from tidegate.windows.operators.stream_time import StreamClocks
+
+__all__ = ["DedupeOperator", "Deduplicate"]
+
+Int32s = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+LEAST_BUCKET_MS = 60_000
+BUCKETS = 8  # that D + grace is cut into
+EARLIEST = -(2**63)
+_COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
+
+
+class DedupeOperator:
+    """Deduplicates the records of one task."""
+
+    def __init__(
+        self,
+        runtime: WorkerStorageRuntime,
+        task: str,
+        name: str,
+        definition: Deduplicate,
+        values: pa.Schema,
+        *,
+        partitions: Sequence[int] = (),
+        late_table: LateSettings | None = None,
+        idle_close: DurationLike | None = None,
+        stamped: bool = False,
+        randomness: Randomness | None = None,
+        bucket_ms: int | None = None,
+    ) -> None:
+        """Attach the operator's stores to the task; `values` is the schema of the user's columns.
+
+        `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, after how long a
+        silent one is not waited for any more, and whether stream times come from before a shuffle. `bucket_ms` is how
+        much stream time is dropped at a time: an eighth of what is kept, but at least a minute.
+        """
+        check_columns(definition.columns, values)
+        self.name = name
+        self.definition = definition
+        self._values = values
+        self._runtime, self._task, self._is_stamped = runtime, task, stamped
+        self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        chance = randomness or SystemRandomness()
+        secret = b"".join(chance.below(2**64).to_bytes(8, "little") for _ in range(2))
+        width = (
+            max(LEAST_BUCKET_MS, -(-definition.retention_ms // BUCKETS)) if bucket_ms is None else bucket_ms
+        )
+        types = [str(values.field(column).type) for column in definition.columns]
+        self._state = DedupeState(
+            BucketIndex(ids_spec(name, width)),
+            StreamClocks(partitions),
+            secret,
+            (list(definition.columns), types),
+        )
+        runtime.attach(task, self._state)
+        self.late_table = None
+        if late_table is not None:
+            self.late_table = LateTable(runtime, task, name, values, late_table)
+
+    @property
+    def states(self) -> Sequence[BucketIndexState]:
+        return (self._state,) if self.late_table is None else (self._state, self.late_table.state)
+
+    @property
+    def clocks(self) -> StreamClocks:
+        return self._state.clocks
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What happened so far, by name; in the checkpoint."""
+        return dict(self._state.progress.counters)
+
+    def process(self, batch: EventBatch, moment: Moment) -> Output:
+        """Take the next records of the stream.
+
+        When storage has no room for their ids (`OverloadError`) nothing was taken and no clock has moved: give the same
+        batch again.
+        """
+        if not len(batch):
+            return self.tick(moment)
+        saved = self._state.encode_extra()
+        try:
+            judged = self._judge(batch, moment)
+            counts = np.bincount(judged.verdicts, minlength=NO_ID + 1).tolist()
+            counters = {name: counts[verdict] for name, verdict in _COUNTED.items() if counts[verdict]}
+            for name, number in counters.items():
+                self._state.progress.count(name, number)
+            late = None
+            if counts[LATE] and self.definition.late == "drop":
+                late = self._late_rows(judged)
+            self._keep(batch, judged, late)
+        except BaseException:
+            self._state.restore_extra(saved)
+            raise
+        self._pass_time(moment)
+        self._drop_old()
+        if self._runtime.writer().is_over_limit(self._task):
+            self._runtime.writer().relieve(self._task)
+        goes_on = judged.verdicts != DUPLICATE
+        if late is not None:
+            goes_on &= judged.verdicts != LATE
+        return Output(judged.events.take(goes_on), late, counters)
+
+    def tick(self, moment: Moment) -> Output:
+        """A round without records: ids that nothing can meet any more go."""
+        self._pass_time(moment)
+        self._drop_old()
+        return Output(_no_events(self._values), None, {})
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, batch: EventBatch, moment: Moment) -> _Judged:
+        """Stream time, verdict and identity of every record."""
+        ids = id_column([_column(batch.values, name) for name in self.definition.columns])
+        has_id = _both(batch.key, ids)
+        counted = batch if has_id is None else replace(batch, key=_masked(batch.key, has_id))
+        stamped = self.clocks.stamp(counted, moment.now_ms, trusted=self._is_stamped)
+        rows = (np.arange(len(batch)) if has_id is None else np.flatnonzero(has_id)).astype(np.int32)
+        groups = self._group(batch.key, ids, has_id, rows)
+        verdicts = np.full(len(batch), NO_ID, np.uint8)
+        new = self._decide(batch, stamped.judged, groups, verdicts)
+        events = replace(batch, stream_time=stamped.stream_time)
+        return _Judged(events, verdicts, stamped.judged, groups, *new)
+
+    def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None, rows: Int32s) -> _Groups:
+        """Rows by identity, in the order runs have."""
+        keys, id_parts = binary_column(key), binary_column(ids)
+        mask = np.ones(len(key), np.bool_) if has_id is None else has_id
+        prints = np.empty((len(key), 2), np.uint64)
+        secret = np.frombuffer(self._state.secret, "<u8")
+        fingerprint_pairs(
+            keys.content, keys.bounds, id_parts.content, id_parts.bounds, mask, secret[0], secret[1], prints
+        )
+        content = prints.reshape(-1).view(np.uint8)
+        count = len(rows)
+        hashes = np.empty(count, np.uint64)
+        order_prints(content, hashes, rows, np.empty(count, np.uint64), np.empty(count, np.int32))
+        starts, own = np.empty(count + 1, np.int32), np.empty(count, np.uint64)
+        group_words = np.empty(2 * count, np.uint64)
+        found = group_prints(content, hashes, rows, starts, own, group_words)
+        return _Groups(rows, starts[: found + 1], own[:found], group_words[: 2 * found].view(np.uint8))
+
+    def _decide(
+        self, batch: EventBatch, judged: Int64s, groups: _Groups, verdicts: npt.NDArray[np.uint8]
+    ) -> tuple[Int32s, Int32s]:
+        """Fill the verdicts; of what is to be kept the group, and the row or (a refresh) -row - 1."""
+        definition, count = self.definition, len(groups.hashes)
+        if not count:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        ts = np.ascontiguousarray(batch.ts)
+        reach = Time(
+            max(int(ts.min()) - definition.within_ms + 1, EARLIEST),
+            min(int(ts.max()) + definition.within_ms - 1, LATEST),
+        )
+        keys = _prints_column(groups.prints)
+        known = self._runtime.reader().join(self._task, self._state, keys, groups.hashes, reach)
+        known_starts = np.zeros(count + 1, np.int64)
+        np.cumsum(np.bincount(known.numbers, minlength=count), out=known_starts[1:])
+        largest = int(np.diff(groups.starts).max()) + int(np.diff(known_starts).max())
+        room = (np.empty(largest, np.int64), np.empty(largest, np.int64))
+        places = (np.empty(largest, np.int32), np.empty(largest, np.int32))
+        new_groups, new_rows = np.empty(len(groups.rows), np.int32), np.empty(len(groups.rows), np.int32)
+        kept = decide(
+            groups.rows, groups.starts, ts < judged - definition.grace_ms, ts, np.ascontiguousarray(judged),
+            np.ascontiguousarray(batch.offset), np.ascontiguousarray(batch.partition),
+            known_starts, words(known.rows.column("ts")), words(known.rows.column("offset")),
+            known.rows.column("partition").to_numpy(),
+            definition.within_ms, definition.retention_ms, int(definition.refresh),
+            *room, *places, verdicts, new_groups, new_rows,
+        )  # fmt: skip
+        return new_groups[:kept], new_rows[:kept]
+
+    def _keep(self, batch: EventBatch, judged: _Judged, late: LateRows | None) -> None:
+        """Put ids into the store and late records into their table, or neither."""
+        parts: list[AppendBatch] = []
+        if late is not None and self.late_table is not None:
+            parts = self.late_table.prepare(late, self._state.progress)
+        try:
+            self._keep_ids(batch, judged.groups, judged.new_groups, judged.new_rows)
+        except BaseException:
+            self._runtime.writer().undo(self._task, parts)
+            raise
+        if self.late_table is not None:
+            self.late_table.state.index.insert(parts)
+
+    def _keep_ids(self, batch: EventBatch, groups: _Groups, new_groups: Int32s, new_rows: Int32s) -> None:
+        oldest = self._oldest()
+        if (
+            len(batch) and int(batch.ts.min()) < oldest
+        ):  # time leapt inside the batch: some is of no use any more
+            rows = np.where(new_rows < 0, -1 - new_rows, new_rows)
+            needed = batch.ts[rows] >= oldest
+            new_groups, new_rows = new_groups[needed], new_rows[needed]
+        count = len(new_rows)
+        if not count:
+            return
+        ts, offset, partition = (
+            np.empty(count, np.int64),
+            np.empty(count, np.int64),
+            np.empty(count, np.int32),
+        )
+        hashes, prints = np.empty(count, np.uint64), np.empty(2 * count, np.uint64)
+        gather_new(
+            new_groups, new_rows, np.ascontiguousarray(batch.ts), np.ascontiguousarray(batch.offset),
+            np.ascontiguousarray(batch.partition), groups.hashes, groups.prints.view(np.uint64),
+            ts, offset, partition, hashes, prints,
+        )  # fmt: skip
+        columns = {
+            "key": _prints_column(prints.view(np.uint8)),
+            "ts": int64_column(ts),
+            "offset": int64_column(offset),
+            "partition": pa.array(partition),
+        }
+        writer, kept = self._runtime.writer(), pa.RecordBatch.from_pydict(columns)
+        self._state.index.insert(writer.append_sorted(self._task, self._state, kept, hashes))
+
+    def _late_rows(self, judged: _Judged) -> LateRows:
+        rows = np.flatnonzero(judged.verdicts == LATE)
+        events = replace(judged.events.take(rows), stream_time=judged.times[rows])
+        how_late = judged.times[rows] - self.definition.grace_ms - events.ts
+        reasons = pa.repeat(pa.scalar(LATE_REASON), len(rows))
+        return LateRows(events, np.full(len(rows), NO_TIME, np.int64), how_late, reasons)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _pass_time(self, moment: Moment) -> None:
+        if self._idle_ms is not None:
+            self.clocks.advance_idle(moment.now_ms, self._idle_ms)
+        if moment.watermark is not None:
+            self.clocks.raise_floor(moment.watermark)
+
+    def _oldest(self) -> int:
+        """The earliest time of an id that anything can still meet."""
+        floor = self.clocks.floor
+        return EARLIEST if floor == NO_TIME else max(floor - self.definition.retention_ms + 1, EARLIEST)
+
+    def _drop_old(self) -> None:
+        oldest = self._oldest()
+        if oldest > EARLIEST:
+            self._runtime.writer().prune(self._task, self._state, oldest)
+            if self.late_table is not None:
+                self.late_table.expire(self.clocks.floor, self._state.progress)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """Rows of one identity together: `rows` by group, where each group starts, its hash and fingerprint."""
+
+    rows: Int32s
+    starts: Int32s
+    hashes: UInt64s
+    prints: npt.NDArray[np.uint8]
+
+
+class _Judged(NamedTuple):
+    """A batch with its stream times; of each record its verdict and the time it was judged with; what is to be kept."""
+
+    events: EventBatch
+    verdicts: npt.NDArray[np.uint8]
+    times: Int64s
+    groups: _Groups
+    new_groups: Int32s
+    new_rows: Int32s  # -row - 1 for a refresh
+
+
+def _prints_column(prints: npt.NDArray[np.uint8]) -> pa.BinaryArray:
+    """Fingerprints that lie behind each other, as a column of keys."""
+    bounds = np.arange(0, len(prints) + 1, PRINT_BYTES, dtype=np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(prints)]
+    return pa.Array.from_buffers(pa.binary(), len(prints) // PRINT_BYTES, buffers, 0)
+
+
+def _column(values: pa.RecordBatch, name: str) -> pa.Array:
+    place = values.schema.get_field_index(name)
+    if place < 0:
+        raise InvalidError(f"deduplicate: no single column {name!r} among {values.schema.names}")
+    return values.column(place)
+
+
+def _both(key: pa.BinaryArray, ids: pa.BinaryArray) -> Flags | None:
+    """Which records have a key and an id; None when all do."""
+    if not key.null_count and not ids.null_count:
+        return None
+    has_both: Flags = key.is_valid().to_numpy(zero_copy_only=False) & ids.is_valid().to_numpy(
+        zero_copy_only=False
+    )
+    return has_both
+
+
+def _masked(key: pa.BinaryArray, mask: Flags) -> pa.BinaryArray:
+    """The keys where the mask is true: others move no clock."""
+    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    column = binary_column(key)
+    bounds = np.ascontiguousarray(column.bounds)
+    return pa.Array.from_buffers(
+        pa.binary(), len(key), [bits, pa.py_buffer(bounds), pa.py_buffer(column.content)]
+    )
+
+
+def _no_events(values: pa.Schema) -> EventBatch:
+    none = np.empty(0, np.int64)
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    return EventBatch(pa.array([], pa.binary()), none, none, none.astype(np.int32), none, empty)

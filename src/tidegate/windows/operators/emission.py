@@ -1,0 +1,210 @@
+"""From panes to windows: the rows an operator sends on, on update and on close.
+
+A window is the merge of its panes that its own start admits (`panes`). With one pane to a window nothing is
+merged; otherwise every pane is listed once for each window it belongs to, and the lists are merged in one go.
+
+Thread rule: pure, but for reading panes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.kernels.assignment import list_windows
+from tidegate.windows.aggregates.folds import Folds
+from tidegate.windows.events import Int64s
+from tidegate.windows.keys.binary_columns import Int32s
+from tidegate.windows.kinds import LATEST, Hopping, Unlimited
+from tidegate.windows.operators.panes import PaneRows, Panes
+from tidegate.windows.operators.shapes import WindowRows
+
+DENSE = 4  # times as much room as numbers may be marked in
+CHUNK_BUCKETS = 4  # of window starts that are put together at once
+
+
+class _Listed(NamedTuple):
+    """Pairs of a pane row and a window it belongs to, as the row and a number for (key, window)."""
+
+    rows: Int64s
+    windows: Int64s
+
+
+class Emission:
+    """Makes the rows of one operator's windows."""
+
+    def __init__(self, kind: Hopping | Unlimited, folds: Folds, panes: Panes) -> None:
+        self._kind = kind
+        self._folds = folds
+        self._panes = panes
+        self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms
+
+    def changed(self, pieces: Sequence[PaneRows]) -> list[WindowRows]:
+        """The windows that these panes, just changed, belong to, with all they hold now."""
+        if self._is_plain:
+            return [self._rows(piece.keys, piece.ts, piece.states) for piece in pieces]
+        return [self._changed(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
+
+    def _changed(self, pieces: Sequence[PaneRows]) -> WindowRows:
+        kind = self._hopping
+        keys = pa.concat_arrays([piece.keys for piece in pieces]).dictionary_encode()
+        ts = np.concatenate([piece.ts for piece in pieces])
+        seq = np.concatenate([piece.seq for piece in pieces])
+        first, last = self._first_start(int(ts.min())), int(ts.max()) // kind.advance_ms * kind.advance_ms
+        owners = keys.indices.to_numpy().astype(np.int64)
+        room = len(keys.dictionary) * self._stride(first, last)
+        wanted = _distinct(self._list(owners, ts, seq, first, last).windows, room)
+        codes, panes = self._panes.of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
+        return self._merged(keys.dictionary, codes, panes, first, last, wanted)
+
+    def between(self, first: int, last: int) -> Iterator[WindowRows]:
+        """Every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
+        if self._is_plain:
+            for start in self._panes.bucket_starts(first, last):
+                width = self._panes.index.spec.bucket_ms
+                found = list(self._panes.scan(max(first, start), min(last, _end(start, width) - 1)))
+                if found:
+                    joined = _join(found)
+                    yield in_order(self._rows(joined.keys, joined.ts, joined.states))
+            return
+        size, step = self._hopping.size_ms, CHUNK_BUCKETS * self._panes.index.spec.bucket_ms
+        chunks: set[int] = set()
+        for start in self._panes.bucket_starts(first, _end(last, size) - 1):
+            end = _end(start, self._panes.index.spec.bucket_ms) - 1
+            chunks.update(range(max(first, start - size + 1, 0) // step, min(last, end) // step + 1))
+        for chunk in sorted(chunks):
+            low, high = max(first, chunk * step, 0), min(last, _end(chunk * step, step) - 1)
+            found = list(self._panes.scan(low, _end(high, size) - 1))
+            if found:
+                joined = _join(found)
+                keys = joined.keys.dictionary_encode()
+                codes = keys.indices.to_numpy().astype(np.int64)
+                rows = self._merged(keys.dictionary, codes, joined, low, high, None)
+                if len(rows):
+                    yield in_order(rows)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _hopping(self) -> Hopping:
+        if isinstance(self._kind, Unlimited):
+            raise TypeError("an unlimited window has no panes")
+        return self._kind
+
+    def _first_start(self, ts: int) -> int:
+        kind = self._hopping
+        return max(0, ts - kind.size_ms + kind.advance_ms) // kind.advance_ms * kind.advance_ms
+
+    def _list(self, owners: Int64s, ts: Int64s, seq: Int64s, first: int, last: int) -> _Listed:
+        """Every window from `first` to `last` of every pane row; windows numbered by (owner, start)."""
+        size, advance = self._hopping.size_ms, self._hopping.advance_ms
+        none = np.empty(0, np.int64)
+        first = -(-first // advance) * advance
+        ts, seq = np.ascontiguousarray(ts), np.ascontiguousarray(seq)
+        count = list_windows(ts, seq, size, advance, first, last, none, none)
+        rows, starts = np.empty(count, np.int64), np.empty(count, np.int64)
+        list_windows(ts, seq, size, advance, first, last, rows, starts)
+        return _Listed(rows, owners[rows] * self._stride(first, last) + (starts - first) // advance)
+
+    def _stride(self, first: int, last: int) -> int:
+        """How many windows start from `first` to `last`, at least one: the numbers each key has."""
+        advance = self._hopping.advance_ms
+        return max(1, (last - -(-first // advance) * advance) // advance + 1)
+
+    def _merged(
+        self,
+        keys: pa.BinaryArray,
+        codes: Int64s,
+        panes: PaneRows,
+        first: int,
+        last: int,
+        wanted: Int64s | None,
+    ) -> WindowRows:
+        advance = self._hopping.advance_ms
+        first = -(-first // advance) * advance
+        rows, numbers = self._list(codes, panes.ts, panes.seq, first, last)
+        stride = self._stride(first, last)
+        room = len(keys) * stride
+        if wanted is None:
+            wanted = _distinct(numbers, room)
+        groups = _places(wanted, numbers, room)
+        if len(groups) and groups.min() < 0:
+            hit = groups >= 0
+            rows, groups = rows[hit], groups[hit]
+        chosen = pa.array(rows)
+        states = self._folds.merge([column.take(chosen) for column in panes.states], groups, len(wanted))
+        return self._rows(keys.take(pa.array(wanted // stride)), wanted % stride * advance + first, states)
+
+    def _rows(self, keys: pa.BinaryArray, starts: Int64s, states: Sequence[pa.Array]) -> WindowRows:
+        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(states)
+        if isinstance(self._kind, Unlimited):
+            ends = np.full(len(starts), LATEST, np.int64)
+        else:
+            size = self._kind.size_ms
+            ends = np.where(starts > LATEST - size, LATEST, np.minimum(starts, LATEST - size) + size)
+        return WindowRows(keys, starts, ends, max_ts, values, counts, min_offset, max_offset)
+
+
+def in_order(rows: WindowRows) -> WindowRows:
+    """Ascending by (end, key)."""
+    order = pc.array_sort_indices(rows.key).to_numpy().astype(np.int64)
+    ends = rows.window_end[order]
+    if len(ends) and ends.min() != ends.max():
+        order = order[np.argsort(ends, kind="stable")]
+    return rows.take(order)
+
+
+def _clusters(pieces: Sequence[PaneRows], size: int) -> list[list[PaneRows]]:
+    """Pieces by ascending bucket, put together where a window can reach from one into the next."""
+    clusters: list[list[PaneRows]] = []
+    highest = 0
+    for piece in pieces:
+        if clusters and int(piece.ts.min()) - highest < size:
+            clusters[-1].append(piece)
+        else:
+            clusters.append([piece])
+        highest = max(highest, int(piece.ts.max()))
+    return clusters
+
+
+def _distinct(numbers: Int64s, room: int) -> Int64s:
+    """The different numbers below `room`, ascending; where they lie dense, by marking instead of sorting."""
+    if room > DENSE * len(numbers) + (1 << 16):
+        return np.unique(numbers)
+    mark = np.zeros(room, np.bool_)
+    mark[numbers] = True
+    return np.flatnonzero(mark)
+
+
+def _places(wanted: Int64s, numbers: Int64s, room: int) -> Int32s:
+    """Where each number stands among the ascending `wanted`, -1 where it does not."""
+    if room <= DENSE * len(numbers) + (1 << 16):
+        rank = np.full(room, -1, np.int32)
+        rank[wanted] = np.arange(len(wanted), dtype=np.int32)
+        return rank[numbers]
+    if not len(wanted):
+        return np.full(len(numbers), -1, np.int32)
+    at = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
+    return np.where(wanted[at] == numbers, at, -1).astype(np.int32)
+
+
+def _join(pieces: Sequence[PaneRows]) -> PaneRows:
+    if len(pieces) == 1:
+        return pieces[0]
+    return PaneRows(
+        pa.concat_arrays([piece.keys for piece in pieces]),
+        np.concatenate([piece.ts for piece in pieces]),
+        np.concatenate([piece.seq for piece in pieces]),
+        [
+            pa.concat_arrays(list(columns))
+            for columns in zip(*(piece.states for piece in pieces), strict=True)
+        ],
+    )
+
+
+def _end(start: int, size: int) -> int:
+    return min(start + size, LATEST)

@@ -1,0 +1,229 @@
+"""Session windows: bursts of a key's records with no more than a gap between neighbours.
+
+    store (`last`)   key = the record's key    ts = end of the session    seq = its start
+                     payload: the states of the aggregates
+
+For every batch the sessions that its keys have are read in one plan; one kernel joins records to sessions in the
+order the records came (`kernels/sessions.py`); states are merged by what ended up together; sessions that grew or
+were joined are written under their new bounds, and those that are no more under their old ones as deleted.
+
+A session takes a record while the session would end at or after stream time − grace − gap. On update, a session
+that has closed is still found, and may be joined to a newer one, until retention ends; on close it is not, so
+what was sent as final stays final. With the least retention, Kafka Streams hides a session that ends
+exactly where sessions close, and starts it anew; here it grows.
+
+On update the sessions of the store that are no more are sent as deleted, before those that took their place; one
+that began and ended inside a batch was never sent.
+
+Thread rule: one operator belongs to its task's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.kernels.sessions import merge_sessions
+from tidegate.storage import Merge, RangeRequest, StoreSpec, Time, WorkerStorageRuntime
+from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.windows.aggregates.folds import Aggregates
+from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.keys.binary_columns import Int32s
+from tidegate.windows.kinds import LATEST, Session
+from tidegate.windows.operators.emission import in_order
+from tidegate.windows.operators.key_windows import ByKey, KeyWindowOperator, Taken, by_key, widths
+from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.windows import Emit
+
+
+class _Found(NamedTuple):
+    """Sessions of the store: the number of each one's key, ascending; bounds; states."""
+
+    codes: Int32s
+    start: Int64s
+    end: Int64s
+    states: list[pa.Array]
+
+
+class _Merged(NamedTuple):
+    """The sessions that changed, and where records and found sessions went."""
+
+    key: Int32s
+    start: Int64s
+    end: Int64s
+    record_groups: Int32s
+    found_groups: Int32s
+    gone: Int64s
+    late_by: Int64s
+
+
+class SessionOperator(KeyWindowOperator):
+    """Aggregates of session windows, for every key of one task."""
+
+    def __init__(
+        self,
+        runtime: WorkerStorageRuntime,
+        task: str,
+        name: str,
+        kind: Session,
+        aggregates: Aggregates | Sequence[Aggregate],
+        **settings: Any,
+    ) -> None:
+        """Attach the operator's stores to the task; `settings` are those of `KeyWindowOperator`."""
+        if not isinstance(kind, Session):
+            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
+        self._kind = kind
+        self._allowed = kind.gap_ms + kind.grace_ms
+        self._kept = max(kind.retention_ms, self._allowed + 1)
+        super().__init__(runtime, task, name, kind, aggregates, **settings)
+        self._reach = self._allowed + 1 if self._emit is Emit.CLOSE else self._kept
+
+    def _spec(self, name: str) -> StoreSpec:
+        # A session that is deleted has no state: every column may be null.
+        payload = pa.schema([each.with_nullable(True) for fold in self._folds.stored for each in fold.state])
+        bucket_ms, segment_ms = widths(self._allowed // 4, self._kept)
+        return StoreSpec(name, Merge.LAST, payload=payload, bucket_ms=bucket_ms, segment_ms=segment_ms)
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, events: EventBatch, judged: Int64s) -> Taken:
+        placed = by_key(events.key)
+        oldest = max(int(events.ts.min()) - self._kind.gap_ms, int(judged.min()) - self._reach + 1)
+        found = self._find(placed.keys, oldest)
+        merged = self._merge(placed, np.ascontiguousarray(events.ts), judged, found)
+        if not len(merged.key):
+            return Taken([], merged.late_by, None)
+        states = self._states(events, merged, found)
+        keys = placed.keys.take(pa.array(merged.key))
+        gone_keys = placed.keys.take(pa.array(found.codes[merged.gone]))
+        rows = self._stored(keys, merged, states, gone_keys, found)
+        pieces: list[WindowRows] = []
+        if self._emit is Emit.UPDATE:
+            if len(gone_keys):
+                pieces.append(self._deleted(gone_keys, found.start[merged.gone], found.end[merged.gone]))
+            pieces.append(self._rows(keys, merged.start, merged.end, states))
+        return Taken(pieces, merged.late_by, rows)
+
+    def _find(self, keys: pa.BinaryArray, oldest: int) -> _Found:
+        """What the keys have that ends at `oldest` or later: however late its end, it may begin early enough."""
+        if not self._state.index.buckets(oldest, LATEST):
+            none = np.empty(0, np.int64)
+            empty = [pa.array([], each.type) for each in self._state.index.spec.payload]
+            return _Found(np.empty(0, np.int32), none, none, empty)
+        reader = self._runtime.reader()
+        plan = reader.plan(self._task, self._state, [RangeRequest(keys, Time(oldest, LATEST))])
+        with reader.load(plan) as loaded:
+            table = loaded.to_table()
+            columns = [column.combine_chunks() for column in table.columns[1:]]
+        codes = pc.index_in(columns[0], keys).to_numpy().astype(np.int32, copy=False)
+        return _Found(codes, words(columns[2]), words(columns[1]), columns[3:])
+
+    def _merge(self, placed: ByKey, ts: Int64s, judged: Int64s, found: _Found) -> _Merged:
+        records, sessions, keys = len(ts), len(found.codes), len(placed.keys)
+        bounds = np.searchsorted(found.codes, np.arange(keys + 1)).astype(np.int32)
+        room = int((np.diff(bounds) + np.diff(placed.starts)).max())
+        groups, gone = np.empty(sessions + records, np.int32), np.empty(sessions, np.uint8)
+        late_by = np.empty(records, np.int64)
+        start, end = np.empty(records, np.int64), np.empty(records, np.int64)
+        key = np.empty(records, np.int32)
+        parents = np.empty(sessions + records, np.int32)
+        count = merge_sessions(
+            placed.rows, placed.starts, ts, judged, bounds, found.start, found.end,
+            self._kind.gap_ms, self._allowed, self._reach,
+            np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
+            parents, groups, gone, late_by, start, end, key,
+        )  # fmt: skip
+        return _Merged(
+            key[:count],
+            start[:count],
+            end[:count],
+            groups[sessions:],
+            groups[:sessions],
+            np.flatnonzero(gone),
+            late_by,
+        )
+
+    def _states(self, events: EventBatch, merged: _Merged, found: _Found) -> list[pa.Array]:
+        """The state of every session that changed: of its records, and of the sessions it was before."""
+        count, groups = len(merged.key), merged.record_groups
+        if merged.late_by.any():
+            taken = np.flatnonzero(groups >= 0)
+            events, groups = events.take(taken), groups[taken]
+        states = self._partial(events, groups, count)
+        joined = np.flatnonzero(merged.found_groups >= 0)
+        if not len(joined):
+            return states
+        chosen = pa.array(joined)
+        both = [
+            pa.concat_arrays([fresh, old.take(chosen)])
+            for fresh, old in zip(states, found.states, strict=True)
+        ]
+        owners = np.concatenate([np.arange(count, dtype=np.int32), merged.found_groups[joined]])
+        return self._folds.merge(both, owners, count)
+
+    def _stored(
+        self,
+        keys: pa.BinaryArray,
+        merged: _Merged,
+        states: Sequence[pa.Array],
+        gone_keys: pa.BinaryArray,
+        found: _Found,
+    ) -> pa.RecordBatch:
+        """The sessions that are no more, as deleted, and those that changed."""
+        spec, gone = self._state.index.spec, merged.gone
+        deleted = np.zeros(len(gone) + len(keys), np.bool_)
+        deleted[: len(gone)] = True
+        columns = [
+            pa.concat_arrays([gone_keys, keys]),
+            int64_column(np.concatenate([found.end[gone], merged.end])),
+            int64_column(np.concatenate([found.start[gone], merged.start])),
+            pa.array(deleted),
+            *(
+                pa.concat_arrays([pa.nulls(len(gone), state.type), state]) if len(gone) else state
+                for state in states
+            ),
+        ]
+        names = ["key", "ts", "seq", "deleted", *spec.payload.names]
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+    # ── results ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rows(
+        self, keys: pa.BinaryArray, start: Int64s, end: Int64s, states: Sequence[pa.Array]
+    ) -> WindowRows:
+        (counts, _, min_offset, max_offset), values = self._folds.finish(states)
+        return WindowRows(keys, start, end, end, values, counts, min_offset, max_offset)
+
+    def _deleted(self, keys: pa.BinaryArray, start: Int64s, end: Int64s) -> WindowRows:
+        """Sessions that are no more."""
+        rows, results = len(keys), self._folds.results
+        values = pa.RecordBatch.from_arrays([pa.nulls(rows, each.type) for each in results], schema=results)
+        none = np.full(rows, -1, np.int64)
+        return WindowRows(
+            keys, start, end, end, values, np.zeros(rows, np.int64), none, none, np.ones(rows, np.bool_)
+        )
+
+    def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
+        spec, reader = self._state.index.spec, self._runtime.reader()
+        for bucket in [each.start for each in self._state.index.buckets(first, last)]:
+            bounds = Time(max(first, bucket), min(last, bucket + spec.bucket_ms - 1))
+            with reader.scan(self._task, self._state, bounds) as scan:
+                batches = list(scan)
+            if batches:
+                keys, end, start, *states = pa.concat_batches(batches).columns
+                yield in_order(self._rows(keys, words(start), words(end), states))
+
+    def _close_time(self, floor: int) -> int:
+        return self._kind.close_time(floor)
+
+    def _oldest_end(self) -> int:
+        floor = self.clocks.floor
+        return 0 if floor == LATEST else max(0, floor - self._kept + 1)
+
+    def _oldest_row(self) -> int:
+        return self._oldest_end()

@@ -1,0 +1,217 @@
+"""Sliding windows: one for every different set of a key's records that lie within a difference of each other.
+
+    store (`append`)   key = the record's key    ts = event time
+                       payload: `first_end`, and the states of the aggregates, of this one record
+
+A record taken makes the window that ends with it, [time − difference, time], and the window that starts right after
+it, [time + 1, time + 1 + difference], if that holds a record; none starts before the epoch, so what would is the window
+[0, difference]. A window holds the records inside it that came while it was open: `first_end` of a record is
+the earliest end of a window that takes it.
+
+For every batch the records near its own, of its keys, are read in one plan; a kernel finds the windows that changed
+(`kernels/sliding.py`). Windows overlap, so their records are not merged one by one: a tree of merged neighbours
+is built over all records at hand, and each window is put together from the few nodes that hold exactly its records.
+
+Kafka Streams derives each new window from neighbouring ones; it forgets a record that arrives when all windows
+it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
+records give the same windows.
+
+Thread rule: one operator belongs to its task's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.kernels.grouping import sort_cursors
+from tidegate.kernels.sliding import find_windows, list_nodes
+from tidegate.storage import Merge, RangeRequest, StoreSpec, Time, WorkerStorageRuntime
+from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.windows.aggregates.folds import Aggregates
+from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.keys.binary_columns import Bytes, Int32s
+from tidegate.windows.kinds import LATEST, Sliding
+from tidegate.windows.operators.emission import in_order
+from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken, place, widths
+from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.windows import Emit
+
+FIRST_END = "first_end"
+CHUNK_BUCKETS = 4  # of ends whose windows are put together at once
+FEW = 4  # pairs of window and record, for each record, up to which no tree is built
+_NO_NUMBERS, _NO_NODES = np.empty(0, np.int64), np.empty(0, np.int32)
+_NO_FLAGS = np.empty(0, np.uint8)
+_INT32 = pa.int32()
+
+
+class _Records(NamedTuple):
+    """Records of some keys: the number of each one's key, time, first end, and its states."""
+
+    codes: Int32s
+    ts: Int64s
+    first_end: Int64s
+    states: list[pa.Array]
+
+
+class SlidingOperator(KeyWindowOperator):
+    """Aggregates of sliding windows, for every key of one task."""
+
+    def __init__(
+        self,
+        runtime: WorkerStorageRuntime,
+        task: str,
+        name: str,
+        kind: Sliding,
+        aggregates: Aggregates | Sequence[Aggregate],
+        **settings: Any,
+    ) -> None:
+        """Attach the operator's stores to the task; `settings` are those of `KeyWindowOperator`."""
+        if not isinstance(kind, Sliding):
+            raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
+        self._kind, self._width = kind, kind.difference_ms
+        super().__init__(runtime, task, name, kind, aggregates, **settings)
+
+    def _spec(self, name: str) -> StoreSpec:
+        states = [each for fold in self._folds.stored for each in fold.state]
+        payload = pa.schema([pa.field(FIRST_END, pa.int64(), nullable=False), *states])
+        bucket_ms, segment_ms = widths(self._width // 4, self._kind.retention_ms)
+        return StoreSpec(name, Merge.APPEND, payload=payload, bucket_ms=bucket_ms, segment_ms=segment_ms)
+
+    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, events: EventBatch, judged: Int64s) -> Taken:
+        close = judged - self._kind.grace_ms
+        late_by = np.maximum(close - self._width - events.ts, 0)
+        if late_by.any():
+            taken = np.flatnonzero(late_by == 0)
+            events, close = events.take(taken), close[taken]
+        if not len(events):
+            return Taken([], late_by, None)
+        count = len(events)
+        first_end = np.maximum(np.maximum(events.ts, self._width), close)
+        states = self._partial(events, np.arange(count, dtype=np.int32), count)
+        encoded = events.key.dictionary_encode()
+        codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
+        fresh = _Records(codes, np.ascontiguousarray(events.ts), first_end, states)
+        pieces: list[WindowRows] = []
+        if self._emit is Emit.UPDATE:
+            older = self._near(encoded.dictionary, int(events.ts.min()), int(events.ts.max()))
+            is_new = np.zeros(len(older.codes) + count, np.uint8)
+            is_new[len(older.codes) :] = 1
+            pieces = self._windows(encoded.dictionary, _join(older, fresh), is_new, 0, LATEST)
+        columns = [events.key, int64_column(fresh.ts), int64_column(first_end), *states]
+        names = ["key", "ts", *self._state.index.spec.payload.names]
+        return Taken(pieces, late_by, pa.RecordBatch.from_arrays(columns, names=names))
+
+    def _near(self, keys: pa.BinaryArray, first: int, last: int) -> _Records:
+        """What the keys have that can be in a window with records from `first` to `last`, or make one."""
+        bounds = Time(first - self._width, min(last, LATEST - self._width - 1) + self._width + 1)
+        if not self._state.index.buckets(*bounds):
+            states = [pa.array([], each.type) for each in list(self._state.index.spec.payload)[1:]]
+            return _Records(_NO_NODES, _NO_NUMBERS, _NO_NUMBERS, states)
+        reader = self._runtime.reader()
+        plan = reader.plan(self._task, self._state, [RangeRequest(keys, bounds)])
+        with reader.load(plan) as loaded:
+            columns = [column.combine_chunks() for column in loaded.to_table().columns[1:]]
+        codes = pc.index_in(columns[0], keys).to_numpy().astype(np.int32, copy=False)
+        return _Records(codes, words(columns[1]), words(columns[3]), columns[4:])
+
+    # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _windows(
+        self, keys: pa.BinaryArray, records: _Records, is_new: Bytes, earliest: int, latest: int
+    ) -> list[WindowRows]:
+        """The windows that new records changed; without flags, all that end from `earliest` to `latest`."""
+        count = len(records.codes)
+        rows, starts = place(records.codes, len(keys))
+        sort_cursors(rows, starts, records.ts, _NO_NUMBERS, np.empty(count, np.int32))
+        new_before, away_before = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
+        owner, end = np.empty(2 * count, np.int32), np.empty(2 * count, np.int64)
+        low, high = np.empty(2 * count, np.int32), np.empty(2 * count, np.int32)
+        made = find_windows(
+            rows, starts, records.ts, records.first_end, is_new, self._width, earliest, latest,
+            new_before, away_before, owner, end, low, high,
+        )  # fmt: skip
+        if not made:
+            return []
+        owner, end, low, high = owner[:made], end[:made], low[:made], high[:made]
+        lengths = high - low
+        levels = 1 if int(lengths.sum()) <= FEW * count else int(lengths.max()).bit_length()
+        states, bases = self._tree(records.states, rows, levels)
+        bounds = (rows, end, low, high, records.first_end, away_before, levels, bases)
+        pairs = list_nodes(*bounds, _NO_NODES, _NO_NODES)
+        nodes, windows = np.empty(pairs, np.int32), np.empty(pairs, np.int32)
+        list_nodes(*bounds, nodes, windows)
+        chosen = pa.array(nodes)
+        merged = self._folds.merge([column.take(chosen) for column in states], windows, made)
+        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(merged)
+        owners = keys.take(pa.array(owner))
+        return [WindowRows(owners, end - self._width, end, max_ts, values, counts, min_offset, max_offset)]
+
+    def _tree(self, states: Sequence[pa.Array], rows: Int32s, levels: int) -> tuple[list[pa.Array], Int64s]:
+        """Levels of merged neighbours behind each other, and where each begins."""
+        order = pa.array(rows)
+        found = [[column.take(order) for column in states]]
+        bases, size = [0], len(rows)
+        for _ in range(levels - 1):
+            bases.append(bases[-1] + size)
+            groups = np.arange(size, dtype=np.int32) >> 1
+            size = (size + 1) // 2
+            found.append(self._folds.merge(found[-1], groups, size))
+        if levels == 1:
+            return found[0], np.array(bases)
+        return [pa.concat_arrays(list(columns)) for columns in zip(*found, strict=True)], np.array(bases)
+
+    def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
+        step = max(CHUNK_BUCKETS * self._state.index.spec.bucket_ms, self._width)
+        for chunk in self._chunks(first, last, step):
+            low, high = max(first, chunk * step), min(last, chunk * step + step - 1)
+            with self._runtime.reader().scan(
+                self._task, self._state, Time(low - self._width - 1, high)
+            ) as scan:
+                batches = list(scan)
+            if not batches:
+                continue
+            keys, ts, _, first_end, *states = pa.concat_batches(batches).columns
+            encoded = keys.dictionary_encode()
+            codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
+            records = _Records(codes, words(ts), words(first_end), states)
+            for rows in self._windows(encoded.dictionary, records, _NO_FLAGS, low, high):
+                yield in_order(rows)
+
+    def _chunks(self, first: int, last: int, step: int) -> list[int]:
+        """The numbers of stretches in which windows that end from `first` to `last` may end."""
+        index, found = self._state.index, set[int]()
+        for bucket in index.buckets(first - self._width - 1, last):
+            low = max(first, bucket.start)
+            high = min(last, bucket.start + index.spec.bucket_ms + self._width)
+            found.update(range(low // step, high // step + 1))
+        return sorted(found)
+
+    def _close_time(self, floor: int) -> int:
+        return self._kind.close_time(floor)
+
+    def _oldest_end(self) -> int:
+        floor = self.clocks.floor
+        return 0 if floor == LATEST else max(0, floor - self._kind.retention_ms + 1 + self._width)
+
+    def _oldest_row(self) -> int:
+        """Records of kept windows, and those right before one."""
+        return self._oldest_end() - self._width - 1
+
+
+def _join(older: _Records, fresh: _Records) -> _Records:
+    if not len(older.codes):
+        return fresh
+    return _Records(
+        np.concatenate([older.codes, fresh.codes]),
+        np.concatenate([older.ts, fresh.ts]),
+        np.concatenate([older.first_end, fresh.first_end]),
+        [pa.concat_arrays([old, new]) for old, new in zip(older.states, fresh.states, strict=True)],
+    )

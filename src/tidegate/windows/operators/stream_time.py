@@ -1,0 +1,144 @@
+"""An operator's clocks: how far each source partition has come, and what none of them is behind any more.
+
+*Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time
+of all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It
+never falls; a partition that comes back behind it is judged by it.
+
+Partitions that are known from the start are named when the clocks are made, and hold the floor back until their
+first record; others join with it.
+
+A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent
+that long, the floor goes on as time does: the last windows of a stream that ended close when their end and grace
+have passed by the wall clock, too.
+
+Thread rule: one operator, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.keys.binary_columns import Bytes
+from tidegate.windows.kinds import LATEST
+from tidegate.windows.operators.progress import Clocks
+
+__all__ = ["FUTURE", "GOOD", "NEGATIVE", "NO_KEY", "Stamped", "StreamClocks"]
+
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_NUMBERS = np.empty(0, np.int64)
+
+
+class Stamped(NamedTuple):
+    """What the clocks say of every record of a batch."""
+
+    stream_time: Int64s  # of its partition, with it
+    judged: Int64s  # the same, or the floor where that is higher
+    verdicts: Bytes
+
+
+class StreamClocks:
+    """The clocks of one operator."""
+
+    def __init__(self, partitions: Sequence[int] = ()) -> None:
+        self._expected = tuple(partitions)
+        self.forget()
+
+    @property
+    def floor(self) -> int:
+        return int(self._floor[0])
+
+    def forget(self) -> None:
+        """As before any record."""
+        count = len(self._expected)
+        self._partitions = np.array(self._expected, np.int32)
+        self._times = np.full(count, NO_TIME, np.int64)
+        self._idle = np.zeros(count, np.uint8)
+        self._active_at = np.full(count, NO_TIME, np.int64)
+        self._floor = np.full(1, NO_TIME, np.int64)
+
+    def time_of(self, partition: int) -> int:
+        """The stream time of one partition, -1 before its first record."""
+        found = np.flatnonzero(self._partitions == partition)
+        return int(self._times[found[0]]) if len(found) else NO_TIME
+
+    def silent_since(self) -> dict[int, int]:
+        """The round time of each partition's last record; -1 for none."""
+        return dict(zip(self._partitions.tolist(), self._active_at.tolist(), strict=True))
+
+    def stamp(
+        self, batch: EventBatch, now_ms: int, *, latest: int = LATEST, trusted: bool = False
+    ) -> Stamped:
+        """Move the clocks through a batch, record by record. Records after `latest` move none.
+
+        `trusted`: the batch's own stream times come from clocks like these before a shuffle, and count.
+        """
+        rows = len(batch)
+        stamped = Stamped(np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.uint8))
+        valid, start = _NO_BYTES, 0
+        if batch.key.null_count:
+            valid, start = np.frombuffer(batch.key.buffers()[0], np.uint8), batch.key.offset
+        ts, partition = np.ascontiguousarray(batch.ts), np.ascontiguousarray(batch.partition)
+        times = np.ascontiguousarray(batch.stream_time) if trusted else _NO_NUMBERS
+        seen = np.zeros(len(self._partitions), np.uint8)
+        done = 0
+        while True:
+            done = advance_clocks(
+                done, ts, partition, valid, start, times, latest,
+                self._partitions, self._times, self._idle, seen, self._floor, *stamped,
+            )  # fmt: skip
+            if done == rows:
+                break
+            seen = self._meet(int(partition[done]), now_ms, seen)
+        self._active_at[seen == 1] = now_ms
+        return stamped
+
+    def advance_idle(self, now_ms: int, idle_ms: int) -> None:
+        """Leave out partitions that were silent for so long; when all were, let time pass."""
+        if not len(self._partitions):
+            return
+        self._active_at[self._active_at == NO_TIME] = (
+            now_ms  # an expected one is awaited from the first round on
+        )
+        self._idle[now_ms - self._active_at >= idle_ms] = 1
+        moving = self._idle == 0
+        if moving.any():
+            self.raise_floor(int(self._times[moving].min()))
+        elif self._times.max() > NO_TIME:
+            self.raise_floor(int(self._times.max()) + now_ms - int(self._active_at.max()))
+
+    def raise_floor(self, time: int) -> None:
+        """Nothing before this time is waited for any more."""
+        self._floor[0] = max(int(self._floor[0]), min(time, LATEST))
+
+    def saved(self) -> Clocks:
+        return Clocks(
+            self._partitions.tolist(),
+            self._times.tolist(),
+            self._active_at.tolist(),
+            [bool(each) for each in self._idle],
+            self.floor,
+        )
+
+    def restore(self, saved: Clocks) -> None:
+        self._partitions = np.array(saved.partitions, np.int32)
+        self._times = np.array(saved.times, np.int64)
+        self._active_at = np.array(saved.active_at, np.int64)
+        self._idle = np.array(saved.idle, np.uint8)
+        self._floor = np.array([saved.floor], np.int64)
+        for partition in self._expected:
+            if partition not in saved.partitions:
+                self._meet(partition, NO_TIME, np.zeros(len(self._partitions), np.uint8))
+
+    def _meet(self, partition: int, now_ms: int, seen: Bytes) -> Bytes:
+        self._partitions = np.append(self._partitions, np.int32(partition))
+        self._times = np.append(self._times, np.int64(NO_TIME))
+        self._active_at = np.append(self._active_at, np.int64(now_ms))
+        self._idle = np.append(self._idle, np.uint8(0))
+        widened: npt.NDArray[np.uint8] = np.append(seen, np.uint8(0))
+        return widened

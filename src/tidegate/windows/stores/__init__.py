@@ -1,0 +1,1 @@
+"""Window, session and key-value stores, and when what is in them goes."""

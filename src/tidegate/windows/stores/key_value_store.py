@@ -1,0 +1,178 @@
+"""A key-value store: the last value of every key, kept until it is deleted, on the worker's storage.
+
+All rows lie in one bucket at time 0; there is no clock and nothing expires. A null value deletes. Ranges of keys
+include both ends, compared as unsigned bytes; None leaves an end open. No order between keys is promised.
+
+The changelog is told the raw keys. Thread rule: the task's thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import TidegateWarning
+from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
+from tidegate.windows.stores.positions import Position
+from tidegate.windows.stores.state import WindowsState
+from tidegate.windows.stores.store_rows import (
+    PAYLOAD,
+    Changelog,
+    KeyColumn,
+    NumberColumn,
+    StoreIterator,
+    TimestampedValue,
+    Value,
+    ValueColumn,
+    key_column,
+    number_column,
+    one_key,
+    scan_batches,
+    value_column,
+)
+
+HERE = Time(0, 0)
+ROWS = pa.schema([pa.field("key", pa.binary(), nullable=False), *PAYLOAD])
+
+
+class KeyValueStore:
+    """Values by key."""
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        name: str,
+        *,
+        timestamped: bool = False,
+        changelog: Changelog | None = None,
+    ) -> None:
+        self.name = name
+        self.is_timestamped = timestamped
+        self._context = context
+        self._changelog = changelog
+        self.state = WindowsState(StoreSpec(name, Merge.LAST, PAYLOAD))
+        context.attach(self.state)
+
+    @property
+    def position(self) -> Position:
+        """The offsets it has seen."""
+        return self.state.position
+
+    @property
+    def logging(self) -> bool:
+        """Whether a changelog is told of its puts."""
+        return self._changelog is not None
+
+    @property
+    def approximate_entries(self) -> int:
+        """Rows in storage; overwritten and deleted ones count until they are merged."""
+        return self.state.index.total_rows
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes | None,
+        *,
+        value_ts: int = 0,
+        offset: int | None = None,
+        partition: int = 0,
+        topic: str = "",
+    ) -> None:
+        """Set a key's value; None deletes it."""
+        self.put_batch(
+            [one_key(key)], [value], value_ts=value_ts, offsets=offset, partitions=partition, topic=topic
+        )
+
+    def delete(self, key: bytes, *, value_ts: int = 0) -> None:
+        """Delete a key; fine when it is not there."""
+        self.put(key, None, value_ts=value_ts)
+
+    def put_batch(
+        self,
+        keys: KeyColumn,
+        values: ValueColumn,
+        *,
+        value_ts: NumberColumn = 0,
+        offsets: NumberColumn | None = None,
+        partitions: NumberColumn = 0,
+        topic: str = "",
+    ) -> None:
+        """Puts in the order of the rows."""
+        inner = key_column(keys)
+        rows = len(inner)
+        column, stamps = value_column(values, rows), number_column("value_ts", value_ts, rows)
+        if rows:
+            columns = {"key": inner, "ts": pa.array(np.zeros(rows, np.int64))}
+            if column.null_count:
+                columns["deleted"] = column.is_null()
+            columns |= {"value": column, "value_ts": pa.array(stamps)}
+            batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+            self.state.index.insert(self._context.writer().append(self._context.task, self.state, batch))
+            if self._changelog is not None:
+                self._changelog(inner, column, stamps)
+        if offsets is not None:
+            where = (
+                partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
+            )
+            self.state.position.advance_batch(topic, where, number_column("offsets", offsets, rows))
+
+    restore_batch = put_batch
+    """Records of a changelog; give the store no changelog of its own while it restores."""
+
+    def get(self, key: bytes) -> Value | None:
+        """The value of a key, None when it has none."""
+        reader = self._context.reader()
+        request = RangeRequest(one_key(key), HERE)
+        with reader.load(reader.plan(self._context.task, self.state, (request,))) as loaded:
+            for batch in loaded.view().batches(("value", "value_ts")):
+                return self._value(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+        return None
+
+    def get_batch(self, keys: KeyColumn) -> pa.RecordBatch:
+        """value and value_ts of each key, in their order; null where a key has none."""
+        inner = key_column(keys)
+        batches = [pa.RecordBatch.from_arrays([pa.array([], each.type) for each in ROWS], schema=ROWS)]
+        if len(inner):
+            reader = self._context.reader()
+            request = RangeRequest(pc.unique(inner), HERE)
+            with reader.load(reader.plan(self._context.task, self.state, (request,))) as loaded:
+                batches += [batch.select(ROWS.names) for batch in loaded.batches()]
+        found = pa.concat_batches(batches)
+        return found.select(PAYLOAD.names).take(pc.index_in(inner, value_set=found.column("key")))
+
+    def range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[tuple[bytes, Value]]:
+        """(key, value) of the keys between."""
+        if key_from is not None and key_to is not None and key_from > key_to:
+            warnings.warn(
+                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
+                " are compared as unsigned bytes",
+                TidegateWarning,
+                stacklevel=2,
+            )
+            return StoreIterator(iter(()))
+        batches = self.batches(key_from=key_from, key_to=key_to)
+
+        def rows() -> Iterator[tuple[bytes, Value]]:
+            for batch in batches:
+                for key, value, stamp in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    yield key, self._value(value, stamp)
+
+        return StoreIterator(rows(), batches.close)
+
+    def all(self) -> StoreIterator[tuple[bytes, Value]]:
+        """Every key and its value."""
+        return self.range(None, None)
+
+    def batches(
+        self, *, key_from: bytes | None = None, key_to: bytes | None = None
+    ) -> StoreIterator[pa.RecordBatch]:
+        """Every key between and its value, as batches of key, value, value_ts."""
+        scan = scan_batches(self._context, self.state, HERE, key_from=key_from, key_to=key_to)
+        return StoreIterator((batch.select(ROWS.names) for batch in scan), scan.close)
+
+    def _value(self, value: bytes, stamp: int) -> Value:
+        return TimestampedValue(value, stamp) if self.is_timestamped else value

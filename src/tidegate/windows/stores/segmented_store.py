@@ -1,0 +1,338 @@
+"""What window stores and session stores share: rows in time segments, judged by one clock, read by one rule.
+
+A row is (key, time, second number) → value, value's timestamp: for windows (start, sequence), for sessions (end,
+start). Puts raise the store's observed time, drop what is too old, and write; a null value deletes. Reads answer
+what the rules of `expiry` let them see, and change nothing.
+
+A put that finds its time segment gone is dropped and counted, and the changelog is told of it all the same: the
+changelog stands outside the store and does not know.
+
+P1  how puts are cut into batches changes neither rows nor counts nor what the changelog is told.
+P2  a put that fails (no room in the backlog) leaves clock and counters as they were; it may be tried again.
+
+Thread rule: the task's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError, TidegateWarning
+from tidegate.metrics import Metrics
+from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
+from tidegate.windows.keys.columns import encode_keys
+from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.stores.expiry import (
+    LATEST,
+    Compat,
+    Expiry,
+    Int64s,
+    default_bucket_ms,
+    default_interval_ms,
+)
+from tidegate.windows.stores.positions import Position
+from tidegate.windows.stores.state import WindowsState
+from tidegate.windows.stores.store_rows import (
+    PAYLOAD,
+    Changelog,
+    NumberColumn,
+    PutResult,
+    StoreIterator,
+    TimestampedValue,
+    Value,
+    number_column,
+    scan_batches,
+)
+from tidegate.windows.stores.time_segments import TimeSegments
+
+logger = logging.getLogger("tidegate.windows")
+_KEYED = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        *PAYLOAD,
+    ]
+)
+_UNKEYED = pa.schema(list(_KEYED)[1:])
+MANY_TIMES = (
+    64  # windows asked for together; beyond it one look over all of them is cheaper than one for each
+)
+
+
+class SegmentedStore:
+    """The common part; use `WindowStore` or `SessionStore`."""
+
+    _reads_laxly = False  # whether the time-ordered layout's extra millisecond applies
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        name: str,
+        *,
+        retention: DurationLike,
+        segment_interval: DurationLike | None,
+        timestamped: bool,
+        compat: Compat | str,
+        changelog: Changelog | None,
+        metrics: Metrics | None,
+    ) -> None:
+        retention_ms = _retention(name, retention)
+        interval_ms = (
+            default_interval_ms(retention_ms) if segment_interval is None else duration_ms(segment_interval)
+        )
+        self.name = name
+        self.compat = _compat(compat)
+        self.is_timestamped = timestamped
+        self._expiry = Expiry(retention_ms, interval_ms, self.compat)
+        self._context = context
+        self._changelog = changelog
+        self._dropped = (metrics or Metrics()).counter(
+            "tidegate_windows_dropped_records_total",
+            "puts into time segments that are gone",
+            ("task", "store"),
+        )
+        spec = StoreSpec(
+            name, Merge.LAST, PAYLOAD, bucket_ms=default_bucket_ms(interval_ms), segment_ms=interval_ms
+        )
+        self.state = WindowsState(spec, forgets_clocks=self.compat.forgets_clocks)
+        self.segments = TimeSegments(context, self.state, self._expiry)
+        self._is_open = False
+        self.state.when_restored(self._open)
+        context.attach(self.state)
+        if not self._is_open:
+            self._open()
+
+    def _open(self) -> None:
+        """Also called after every restore, with the clock as the checkpoint has it."""
+        self._is_open = True
+        self.segments.open_existing(self.state.observed_time)
+
+    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def observed_time(self) -> int:
+        """The largest window start (session end) it was given; -1 before the first."""
+        return self.state.observed_time
+
+    @property
+    def position(self) -> Position:
+        """The offsets it has seen."""
+        return self.state.position
+
+    @property
+    def dropped_records(self) -> int:
+        """How many puts were dropped as expired."""
+        return self.state.dropped_records
+
+    @property
+    def retention_ms(self) -> int:
+        return self._expiry.retention_ms
+
+    @property
+    def segment_interval_ms(self) -> int:
+        return self._expiry.interval_ms
+
+    @property
+    def logging(self) -> bool:
+        """Whether a changelog is told of its puts."""
+        return self._changelog is not None
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(
+        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    ) -> PutResult:
+        """Judge, clean up, write; rows are in the order they were put."""
+        rows = len(times)
+        if not rows:
+            return PutResult(np.ones(0, np.bool_), 0)
+        state, expiry = self.state, self._expiry
+        accepted, after = expiry.judge(times, state.observed_time)
+        self._enter_segments(times, after)
+        kept = None if accepted is None else accepted & (times >= expiry.first_live_ts(after))
+        self._append(keys, times, seconds, values, value_ts, kept)
+        state.observed_time = after
+        if accepted is None:
+            return PutResult(np.ones(rows, np.bool_), 0)
+        dropped = rows - int(np.count_nonzero(accepted))
+        if dropped:
+            self._count_dropped(dropped)
+        return PutResult(accepted, dropped)
+
+    def _restore(
+        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    ) -> None:
+        """Rows of a changelog: the clock goes to the end of the batch first, and what is too old is left out."""
+        if not len(times):
+            return
+        after = max(self.state.observed_time, int(times.max()))
+        self._enter_segments(times, after)
+        first = self._expiry.first_live_ts(after)
+        kept = None if int(times.min()) >= first else times >= first
+        self._append(keys, times, seconds, values, value_ts, kept)
+        self.state.observed_time = after
+
+    def _enter_segments(self, times: Int64s, observed_time: int) -> None:
+        for segment_id in self._expiry.segment_ids(times):
+            self.segments.get_or_create_segment_if_live(segment_id, observed_time)
+
+    def _append(
+        self,
+        keys: pa.Array,
+        times: Int64s,
+        seconds: Int64s | None,
+        values: pa.Array,
+        value_ts: Int64s,
+        kept: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
+    ) -> None:
+        columns = {"key": keys, "ts": pa.array(times)}
+        if seconds is not None:
+            columns["seq"] = pa.array(seconds)
+        if values.null_count:
+            columns["deleted"] = values.is_null()
+        columns |= {"value": values, "value_ts": pa.array(value_ts)}
+        rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        if kept is not None:
+            rows = rows.filter(pa.array(kept))
+        if rows.num_rows:
+            parts = self._context.writer().append(self._context.task, self.state, rows)
+            self.state.index.insert(parts)
+
+    def _count_dropped(self, dropped: int) -> None:
+        before, now = self.state.dropped_records, self.state.dropped_records + dropped
+        self.state.dropped_records = now
+        self._dropped.add(dropped, task=self._context.task, store=self.name)
+        if now.bit_length() > before.bit_length():  # at 1, 2, 4, 8, …: heard of, and no flood
+            logger.warning(
+                "task %s, store %s: %d puts so far were dropped, because their time segments are gone"
+                " (observed time %d, retention %d ms)",
+                self._context.task,
+                self.name,
+                now,
+                self.observed_time,
+                self.retention_ms,
+            )
+
+    def _see(self, topic: str, partitions: NumberColumn, offsets: NumberColumn | None, rows: int) -> None:
+        if offsets is None:
+            return
+        seen = number_column("offsets", offsets, rows)
+        where = partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
+        self.state.position.advance_batch(topic, where, seen)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _span(self, first: int, last: int) -> Time | None:
+        """The part of first … last (both included) that may be read; None when there is none."""
+        oldest = self._expiry.first_readable_ts(self.state.observed_time, lax=self._reads_laxly)
+        first, last = max(first, oldest), min(last, LATEST)
+        return Time(first, last) if first <= last else None
+
+    def _key_rows(self, key: bytes, span: Time | None) -> pa.RecordBatch:
+        """Columns ts, seq, value, value_ts of one key, in the order of time; nothing is held afterwards."""
+        if span is None:
+            return _no_rows(_UNKEYED)
+        reader = self._context.reader()
+        with reader.load(reader.plan(self._context.task, self.state, (RangeRequest(key, span),))) as loaded:
+            return loaded.view().to_batch()
+
+    def _keys_rows(self, keys: pa.Array, span: Time | None) -> pa.RecordBatch:
+        """Columns key, ts, seq, value, value_ts of these keys, key after key as they were asked for."""
+        batches = []
+        if span is not None and len(keys):
+            reader = self._context.reader()
+            plan = reader.plan(self._context.task, self.state, (RangeRequest(keys, span),))
+            with reader.load(plan) as loaded:
+                batches = [batch.select(_KEYED.names) for batch in loaded.batches()]
+        if not batches:
+            return _no_rows(_KEYED)
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _scan(
+        self,
+        span: Time | None,
+        key_from: bytes | None = None,
+        key_to: bytes | None = None,
+        *,
+        forward: bool = True,
+    ) -> StoreIterator[pa.RecordBatch]:
+        if key_from is not None and key_to is not None and key_from > key_to:
+            warnings.warn(
+                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
+                " are compared as unsigned bytes; numbers below zero come after all others",
+                TidegateWarning,
+                stacklevel=3,
+            )
+            span = None
+        if span is None:
+            return StoreIterator(iter(()))
+        return scan_batches(
+            self._context, self.state, span, key_from=key_from, key_to=key_to, forward=forward
+        )
+
+    def _rows(self, batches: StoreIterator[pa.RecordBatch]) -> StoreIterator[tuple[bytes, int, int, Value]]:
+        """(key, time, second number, value) of every row, but for rows of time segments dropped meanwhile."""
+
+        def rows() -> Iterator[tuple[bytes, int, int, Value]]:
+            for batch in batches:
+                columns = (batch.column(name).to_pylist() for name in _KEYED.names)
+                for key, ts, second, value, value_ts in zip(*columns, strict=True):
+                    if not self._is_gone(ts):
+                        yield key, ts, second, self._value(value, value_ts)
+
+        return StoreIterator(rows(), batches.close)
+
+    def _is_gone(self, ts: int) -> bool:
+        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep what they were opened on
+            return False
+        return ts < self.segments.dropped_before_ts
+
+    def _value(self, value: bytes, value_ts: int) -> Value:
+        return TimestampedValue(value, value_ts) if self.is_timestamped else value
+
+    def _aligned(
+        self, keys: pa.Array, times: Int64s, wanted: pa.Array, key_format: KeyFormat
+    ) -> pa.RecordBatch:
+        """value and value_ts for each windowed key in `wanted`, in its order; null where there is no such row."""
+        pieces = [_no_rows(_KEYED)]
+        distinct = np.unique(times)
+        if len(distinct) > MANY_TIMES:
+            span = self._span(int(distinct[0]), int(distinct[-1]))
+            pieces.append(self._keys_rows(pc.unique(keys), span))
+            distinct = distinct[:0]
+        for time in distinct.tolist():
+            here = keys if len(distinct) == 1 else keys.filter(pa.array(times == time))
+            pieces.append(self._keys_rows(pc.unique(here), self._span(time, time)))
+        found = pa.concat_batches(pieces)
+        ts, seq = found.column("ts").to_numpy(), found.column("seq").to_numpy()
+        is_session = key_format is KeyFormat.SESSION
+        there = encode_keys(
+            found.column("key"), seq if is_session else ts, key_format, end=ts if is_session else None
+        )
+        return found.select(PAYLOAD.names).take(pc.index_in(wanted, value_set=there))
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+
+
+def _compat(given: Compat | str) -> Compat:
+    try:
+        return Compat(given)
+    except ValueError:
+        known = ", ".join(each.value for each in Compat)
+        raise InvalidError(f"compat is {given!r}; it is one of {known}") from None
+
+
+def _retention(name: str, retention: DurationLike) -> int:
+    if isinstance(retention, int) and retention < 0:
+        raise InvalidError(f"store {name}: a retention of {retention} ms is not possible; give 0 or more")
+    return duration_ms(retention)

@@ -1,0 +1,332 @@
+"""A window store: the values of keys in time windows, kept for a retention of observed time, on the worker's storage.
+
+Calls are those of Kafka Streams' window store, and mean the same; every one of them has a form for columns. The
+`start` of a put is the window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned
+bytes, and None leaves an end open. Rows come in the order of time for each key; nothing is promised between keys.
+
+A store that retains duplicates numbers its puts, so that none replaces another; there a null value does nothing. With
+`timestamped`, values come back with the timestamp they were put with.
+
+Every put becomes a run of its own in storage, so one row costs nearly as much as a thousand: put batches.
+
+Rules of time: `expiry`. Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates are
+retained. Thread rule: the task's thread.
+"""
+
+from __future__ import annotations
+
+from typing import overload
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError
+from tidegate.metrics import Metrics
+from tidegate.storage import RangeRequest, RuntimeContext, Time
+from tidegate.windows.keys.columns import decode_keys, encode_keys
+from tidegate.windows.keys.layouts import LENIENT, STRICT, KeyFormat, TimeWindow, Windowed, window_end
+from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
+from tidegate.windows.stores.segmented_store import SegmentedStore
+from tidegate.windows.stores.store_rows import (
+    Changelog,
+    KeyColumn,
+    NumberColumn,
+    PutResult,
+    StoreIterator,
+    Value,
+    ValueColumn,
+    key_column,
+    number_column,
+    one_key,
+    times_column,
+    value_column,
+)
+
+LARGEST_SEQUENCE = 0x7FFFFFFF
+ROWS = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("window_start", pa.int64(), nullable=False),
+        pa.field("window_end", pa.int64(), nullable=False),
+        pa.field("sequence", pa.int32(), nullable=False),
+        pa.field("value", pa.binary()),
+        pa.field("value_ts", pa.int64(), nullable=False),
+    ]
+)
+
+KeyedRow = tuple[Windowed[bytes], Value]
+
+
+class WindowStore(SegmentedStore):
+    """Values by key and window start."""
+
+    _reads_laxly = True
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        name: str,
+        *,
+        retention: DurationLike,
+        window_size: DurationLike,
+        segment_interval: DurationLike | None = None,
+        retain_duplicates: bool = False,
+        timestamped: bool = False,
+        compat: Compat | str = Compat.TIDEGATE,
+        changelog: Changelog | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        size_ms = duration_ms(window_size)
+        if not 0 < size_ms <= duration_ms(retention):
+            raise InvalidError(
+                f"store {name}: windows of {size_ms} ms with a retention of {duration_ms(retention)} ms; a window is"
+                " longer than 0 ms and kept at least as long as it is"
+            )
+        self.window_size_ms = size_ms
+        self.retains_duplicates = retain_duplicates
+        super().__init__(
+            context,
+            name,
+            retention=retention,
+            segment_interval=segment_interval,
+            timestamped=timestamped,
+            compat=compat,
+            changelog=changelog,
+            metrics=metrics,
+        )
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes | None,
+        start: int,
+        *,
+        value_ts: int | None = None,
+        offset: int | None = None,
+        partition: int = 0,
+        topic: str = "",
+    ) -> bool:
+        """Set the value of a key in the window that starts there; None deletes. False: too old, and dropped.
+
+        `value_ts` is the timestamp of the record (default: the start).
+        """
+        result = self.put_batch(
+            [one_key(key)],
+            [start],
+            [value],
+            value_ts=start if value_ts is None else value_ts,
+            offsets=offset,
+            partitions=partition,
+            topic=topic,
+        )
+        return bool(result.accepted[0])
+
+    def put_batch(
+        self,
+        keys: KeyColumn,
+        starts: NumberColumn,
+        values: ValueColumn,
+        *,
+        value_ts: NumberColumn | None = None,
+        offsets: NumberColumn | None = None,
+        partitions: NumberColumn = 0,
+        topic: str = "",
+    ) -> PutResult:
+        """Puts in the order of the rows, as if made one by one."""
+        inner = key_column(keys)
+        rows = len(inner)
+        times = times_column("starts", starts, rows)
+        column = value_column(values, rows)
+        stamps = times if value_ts is None else number_column("value_ts", value_ts, rows)
+        result = self._put(inner, times, column, stamps)
+        if self._changelog is not None and rows:
+            self._log(self._changelog, inner, times, column, stamps)
+        self._see(topic, partitions, offsets, rows)
+        return result
+
+    def _put(self, keys: pa.Array, times: Int64s, values: pa.Array, stamps: Int64s) -> PutResult:
+        if not self.retains_duplicates:
+            return self._write(keys, times, None, values, stamps)
+        accepted = np.ones(len(times), np.bool_)
+        real = slice(None)
+        if values.null_count:  # deleting does nothing here: neither the clock nor the counter notice
+            real = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))  # type: ignore[assignment]
+            chosen = pa.array(real)
+            keys, times, values, stamps = keys.take(chosen), times[real], values.take(chosen), stamps[real]
+        numbers = _numbers(self.state.sequence, len(times))
+        result = self._write(keys, times, numbers, values, stamps)
+        if len(numbers):
+            self.state.sequence = int(numbers[-1])
+        accepted[real] = result.accepted
+        return PutResult(accepted, result.dropped)
+
+    def _log(
+        self, changelog: Changelog, keys: pa.Array, times: Int64s, values: pa.Array, stamps: Int64s
+    ) -> None:
+        numbers = None
+        if self.retains_duplicates:
+            numbered = _numbers(self.state.logged_sequence, len(times))
+            self.state.logged_sequence = int(numbered[-1])
+            numbers = numbered.astype(np.int32)
+        changelog(encode_keys(keys, times, KeyFormat.CHANGELOG, sequence=numbers), values, stamps)
+
+    def restore_batch(
+        self,
+        keys: pa.Array,
+        values: ValueColumn,
+        timestamps: NumberColumn,
+        *,
+        offsets: NumberColumn | None = None,
+        partitions: NumberColumn = 0,
+        topic: str = "",
+    ) -> None:
+        """Records of this store's changelog. Windows that are too old by its end are left out and not counted."""
+        rows = len(keys)
+        seen = None if offsets is None else number_column("offsets", offsets, rows)
+        decoded = decode_keys(
+            keys,
+            KeyFormat.CHANGELOG,
+            size_ms=self.window_size_ms,
+            checks=LENIENT if self.retains_duplicates else STRICT,
+        ).require_good(offsets=seen, topic=topic or None)
+        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
+        numbers = decoded.sequence.astype(np.int64) if self.retains_duplicates else None
+        inner, times = decoded.inner, decoded.start
+        if inner.null_count:  # records without a key say nothing about any window
+            good = np.flatnonzero(decoded.good)
+            chosen = pa.array(good)
+            inner, column, times, stamps = inner.take(chosen), column.take(chosen), times[good], stamps[good]
+            numbers = None if numbers is None else numbers[good]
+        self._restore(inner, times, numbers, column, stamps)
+        if numbers is not None and len(numbers) and not self.compat.forgets_clocks:
+            largest = int(numbers.max())  # no later put may replace a restored row
+            self.state.sequence = max(self.state.sequence, largest)
+            self.state.logged_sequence = max(self.state.logged_sequence, largest)
+        self._see(topic, partitions, seen, rows)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @overload
+    def fetch(self, key: bytes, first: int) -> Value | None: ...
+
+    @overload
+    def fetch(self, key: bytes, first: int, last: int) -> StoreIterator[tuple[int, Value]]: ...
+
+    def fetch(
+        self, key: bytes, first: int, last: int | None = None
+    ) -> Value | StoreIterator[tuple[int, Value]] | None:
+        """The value in the window that starts at `first`; or, with `last`, (start, value) of all that start between."""
+        if last is None:
+            return self._get(one_key(key), first)
+        return self._fetch_key(key, first, last, forward=True)
+
+    def backward_fetch(self, key: bytes, first: int, last: int) -> StoreIterator[tuple[int, Value]]:
+        """`fetch` of a range, latest first."""
+        return self._fetch_key(key, first, last, forward=False)
+
+    def fetch_range(
+        self, key_from: bytes | None, key_to: bytes | None, first: int, last: int
+    ) -> StoreIterator[KeyedRow]:
+        """(windowed key, value) of the keys between, in windows that start between."""
+        return self._windowed(key_from, key_to, first, last, forward=True)
+
+    def backward_fetch_range(
+        self, key_from: bytes | None, key_to: bytes | None, first: int, last: int
+    ) -> StoreIterator[KeyedRow]:
+        return self._windowed(key_from, key_to, first, last, forward=False)
+
+    def fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
+        """Every key in windows that start between."""
+        return self._windowed(None, None, first, last, forward=True)
+
+    def backward_fetch_all(self, first: int, last: int) -> StoreIterator[KeyedRow]:
+        return self._windowed(None, None, first, last, forward=False)
+
+    def all(self) -> StoreIterator[KeyedRow]:
+        """Everything that may be read."""
+        return self._windowed(None, None, 0, LATEST, forward=True)
+
+    def backward_all(self) -> StoreIterator[KeyedRow]:
+        return self._windowed(None, None, 0, LATEST, forward=False)
+
+    def fetch_batch(self, keys: KeyColumn, first: int, last: int) -> pa.RecordBatch:
+        """Rows of all these keys in windows that start between, key after key as asked, in the order of time."""
+        return self._columns(self._keys_rows(key_column(keys), self._span(first, last)))
+
+    def get_batch(self, keys: KeyColumn, starts: NumberColumn) -> pa.RecordBatch:
+        """value and value_ts of each key in the window that starts there, null where there is none."""
+        self._refuse_duplicates()
+        inner = key_column(keys)
+        times = times_column("starts", starts, len(inner))
+        return self._aligned(inner, times, encode_keys(inner, times, KeyFormat.TOPIC), KeyFormat.TOPIC)
+
+    def batches(
+        self,
+        first: int = 0,
+        last: int = LATEST,
+        *,
+        key_from: bytes | None = None,
+        key_to: bytes | None = None,
+    ) -> StoreIterator[pa.RecordBatch]:
+        """Everything in windows that start between, as batches."""
+        scan = self._scan(self._span(first, last), key_from, key_to)
+        return StoreIterator((self._columns(batch) for batch in scan), scan.close)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _get(self, key: bytes, start: int) -> Value | None:
+        self._refuse_duplicates()
+        if self._span(start, start) is None:
+            return None
+        reader = self._context.reader()
+        plan = reader.plan(self._context.task, self.state, (RangeRequest(key, Time(start, start)),))
+        with reader.load(plan) as loaded:
+            for batch in loaded.view().batches(("value", "value_ts")):
+                return self._value(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+        return None
+
+    def _refuse_duplicates(self) -> None:
+        if self.retains_duplicates:
+            raise InvalidError(
+                f"store {self.name} retains duplicates: one window of a key has many values; fetch(key, start, start)"
+                " gives all of them"
+            )
+
+    def _fetch_key(
+        self, key: bytes, first: int, last: int, *, forward: bool
+    ) -> StoreIterator[tuple[int, Value]]:
+        batch = self._key_rows(one_key(key), self._span(first, last))
+        columns = [batch.column(name).to_pylist() for name in ("ts", "value", "value_ts")]
+        rows = zip(*(columns if forward else [column[::-1] for column in columns]), strict=True)
+        return StoreIterator(
+            (ts, self._value(value, value_ts)) for ts, value, value_ts in rows if not self._is_gone(ts)
+        )
+
+    def _windowed(
+        self, key_from: bytes | None, key_to: bytes | None, first: int, last: int, *, forward: bool
+    ) -> StoreIterator[KeyedRow]:
+        rows = self._rows(self._scan(self._span(first, last), key_from, key_to, forward=forward))
+        size = self.window_size_ms
+        return StoreIterator(
+            (
+                (Windowed(key, TimeWindow(start, window_end(start, size)), sequence), value)
+                for key, start, sequence, value in rows
+            ),
+            rows.close,
+        )
+
+    def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        start = rows.column("ts").to_numpy()
+        end = np.where(start > LATEST - self.window_size_ms, LATEST, start + self.window_size_ms)
+        sequence = rows.column("seq").cast(pa.int32())
+        return pa.RecordBatch.from_arrays(
+            [rows.column("key"), rows.column("ts"), pa.array(end), sequence, *rows.columns[3:]], schema=ROWS
+        )
+
+
+def _numbers(last: int, count: int) -> Int64s:
+    """The next numbers of retained duplicates: from 1 up, and from the largest to 0 again."""
+    return (last + 1 + np.arange(count, dtype=np.int64)) & LARGEST_SEQUENCE
