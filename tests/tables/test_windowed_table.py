@@ -240,13 +240,13 @@ def test_answers_are_python_values_arrow_and_pandas(table: WindowedTable) -> Non
     ]  # fmt: skip
     assert arrow.column("value").to_pylist() == [2, 5, 8, 11]
     assert rows.to_pandas()["window_end"].tolist() == [10, 20, 30, 40]
+    assert rows.to_polars()["value"].to_list() == [2, 5, 8, 11]
     assert sum(batch.num_rows for batch in table.batches(batch_rows=5)) == 12
     with pytest.raises(IndexError):
         rows[4]
 
 
 def test_sql_and_parquet_have_the_same_rows(table: WindowedTable, tmp_path: Path) -> None:
-    pytest.importorskip("duckdb")
     import pyarrow.parquet as pq
 
     found = table.sql(

@@ -56,7 +56,7 @@ class TableQueries(ABC):
             yield from typed(pa.Table.from_batches([batch]), self.rules).to_batches()
 
     def sql(self, query: str) -> pa.Table:
-        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (`pip install duckdb`)."""
+        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.queries.sql import ask
 
         return ask(query, self._schema(), self.batches())

@@ -17,7 +17,7 @@ def ask(query: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.
     try:
         import duckdb
     except ImportError:
-        raise InvalidError("SQL needs DuckDB: pip install duckdb, then try again") from None
+        raise InvalidError("SQL needs DuckDB: pip install 'tidegate[sql]', then try again") from None
     connection = duckdb.connect(":memory:", config={"enable_external_access": "false"})
     try:
         connection.register("rows", pa.RecordBatchReader.from_batches(schema, batches))
