@@ -112,7 +112,9 @@ class Rows(Sequence[Row]):
         try:
             import polars
         except ImportError:
-            raise InvalidError("polars is not installed: pip install 'tidegate[polars]', then try again") from None
+            raise InvalidError(
+                "polars is not installed: pip install 'tidegate[polars]', then try again"
+            ) from None
         return polars.from_arrow(self.to_arrow())
 
 
