@@ -6,6 +6,7 @@ threads live as long as one round: when `overlap` returns or raises, every call 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -23,8 +24,21 @@ def overlap(call: Callable[[Item], None], items: Sequence[Item], *, at_most: int
         for item in items:
             call(item)
         return
+    failed = (
+        threading.Event()
+    )  # seen by the next call at once; cancelling alone comes when this thread wakes up
+
+    def begin(item: Item) -> None:
+        if failed.is_set():
+            return
+        try:
+            call(item)
+        except BaseException:
+            failed.set()
+            raise
+
     with ThreadPoolExecutor(min(at_most, len(items)), thread_name_prefix="tidegate-backend") as threads:
-        calls = [threads.submit(call, item) for item in items]
+        calls = [threads.submit(begin, item) for item in items]
         try:
             wait(calls, return_when=FIRST_EXCEPTION)
         finally:
