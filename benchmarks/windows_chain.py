@@ -1,8 +1,8 @@
 """How fast is the whole way from a log to windows: read, decode, drop duplicates, count and sum, persisted?
 
-Back of the envelope, for an event: reading 30 ns (70 with a JSON value), JSON to two columns 90, a fingerprint, its
-place in order and a look into older runs 100, a fold into one of 1.8 M windows 150, its share of a checkpoint 30: 300
-to 450 ns, 2 to 3 M events/s.
+Back of the envelope, for an event: reading 30 ns (70 with a JSON value), JSON to two columns 70, a fingerprint, its
+place in order, a look into older runs and a place in a new one 120, a fold into one of 1.8 M windows 120, its share of
+a checkpoint 30: 300 to 410 ns, 2.4 to 3.3 M events/s.
 
 Events of 50 k keys, one in ten a copy of an earlier one, up to 100 k records later; windows of a minute, nearly as many
 as events. A checkpoint on a folder follows after each 250 k events. `hot` is the same

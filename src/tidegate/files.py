@@ -24,7 +24,7 @@ import mmap
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,6 +125,25 @@ class File:
             while written < len(view):
                 written += os.pwrite(fd, view[written:], position + written)
 
+    def write_parts(self, position: int, parts: Sequence[memoryview]) -> None:
+        """All parts, one after the other, in one call; if somebody watches, in one for each."""
+        fd, left = (
+            self._writable_fd(),
+            [] if self._files.is_watched else [part for part in parts if part.nbytes],
+        )
+        if self._files.is_watched:
+            for part in parts:
+                self.write_at(position, part)
+                position += part.nbytes
+        with _named(self.path, "write"):
+            while left:
+                written = os.pwritev(fd, left, position)
+                position += written
+                while left and written >= left[0].nbytes:
+                    written -= left.pop(0).nbytes
+                if written:
+                    left[0] = left[0][written:]
+
     def truncate(self, length: int) -> None:
         fd = self._writable_fd()
         self._files.watch("truncate", self.path, length=length, fd=fd)
@@ -196,6 +215,11 @@ class Files:
         if self._watch is not None:
             with _named(path, kind.replace("_", " ")):
                 self._watch(Effect(kind, path, position, length, data, target, fd))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at each effect, and may fail or tear it."""
+        return self._watch is not None
 
     # -- opening ---------------------------------------------------------------------------------
 

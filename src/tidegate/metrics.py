@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, UnavailableError
 
 
 class Sample(NamedTuple):
@@ -127,3 +127,16 @@ def prometheus_collector(metrics: Metrics) -> Any:
                 yield shown
 
     return Collector()
+
+
+def serve_metrics(metrics: Metrics, host: str, port: int) -> None:
+    """Answer Prometheus on this address, on a thread of its own, for the process's life."""
+    collector = prometheus_collector(metrics)
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    try:
+        start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise UnavailableError(f"metrics cannot be served on {host}:{port}: {error}") from None

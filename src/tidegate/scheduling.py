@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidegate.clock import Clock
+from tidegate.errors import InternalError
 
 
 @dataclass(slots=True)
@@ -146,3 +147,18 @@ class ThreadScheduler:
                     return self._inner.pop()
                 self._changed.wait(None if wait_ms is None else wait_ms / 1000)
             return None
+
+
+class NoScheduler:
+    """For what never does anything in the background: being asked to is a mistake, and no thread is kept."""
+
+    def after(self, delay_ms: int, action: Callable[[], None], name: str) -> Scheduled:
+        raise InternalError(f"{name}: nothing is done in the background here")
+
+    def every(
+        self, interval_ms: int, action: Callable[[], None], name: str, *, initial_delay_ms: int = 0
+    ) -> Scheduled:
+        raise InternalError(f"{name}: nothing is done in the background here")
+
+    def close(self) -> None:
+        """Nothing was begun."""

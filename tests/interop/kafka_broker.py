@@ -2,7 +2,8 @@
 
 The topics' folders are in `data`; the broker's own metadata log is elsewhere (`metadata`), so `data` holds
 partitions and checkpoints only. `stop` is a clean shutdown, `kill` a crash. `output()` is what the broker
-logged since its last start. The process dies with the test process where the machine has `setpriv`.
+logged since its last start. Besides the plain listener there is one that wants a password over TLS
+(`secure_listener`). The process dies with the test process where the machine has `setpriv`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from confluent_kafka.admin import (
 )
 from kafka_home import KafkaHome, until
 from kafka_wire import RefusedError, Wire
+from secure_listener import SECURE, SecureListener
 
 # Small and quick: what a test waits for happens within a second, what it must not meet never happens.
 SETTINGS: dict[str, str] = {
@@ -33,7 +35,7 @@ SETTINGS: dict[str, str] = {
     "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,{SECURE}:SASL_SSL",
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.replication.factor": "1",
@@ -72,16 +74,20 @@ class Broker:
         self.data = folder / "data"
         self.settings = {**SETTINGS, **(settings or {})}
         self.port = 0
+        self.secure = SecureListener(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
     # -- life ------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = 90, **overrides: str) -> Broker:
-        """Start, format the folder first when it is new, and return when the broker serves requests."""
+    def start(self, timeout: float = 90, *, same_ports: bool = False, **overrides: str) -> Broker:
+        """Start, format the folder first when it is new, and return when the broker serves requests.
+
+        With `same_ports` clients of before find it again.
+        """
         if self._process is not None:
             raise RuntimeError("the broker runs already")
-        self._configure(overrides)
+        self._configure(overrides, same_ports)
         if not (self.folder / "metadata" / "meta.properties").exists():
             config = str(self.folder / "server.properties")
             self.kafka.run("kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", config)
@@ -176,13 +182,17 @@ class Broker:
     def _output(self) -> Path:
         return self.folder / f"broker-{self._starts}.out"
 
-    def _configure(self, overrides: Mapping[str, str]) -> None:
+    def _configure(self, overrides: Mapping[str, str], same_ports: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port, controller = free_ports(2)
+        controller, *ports = free_ports(3)
+        if not same_ports:
+            self.port, self.secure.port = ports
         settings = {
             **self.settings,
+            **self.secure.settings(),
             **{key.replace("_", "."): value for key, value in overrides.items()},
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}",
+            "listeners": f"PLAINTEXT://{self.address},{SECURE}://{self.secure.address},"
+            f"CONTROLLER://127.0.0.1:{controller}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
             "log.dirs": str(self.data),
             "metadata.log.dir": str(self.folder / "metadata"),

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.group_order import place_groups, settle_hashes
-from tidegate.kernels.grouping import (
-    EMPTY,
-    GROUP_WORDS,
-    group_rows,
-    mark_identities,
-    move_groups,
-    number_rows,
-    place_rows,
-    sort_cursors,
-)
+from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
+from tidegate.kernels.grouping import mark_identities, place_rows, sort_cursors
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 WIDTH = 10
@@ -38,15 +30,6 @@ def columns(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(keys), np.uint8), int32s(np.cumsum([0, *map(len, keys)]).tolist())
 
 
-def twin_groups(keys: list[bytes], ts: list[int]) -> tuple[list[int], dict[tuple[int, bytes], int]]:
-    numbers: dict[tuple[int, bytes], int] = {}
-    rows = [
-        numbers.setdefault((moment // WIDTH * WIDTH, key), len(numbers))
-        for key, moment in zip(keys, ts, strict=True)
-    ]
-    return rows, numbers
-
-
 a_key = st.binary(max_size=3) | st.sampled_from(
     [b"a" * 8, b"ab" * 8, b"ab" * 9, b"ab" * 4 + b"c" + b"ab" * 4, b"ab" * 4 + b"d" + b"ab" * 4]
 )
@@ -55,76 +38,60 @@ rows_in = st.lists(st.tuples(a_key, st.integers(-35, 35)), min_size=1, max_size=
 
 @BOTH
 @settings(max_examples=60, deadline=None)
-@given(rows_in, st.sampled_from([0, 1, 3, 3 << 62, 2**64 - 1]), st.booleans())
-def test_rows_are_grouped_by_bucket_and_key_whatever_the_hashes(
-    life: str, rows: list[tuple[bytes, int]], mask: int, has_seq: bool
+@given(rows_in, st.sampled_from([0, 1, 3, 3 << 62, 2**64 - 1]))
+def test_rows_are_put_in_order_of_bucket_hash_and_key_whatever_the_hashes(
+    life: str, rows: list[tuple[bytes, int]], mask: int
 ) -> None:
-    keys, ts = [key for key, _ in rows], np.array([moment for _, moment in rows], np.int64)
-    hashes = np.array([sum(key) * 0x9E3779B97F4A7C15 & mask for key in keys], np.uint64)
-    seq = np.array([len(key) % 2 + moment % 3 for key, moment in rows] if has_seq else [], np.int64)
-    count, data = len(rows), columns(keys)
-    row_bits, bucket_bits = (count - 1).bit_length(), 3
-    groups, marks = np.empty(count, np.int32), np.empty(count, np.uint64)
-    found_groups, progress = np.empty(GROUP_WORDS * count, np.int64), np.zeros(3, np.int64)
-    table = np.full(2, EMPTY, np.int64)
-    with np.errstate(over="ignore"):
-        while (
-            alive(group_rows, life)(
-                *data, hashes, ts, seq, WIDTH, -40, bucket_bits, row_bits,
-                table, count, progress, groups, found_groups, marks,
-            ) < count
-        ):  # fmt: skip
-            table = np.full(2 * len(table), EMPTY, np.int64)
-            alive(move_groups, life)(hashes, found_groups, int(progress[1]), WIDTH, table)
-    expected, numbers = twin_groups(keys, ts.tolist())
-    found = len(numbers)
-    assert groups.tolist() == expected
-    assert int(progress[1]) == found
-    cursors = {
-        (group, moment, int(seq[row]) if has_seq else 0)
-        for row, (group, moment) in enumerate(zip(expected, ts.tolist(), strict=True))
-    }
-    assert bool(progress[2]) is (len(cursors) > found)
+    keys, count = [key for key, _ in rows], len(rows)
+    hashes = np.array([xxhash.xxh64_intdigest(key) & mask for key in keys], np.uint64)
+    ts = np.array([moment for _, moment in rows], np.int64)
+    lowest = int(ts.min()) // WIDTH * WIDTH
+    buckets = [(moment - lowest) // WIDTH for _, moment in rows]
+    bucket_bits, row_bits = max(buckets).bit_length(), max(count - 1, 1).bit_length()
+    marks, counts = np.empty(count, np.uint64), np.zeros(max(buckets) + 1, np.int64)
+    alive(mark_rows, life)(hashes, ts, WIDTH, lowest, bucket_bits, row_bits, marks, counts)
+    assert counts.tolist() == [buckets.count(bucket) for bucket in range(max(buckets) + 1)]
+    marks.sort()
+    order, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
+    found = alive(arrange_rows, life)(marks, row_bits, *columns(keys), hashes, order, starts)
 
-    lines, places, ends = np.empty(found, np.int32), np.empty(found, np.int32), np.zeros(8, np.int64)
-    is_placed = alive(place_groups, life)(
-        *data, hashes, np.sort(marks[:found]), row_bits, bucket_bits, groups, lines, places, ends
-    )
-    if not is_placed:
-        assert mask != 2**64 - 1
-        return
-    firsts = [expected.index(group) for group in range(found)]
-    order = sorted(
-        range(found), key=lambda each: (ts[firsts[each]] // WIDTH, hashes[firsts[each]], keys[firsts[each]])
-    )
-    assert lines.tolist() == [firsts[group] for group in order]
-    assert [order[place] for place in places] == list(range(found))
-    for index in range(8):
-        inside = [bucket for bucket, _ in numbers if (bucket + 40) // WIDTH <= index]
-        if any((bucket + 40) // WIDTH == index for bucket, _ in numbers):
-            assert ends[index] == len(inside)
-        else:
-            assert ends[index] == 0
+    def place(row: int) -> tuple[int, int, bytes]:
+        return buckets[row], int(hashes[row]), keys[row]
 
-    row_numbers, lasts = np.empty(count, np.int32), np.empty(found, np.int32)
-    alive(number_rows, life)(places, groups, row_numbers, lasts)
-    assert [order[number] for number in row_numbers] == expected
-    assert lasts.tolist() == [count - 1 - expected[::-1].index(group) for group in order]
+    expected = sorted(range(count), key=lambda row: (*place(row), row))
+    assert order.tolist() == expected
+    groups = [list(group) for _, group in groupby(expected, key=place)]
+    assert starts[: found + 1].tolist() == np.cumsum([0, *map(len, groups)]).tolist()
+
+
+def test_many_keys_of_one_hash_are_sorted_by_merging() -> None:
+    chance = np.random.default_rng(3)
+    keys = [b"%d" % number for number in chance.integers(0, 700, 5000)]
+    marks, hashes = np.arange(5000, dtype=np.uint64), np.full(5000, 7, np.uint64)
+    order, starts = np.empty(5000, np.int32), np.empty(5001, np.int32)
+    found = arrange_rows(marks, 13, *columns(keys), hashes, order, starts)
+    assert order.tolist() == sorted(range(5000), key=lambda row: (keys[row], row))
+    assert found == len(set(keys))
 
 
 @BOTH
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.binary(max_size=3)), min_size=1, unique=True)
-)
-def test_keys_with_one_hash_are_put_in_order_of_their_bytes(
-    life: str, groups: list[tuple[int, int, bytes]]
-) -> None:
-    lines = int32s(sorted(range(len(groups)), key=lambda group: groups[group][:2]))
-    hashes = np.array([hash_ for _, hash_, _ in groups], np.uint64)
-    buckets = np.array([groups[line][0] for line in lines], np.int64)
-    alive(settle_hashes, life)(*columns([key for _, _, key in groups]), hashes, buckets, lines)
-    assert [groups[line] for line in lines] == sorted(groups)
+@pytest.mark.parametrize("has_seq", [False, True])
+def test_places_are_numbered_by_identity(life: str, has_seq: bool) -> None:
+    ts, seq = np.array([1, 1, 1, 2, 2, 2, 5], np.int64), np.array([0, 0, 4, 4, 4, 4, 4], np.int64)
+    starts = int32s([0, 4, 5, 7])
+    numbers, firsts = np.empty(7, np.int32), np.empty(8, np.int32)
+    identity_starts, flags = np.empty(4, np.int32), np.empty(7, np.uint8)
+    given_seq = seq if has_seq else seq[:0]
+    found = alive(number_places, life)(ts, given_seq, starts, flags, numbers, firsts, identity_starts)
+    if has_seq:
+        assert (numbers.tolist(), firsts[: found + 1].tolist()) == (
+            [0, 0, 1, 2, 3, 4, 5],
+            [0, 2, 3, 4, 5, 6, 7],
+        )
+        assert identity_starts.tolist() == [0, 3, 4, 6]
+    else:
+        assert (numbers.tolist(), firsts[: found + 1].tolist()) == ([0, 0, 0, 1, 2, 3, 4], [0, 3, 4, 5, 6, 7])
+        assert identity_starts.tolist() == [0, 2, 3, 5]
 
 
 @BOTH

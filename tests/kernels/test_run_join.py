@@ -84,22 +84,3 @@ def test_leaping_and_walking_find_the_first_that_is_not_below(form: str, size: i
         expected = int(np.searchsorted(hashes, each))
         assert leap(hashes, at, each) == walk(hashes, at, each) == expected
         at = np.int64(expected)
-
-
-@FORMS
-@pytest.mark.parametrize(
-    ("rows", "answer"),
-    [
-        ([], 0),
-        ([(1, b"a", 5), (1, b"a", 6), (1, b"b", 1), (2, b"", 0)], 3),
-        ([(2, b"a", 5), (1, b"a", 6)], -2),
-        ([(1, b"b", 5), (1, b"a", 6)], -2),
-        ([(0, b"", 0), (1, b"a", 5), (1, b"a", 5)], -3),
-    ],
-)
-def test_sorted_rows_are_numbered_and_others_refused(form: str, rows: list[Any], answer: int) -> None:
-    numbers = np.full(len(rows), -1, np.int32)
-    hashes, ts = np.array([row[0] for row in rows], np.uint64), np.array([row[2] for row in rows], np.int64)
-    assert run(form, kernels.number_keys, hashes, *column([row[1] for row in rows]), ts, numbers) == answer
-    if answer > 0:
-        assert numbers.tolist() == [0, 0, 1, 2]

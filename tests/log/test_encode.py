@@ -9,7 +9,14 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.log.batches.batch import MAX_SEQUENCE, BatchHeader, Codec, TimestampType, check_batch, stamp
 from tidegate.log.batches.decode import decode, inspect_records
-from tidegate.log.batches.encode import ProducerStamp, empty_batch, encode, encode_batches, encode_with_facts
+from tidegate.log.batches.encode import (
+    ProducerStamp,
+    empty_batch,
+    encode,
+    encode_batches,
+    encode_together,
+    encode_with_facts,
+)
 from tidegate.testing.building import (
     CANARY_CRCS,
     CODECS,
@@ -267,3 +274,21 @@ def test_more_than_two_gib_is_too_much_for_one_batch() -> None:
     with pytest.raises(InvalidError, match="1 records take 2147483667 bytes") as caught:
         encode(pa.table({"key": huge, "value": huge}))
     assert caught.value.kafka_name == "RECORD_LIST_TOO_LARGE"
+
+
+@pytest.mark.parametrize("limit", [100, 400, 1 << 20])
+def test_batches_in_one_piece_of_memory_are_those_made_one_by_one(limit: int) -> None:
+    rows = [
+        Rec(key=None if n % 7 == 0 else b"k%d" % n, value=b"v" * (n % 90), timestamp=1000 + n * 3)
+        for n in range(200)
+    ]
+    tables = [table_of(rows[:1]), table_of(rows[1:150]), table_of([]), table_of(rows[150:])]
+    expected = b"".join(
+        bytes(batch) for table in tables for batch in encode_batches(table, max_batch_bytes=limit)
+    )
+    together = encode_together(tables, max_batch_bytes=limit)
+    assert bytes(together) == expected
+    assert len(encode_together([], max_batch_bytes=limit)) == 0
+    position = 0
+    while position < len(together):
+        position += check_batch(together, position).size

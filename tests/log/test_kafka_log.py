@@ -138,6 +138,23 @@ def test_an_offset_that_is_not_there_is_an_error_with_the_way_out(log: KafkaLog)
             reader.poll("1s")
 
 
+def test_reading_a_range_of_which_nothing_comes_ends(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.log.kafka.reader._STALL_MS", 300)
+    end = log.bounds("t", [3])[3][1]
+    with (
+        log.reader("t", [3], start={3: end}, stop={3: end + 5}) as reader,
+        pytest.raises(UnavailableError, match=f"sent nothing of t-3 from offset {end} on"),
+    ):
+        list(reader)
+
+
+def test_where_partitions_begin_and_end_is_asked_without_reading(log: KafkaLog) -> None:
+    with log.writer("t", idempotent=True) as writer:
+        (written,) = writer.write(pa.table({"value": [b"a", b"b"]}), partition=2)
+    assert log.bounds("t", [2, 3], isolation="read_committed")[2] == (0, written.last_offset + 1)
+    assert list(log.bounds("t", [3, 1])) == [3, 1]
+
+
 def test_what_a_broker_decides_itself_is_refused(log: KafkaLog) -> None:
     with pytest.raises(InvalidError, match=r"enable\.idempotence"):
         log.writer("t", producer_id=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import threading
@@ -20,6 +21,7 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.objects import ObjectsBackend
 from tidegate.storage.backends.opening import open_backend
 from tidegate.storage.backends.port import MissingObjectError, StorageBackend, chunks, same_bytes
+from tidegate.storage.backends.together import put_all
 from tidegate.storage.packs.token import Token
 
 OpenBackend = Callable[[], StorageBackend]
@@ -441,3 +443,65 @@ def test_parts_are_gathered_when_small_and_passed_on_when_large() -> None:
     assert b"".join(pieces) == b"".join(parts)
     assert [len(piece) for piece in pieces] == [20, 1 << 18, 1, 1 << 16, 1 << 16]
     assert pieces[1].obj is large
+
+
+# -- several objects of a folder -----------------------------------------------------------------
+
+
+def test_objects_put_together_are_all_there_and_nothing_else(tmp_path: Path) -> None:
+    backend = FolderBackend(tmp_path)
+    chance = SeededRandomness(3)
+    many = [bytes([chance.below(256)]) * chance.below(40) for _ in range(5000)]
+    large = [b"x" * (3 << 20), b"", b"y" * 700_001, b"z"]
+    objects = {"a/packs/s/1": many, "a/packs/s/2": large, "a/packs/t/3": [b"3"], "a/packs/t/4": [b""]}
+    put_all(backend, iter(objects.items()))
+    for name, parts in objects.items():
+        assert backend.read(name).to_pybytes() == b"".join(parts)
+    assert {each.name for each in backend.list("")} == set(objects)
+    put_all(backend, objects.items())  # the same bytes again
+    put_all(backend, [])
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_of_objects_put_together_none_is_there_before_all_could_be_written(tmp_path: Path, bad: int) -> None:
+    backend = FolderBackend(tmp_path)
+
+    def objects() -> Iterator[tuple[str, list[bytes]]]:
+        for number in range(3):
+            if number == bad:
+                raise UnavailableError("the next one could not be made")
+            yield f"a/{number}", [b"%d" % number]
+
+    with pytest.raises(UnavailableError):
+        put_all(backend, objects())
+    assert list(backend.list("")) == []
+
+
+def test_a_taken_name_among_objects_put_together_is_a_conflict_and_leaves_no_temporary(
+    tmp_path: Path,
+) -> None:
+    backend = FolderBackend(tmp_path)
+    backend.put("a/1", [b"mine"])
+    with pytest.raises(ConflictError):
+        put_all(backend, [("a/0", [b"0"]), ("a/1", [b"other"]), ("a/2", [b"2"])])
+    assert backend.read("a/1").to_pybytes() == b"mine"
+    assert not [each.name for each in backend.list("") if each.name.endswith(".tmp")]
+
+
+def test_a_sync_that_fails_beside_others_fails_the_put_and_nothing_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = FolderBackend(tmp_path)
+    backend.put("a/before", [b"x"])
+    sync, calls = os.fsync, itertools.count()
+
+    def fail(descriptor: int) -> None:
+        if next(calls) == 2:
+            raise OSError(errno.EIO, "no")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(UnavailableError):
+            put_all(backend, [(f"a/{number}", [b"y"]) for number in range(5)])
+    assert [each.name for each in backend.list("")] == ["a/before"]

@@ -1,23 +1,23 @@
-"""Thousands of keys that were made to share one hash: found, merged and read as any others, in about as much time.
-
-Before a batch's rows are grouped by sorting, its hash table must have noticed; so the numbers here are above that.
-"""
+"""Thousands of keys that were made to share one hash: found, merged and read as any others, in about as much time."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
-from tidegate.kernels.grouping import CROWDED
+from tidegate.kernels import group_order
 from tidegate.storage.reading.plan import RangeRequest
-from tidegate.storage.runs import building
-from tidegate.storage.runs.building import MOST_STEPS, build_runs
+from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.hashing import binary_parts
 from tidegate.storage.spec import Merge
 from tidegate.testing.storage import keys_of_one_hash
 from tidegate.testing.workers import TASK, Row, Worker, rows_batch, store
 
-COUNT = 4 * MOST_STEPS
+COUNT = 1024
 
 
 @pytest.fixture(scope="module")
@@ -67,47 +67,40 @@ def test_each_key_of_one_hash_is_found_alone_and_its_neighbours_are_not(keys: li
                 assert loaded.to_table().column("value").to_pylist() == expected
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the grouping kernel answers from now on."""
-    answers: list[int] = []
-    kernel = building.group_rows  # type: ignore[attr-defined]
-
-    def answering(*given: object) -> int:
-        answers.append(kernel(*given))
-        return answers[-1]
-
-    monkeypatch.setattr(building, "group_rows", answering)
-    return answers
-
-
-def test_the_runs_of_flooded_and_unflooded_grouping_are_the_same(
-    keys: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_is_put_in_the_order_of_its_bytes_like_any_other_keys(keys: list[bytes]) -> None:
     others = [b"ordinary%d" % number for number in range(500)]
-    batch = rows_batch(Merge.LAST, spread([*keys, *others, *keys[:50]]))
-    spec = store(Merge.LAST).index.spec
-    answers = watched(monkeypatch)
-    flooded = build_runs(spec, batch, first_seq=None, max_rows=300)
-    assert CROWDED in answers and answers[-1] == batch.num_rows
-    answers.clear()
-    monkeypatch.setattr(building, "MOST_STEPS", batch.num_rows)
-    plain = build_runs(spec, batch, first_seq=None, max_rows=300)
-    assert CROWDED not in answers
-    assert [(run.bucket, run.directory, run.rows) for run in flooded] == [
-        (run.bucket, run.directory, run.rows) for run in plain
-    ]
-
-
-def test_half_a_million_ordinary_keys_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = watched(monkeypatch)
-    count = 500_000
-    numbers = np.arange(count, dtype=np.int64)
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array(numbers).cast(pa.string()).cast(pa.binary()),
-            "ts": pa.array(numbers % 5000),
-            "value": pa.array(numbers),
-        }
+    given = spread([*keys, *others, *keys[:50]])
+    runs = build_runs(
+        store(Merge.LAST).index.spec, rows_batch(Merge.LAST, given), first_seq=None, max_rows=300
     )
-    runs = build_runs(store().index.spec, batch, first_seq=0, max_rows=count)
-    assert sum(run.row_count for run in runs) == count and CROWDED not in answers
+    last = {(key, ts): value for key, ts, value in given}
+    expected = sorted(last, key=lambda each: (each[1], xxhash.xxh64_intdigest(each[0]), each[0]))
+    made = [
+        (key, ts, value)
+        for run in runs
+        for key, ts, value in zip(
+            run.row_keys().to_pylist(), run.ts.tolist(), run.rows.column("value").to_pylist(), strict=True
+        )
+    ]
+    assert made == [(*each, last[each]) for each in expected]
+
+
+def test_a_flood_costs_a_sort_and_not_a_comparison_of_all_with_all(keys: list[bytes]) -> None:
+    """Comparing each with each would be 2^24 comparisons for these; sorting them compares some 2^16 times."""
+    column = pa.array(keys * 4, pa.binary())
+    parts = binary_parts(column)
+    compared = 0
+
+    def counting(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return bool((hashes[left], column[int(left)].as_py()) > (hashes[right], column[int(right)].as_py()))
+
+    rows, starts = np.empty(len(column), np.int32), np.empty(len(column) + 1, np.int32)
+    marks = np.arange(len(column), dtype=np.uint64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group_order, "_is_above", counting)
+        arrange = group_order.arrange_rows.py_func
+        found = arrange(marks, 16, *parts, np.full(len(column), 5, np.uint64), rows, starts)
+    assert found == len(keys)
+    assert compared < 20 * len(column)

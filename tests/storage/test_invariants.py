@@ -740,6 +740,7 @@ def test_not_there_and_not_readable_are_different(_invariant: None) -> None:
         read(worker, task, store)
     with pytest.raises(UnavailableError):
         task.handle.get(b"a")
+    task.handle.put(b"b", b"a task that is at the checkpoint already need not read it")
     with pytest.raises(UnavailableError):
         worker.runtime.apply_checkpoint(task.name, token)
     refusal.lift()

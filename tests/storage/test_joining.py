@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
 from tidegate.errors import InvalidError
 from tidegate.storage.index.state import PlainState
 from tidegate.storage.reading.plan import All, RangeRequest, RowsTail, Time
 from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.runs.sorted_rows import SortedRows
 from tidegate.storage.spec import Merge
 from tidegate.testing.storage import keys_of_one_hash
 from tidegate.testing.workers import TASK, Row, Worker, store
@@ -87,30 +89,37 @@ def test_what_cannot_be_joined_is_refused() -> None:
         reader.join(TASK, last, keys, hashes, RowsTail(5, 1))
 
 
-def sorted_batch(rows: list[Row]) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    hashes = hash_keys(pa.array([row[0] for row in rows], pa.binary()))
-    order = sorted(range(len(rows)), key=lambda at: (hashes[at], rows[at][0], rows[at][1]))
+def sorted_rows(rows: list[Row]) -> SortedRows:
+    keys = sorted({row[0] for row in rows}, key=lambda key: (xxhash.xxh64_intdigest(key), key))
+    column = pa.array(keys, pa.binary())
+    order = sorted(range(len(rows)), key=lambda at: (keys.index(rows[at][0]), rows[at][1]))
     columns = {
-        "key": pa.array([rows[at][0] for at in order], pa.binary()),
-        "ts": pa.array([rows[at][1] for at in order], pa.int64()),
-        "value": pa.array([rows[at][2] for at in order], pa.int64()),
+        "ts": pa.array([row[1] for row in rows], pa.int64()),
+        "value": pa.array([row[2] for row in rows], pa.int64()),
     }
-    return pa.RecordBatch.from_pydict(columns), hashes[order]
+    lines = np.array([keys.index(rows[at][0]) for at in order], np.int32)
+    return SortedRows(
+        column, hash_keys(column), pa.RecordBatch.from_pydict(columns), lines, np.array(order, np.int32)
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_run_rows": 7}, {"max_batch_bytes": 1 << 12}])
-def test_sorted_rows_make_the_runs_that_plain_rows_make(settings: dict[str, int]) -> None:
+@pytest.mark.parametrize("far", [1, 10**9], ids=["near", "far apart"])
+@pytest.mark.parametrize("name", [b"key-%d", b"a key of some length %d", b"ten-%06d"])
+def test_sorted_rows_make_the_runs_that_plain_rows_make(
+    settings: dict[str, int], far: int, name: bytes
+) -> None:
     chance = np.random.default_rng(3)
-    names = [b"key-%d" % number for number in range(50)] + keys_of_one_hash(2)
+    names = [name % number for number in range(50)] + ([] if b"ten" in name else keys_of_one_hash(2))
     rows = [
-        (names[at % len(names)], int(chance.integers(-2000, 3000)) * 10 + at % 10, at) for at in range(200)
+        (names[at % len(names)], int(chance.integers(-2000, 3000)) * 10 * far + at % 10, at)
+        for at in range(200)
     ]
     rows = list({row[:2]: row for row in rows}.values())
     one, other = Worker(**settings), Worker(**settings)
     plain, given = one.attach(store(Merge.LAST)), other.attach(store(Merge.LAST))
     one.append(plain, rows)
-    batch, hashes = sorted_batch(rows)
-    given.index.insert(other.runtime.writer().append_sorted(TASK, given, batch, hashes))
+    given.index.insert(other.runtime.writer().append_sorted(TASK, given, sorted_rows(rows)))
     assert other.rows(given) == one.rows(plain) == sorted(rows)
     if "max_batch_bytes" not in settings:
         for bucket in plain.index.all_buckets():
@@ -127,15 +136,23 @@ def test_sorted_rows_make_the_runs_that_plain_rows_make(settings: dict[str, int]
 def test_rows_that_are_not_sorted_or_not_of_the_store_are_refused_and_nothing_is_taken() -> None:
     worker = Worker()
     state, fold = worker.attach(store(Merge.LAST)), worker.attach(store(Merge.FOLD, "fold"))
-    batch, hashes = sorted_batch([(b"a", 1, 1), (b"b", 1, 2), (b"c", 1, 3)])
+    rows = sorted_rows([(b"a", 1, 1), (b"b", 1, 2), (b"c", 1, 3)])
     writer = worker.runtime.writer()
-    with pytest.raises(InvalidError, match="row 1 does not ascend"):
-        writer.append_sorted(TASK, state, batch.take(pa.array([2, 1, 0])), hashes[::-1].copy())
-    with pytest.raises(InvalidError, match="kind last"):
-        writer.append_sorted(TASK, fold, batch, hashes)
-    with pytest.raises(InvalidError, match="wanted are"):
-        writer.append_sorted(TASK, state, batch.drop_columns(["value"]), hashes)
-    with pytest.raises(InvalidError, match="hash each"):
-        writer.append_sorted(TASK, state, batch, hashes[:2])
-    assert writer.append_sorted(TASK, state, batch.slice(0, 0), hashes[:0]) == []
-    assert worker.runtime.backlog.used == 0 and worker.runtime.pool.total == 0
+
+    def refused(match: str, given: SortedRows, to: Any = state) -> None:
+        with pytest.raises(InvalidError, match=match):
+            writer.append_sorted(TASK, to, given)
+
+    refused("row 1 does not ascend", rows._replace(lines=rows.lines[::-1].copy()))
+    refused("row 1 does not ascend", rows._replace(lines=np.zeros(3, np.int32)))
+    backwards = rows.keys.take(pa.array([2, 1, 0]))
+    refused("key 1 does not ascend", rows._replace(keys=backwards, hashes=hash_keys(backwards)))
+    refused("kind last", rows, fold)
+    refused("wanted are", rows._replace(columns=rows.columns.drop_columns(["value"])))
+    refused("hash each", rows._replace(hashes=rows.hashes[:2]))
+    refused("those that are there", rows._replace(order=rows.order + np.int32(1)))
+    refused("those that are there", rows._replace(order=rows.order[:2]))
+    lowest = rows.columns.set_column(0, "ts", pa.array([-(2**63), 1, 2]))
+    refused("before 64-bit time", rows._replace(columns=lowest))
+    assert worker.runtime.backlog.used == 0
+    assert writer.append_sorted(TASK, state, rows.slice(0, 0)) == []

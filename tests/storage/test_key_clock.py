@@ -246,3 +246,29 @@ def test_many_threads_leave_the_bytes_exact() -> None:
     assert clock.held == 0 and clock.total_bytes() == sum(
         59 * len(keys[start % 7 :: 7]) for start in range(8)
     )
+
+
+def test_keys_used_one_by_one_are_held_touched_and_the_last_to_go() -> None:
+    clock = KeyClock("task")
+    hashes = np.arange(1, 3001, dtype=np.uint64)
+    clock.add_bytes(hashes, np.full(3000, 10, np.int64), clock.tick())
+    later = clock.tick()
+    for key in range(1, 2001):  # more than are kept waiting for the table
+        clock.begin_use(key)
+        if key % 2:
+            clock.end_use(key)
+    assert clock.held == 1000
+    assert clock.coldest(10_000).tolist() == list(range(2001, 3001)), "those that were not used"
+    assert set(clock.coldest(30_000).tolist()) == {*range(1, 2001, 2), *range(2001, 3001)}, (
+        "none that is held"
+    )
+    clock.begin_use(2)
+    clock.end_use(2)
+    assert clock.is_held(2), "holds add up"
+    for key in range(2, 2001, 2):
+        clock.end_use(key)
+    assert clock.held == 0
+    with pytest.raises(InternalError, match="nobody holds it"):
+        clock.end_use(2)
+    clock.touch(hashes[2000:], later + 5)
+    assert set(clock.coldest(20_000).tolist()) == set(range(1, 2001))

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,7 +24,8 @@ from tidegate.storage.backends.port import MissingObjectError, total_size
 from tidegate.storage.index.entries import StoredRef
 from tidegate.storage.packs.layout import belongs_to, escape, manifest_name, pack_name, task_prefix
 from tidegate.storage.packs.pack import PackCache, PackReader, PackWriter, write_pack
-from tidegate.storage.packs.slots import BadSlot, read_slot, slot_parts
+from tidegate.storage.packs.slots import read_slot, slot_parts, take_apart
+from tidegate.storage.packs.steps import BadSlot
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.runs.run import DIRECTORY, Run
 from tidegate.storage.spec import Merge, StoreSpec
@@ -423,3 +425,117 @@ def test_objects_of_a_task_are_told_from_those_of_a_task_whose_id_starts_the_sam
             assert belongs_to(mine, name)
             assert belongs_to(mine, name + ".x.tmp")
             assert not belongs_to(theirs, name)
+
+
+# -- buffers that are described ------------------------------------------------------------------
+
+MANY = 1000
+EVEN = {
+    "zeros": np.zeros(MANY, np.int64),
+    "one value": np.full(MANY, -7, np.int32),
+    "counted": np.arange(MANY, dtype=np.int64) + 5,
+    "in steps down": 10**12 - 60_000 * np.arange(MANY, dtype=np.int64),
+    "unsigned": np.full(MANY, 2**64 - 1, np.uint64),
+    "to the last number": np.arange(2**63 - MANY, 2**63 - 1, dtype=np.int64),
+    "from end to end": np.linspace(-(2**63), 2**63 - 2**53, 2, dtype=np.int64).repeat(MANY // 2),
+    "small numbers": np.arange(-128, 128, dtype=np.int8),
+    "short": np.arange(10, dtype=np.int64),
+    "nearly": np.where(np.arange(MANY) == 700, 1, np.arange(MANY)),
+    "wrapping": (np.arange(MANY).astype(np.uint64) * np.uint64(2**62)).view(np.int64),
+    "random": np.random.default_rng(1).integers(-(2**63), 2**63 - 1, MANY),
+}
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+@pytest.mark.parametrize("kind", EVEN)
+def test_numbers_in_even_steps_come_back_without_having_been_stored(kind: str, cut: int) -> None:
+    column = pa.array(EVEN[kind]).slice(cut)
+    spec, run = run_with(column)
+    parts, stepped = take_apart(run)
+    slot = b"".join(bytes(part) for part in parts)
+    loaded = read_slot(pa.py_buffer(slot), spec.rows).rows.column("value")
+    loaded.validate(full=True)
+    assert loaded.equals(column)
+    stored = {part.address for part in parts if isinstance(part, pa.Buffer)}
+    is_stored = column.buffers()[1].address + cut * column.type.bit_width // 8 in stored
+    is_even = len(column) >= 256 and len(set(np.diff(EVEN[kind][cut:].astype(object)).tolist())) == 1
+    assert is_stored is not is_even
+    assert stepped or len(column) < 256, "the column seq counts up"
+
+
+@pytest.mark.parametrize("width", [0, 1, 12])
+def test_offsets_of_values_of_one_width_are_not_stored_and_nulls_are(width: int) -> None:
+    values = [None if at % 5 == 0 else bytes([at % 256]) * width for at in range(MANY)]
+    for column in (pa.array([b"x" * width] * MANY, pa.binary()), pa.array(values, pa.large_binary())):
+        spec, run = run_with(column)
+        slot = b"".join(bytes(part) for part in slot_parts(run))
+        loaded = read_slot(pa.py_buffer(slot), spec.rows).rows.column("value")
+        loaded.validate(full=True)
+        assert loaded.equals(column)
+    spec, run = run_with(pa.array(range(MANY), pa.int64(), mask=np.arange(MANY) % 3 == 0))
+    slot = b"".join(bytes(part) for part in slot_parts(run))
+    assert read_slot(pa.py_buffer(slot), spec.rows).rows.equals(run.rows)
+
+
+def test_a_pack_with_described_buffers_is_of_version_2_and_every_flipped_byte_of_it_is_found() -> None:
+    backend = MemoryBackend()
+    spec, run = run_with(pa.array(np.zeros(300, np.int64)))
+    name = pack_name(TASK, spec.name, spec.segment_of(run.bucket), "u")
+    (ref,) = write_pack(backend, TASK, spec, spec.segment_of(run.bucket), [run], name)
+    good = backend.read(name).to_pybytes()
+    foot = good.index(b"TG-FOOT\n")
+    assert good[foot + 8 : foot + 10] == b"\2\0"
+    assert PackCache(backend).load(TASK, spec, ref).rows.equals(run.rows)
+    for position in range(len(good)):
+        damaged = bytearray(good)
+        damaged[position] ^= 0x41
+        with pytest.raises((CorruptError, InvalidError)):
+            reader = PackReader(pa.py_buffer(bytes(damaged)), name)
+            reader.check(TASK, spec)
+            reader.load(ref.slot)
+
+
+@pytest.mark.parametrize(
+    "step", [(0, 2**62), (2**63 - 1, 1), (-(2**63), -1), (0, 2**64), (-(2**63), 2**64 - 1)]
+)
+def test_steps_that_lead_out_of_their_numbers_are_refused(step: tuple[int, int]) -> None:
+    spec, run = run_with(pa.array(np.zeros(300, np.int64)))
+    slot = b"".join(bytes(part) for part in slot_parts(run))
+    length = int.from_bytes(slot[:4], "little")
+    described = msgspec.msgpack.decode(slot[4 : 4 + length])
+    body = slot[4 + length + (-(4 + length) % 64) :]
+    for steps in ([*described[4][:-1], step], described[4][:-1], [*described[4], (0, 0)]):
+        if any(abs(each) >= 2**63 for each in step) and steps[-1] == step and step[1] >= 2**64:
+            continue  # not a number of msgpack
+        head = msgspec.msgpack.encode([*described[:4], steps])
+        head = len(head).to_bytes(4, "little") + head
+        with pytest.raises(BadSlot):
+            read_slot(pa.py_buffer(head + bytes(-len(head) % 64) + body), spec.rows)
+
+
+def test_what_is_made_anew_counts_among_the_kept_bytes_and_shared_zeros_do_not() -> None:
+    backend = MemoryBackend()
+    cache, sizes = PackCache(backend), []
+    for unique, value in (("zeros", 0), ("ones", 1)):
+        spec, run = run_with(pa.array(np.full(10_000, value)))
+        segment = spec.segment_of(run.bucket)
+        (ref,) = write_pack(backend, TASK, spec, segment, [run], pack_name(TASK, spec.name, segment, unique))
+        before = cache.used_bytes
+        cache.load(TASK, spec, ref)
+        sizes.append(cache.used_bytes - before)
+    assert sizes[1] - sizes[0] == 80_000
+
+
+def test_a_pack_that_is_opened_again_is_not_verified_again_unless_it_was_damaged() -> None:
+    backend = MemoryBackend()
+    cache = PackCache(backend, max_open=1)
+    spec, run = run_with(pa.array([1, 2, 3]))
+    segment = spec.segment_of(run.bucket)
+    names = [pack_name(TASK, spec.name, segment, unique) for unique in ("a", "b")]
+    refs = [write_pack(backend, TASK, spec, segment, [run], name)[0] for name in names]
+    for ref in (*refs, *refs):
+        assert cache.load(TASK, spec, ref).rows.equals(run.rows)
+    assert cache.opened == 4
+    assert cache._verified == {names[0]: {0}}
+    cache.forget(names[0])
+    assert cache._verified == {}

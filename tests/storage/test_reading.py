@@ -711,8 +711,13 @@ def test_a_scan_is_one_cut_and_gives_back_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-INV-13")])
-@pytest.mark.parametrize("failing", ["pin", "permit", "load", "touch", "hold"])
-@pytest.mark.parametrize("keys", [b"k", [b"k", b"other"]])
+@pytest.mark.parametrize(
+    ("keys", "failing"),
+    [
+        *[(b"k", failing) for failing in ("pin", "permit", "load", "begin_use")],
+        *[([b"k", b"other"], failing) for failing in ("pin", "permit", "load", "touch", "hold")],
+    ],
+)
 def test_an_error_anywhere_on_the_way_gives_everything_back(
     row: str, failing: str, keys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -724,7 +729,7 @@ def test_an_error_anywhere_on_the_way_gives_everything_back(
 
     owner: Any = {
         "pin": store.pins, "permit": store.scratch, "load": store.packs, "touch": store.key_clock,
-        "hold": store.key_clock,
+        "hold": store.key_clock, "begin_use": store.key_clock,
     }[failing]  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(type(owner), failing, fail)
@@ -773,14 +778,23 @@ def test_keys_count_as_accessed_once_a_load_and_stay_in_use_until_closed() -> No
         def unhold(self, hashes: Any) -> None:
             calls.append(("unhold", hashes.tolist()))
 
+        def begin_use(self, key_hash: int) -> None:
+            calls.append(("begin", [key_hash]))
+
+        def end_use(self, key_hash: int) -> None:
+            calls.append(("end", [key_hash]))
+
     store.reader._key_use = lambda task: Watching()
     hashes = hash_keys(pa.array([b"k", b"other"], pa.binary())).tolist()
-    loaded = store.reader.load(plan(store, RangeRequest(b"k")))
-    assert calls == [("touch", hashes[:1]), ("hold", hashes[:1])]
-    loaded.close()
-    loaded.close()
-    assert calls[2:] == [("unhold", hashes[:1])]
-    calls.clear()
+    for _ in range(2):  # as the first reader, and as one for whom all was made already
+        loaded = store.reader.load(plan(store, RangeRequest(b"k")))
+        assert calls == [("begin", hashes[:1])]
+        with loaded.view():
+            loaded.close()
+            loaded.close()
+            assert len(calls) == 1, "the view is open"
+        assert calls[1:] == [("end", hashes[:1])]
+        calls.clear()
     store.reader.load(plan(store, RangeRequest([b"k"]), RangeRequest(ALL), RangeRequest([b"other"]))).close()
     assert calls == [("touch", hashes), ("hold", hashes), ("unhold", hashes)]
     calls.clear()

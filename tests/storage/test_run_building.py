@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.storage.runs import building
+from tidegate.storage.runs import ordering
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.runs.hashing import hash_keys
@@ -183,10 +183,7 @@ def test_two_keys_with_one_hash_are_two_lines(spec: StoreSpec) -> None:
     assert values == {b"one": 2, b"two": 1}
 
 
-@pytest.mark.parametrize("slots", [1 << 12, 1 << 16, building.MOST_SLOTS])
-def test_many_keys_outgrow_the_first_table(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More groups than half of the first table, over several buckets, all equal to a sort by pyarrow."""
-    monkeypatch.setattr(building, "MOST_SLOTS", slots)
+def test_many_keys_over_several_buckets_equal_a_sort_by_pyarrow() -> None:
     random = np.random.default_rng(3)
     numbers = random.integers(0, 90_000, 200_000)
     keys = pa.array(numbers.astype("<u4").view("V4").tolist(), pa.binary())
@@ -215,7 +212,7 @@ def test_groups_that_are_too_far_apart_to_be_counted_come_out_the_same(
     batch, hashes = batch_of(rows, "seq", "deleted", "v", "text"), hashes_of(rows, is_weak)
     with pytest.MonkeyPatch.context() as patch:
         counted = build_runs(LAST, batch, first_seq=None, max_rows=NO_LIMIT, hashes=hashes)
-        patch.setattr(building, "MARK_BITS", -1)
+        patch.setattr(ordering, "MOST_BUCKETS", -1)
         compared = build_runs(LAST, batch, first_seq=None, max_rows=NO_LIMIT, hashes=hashes)
     assert content(counted) == content(compared)
 

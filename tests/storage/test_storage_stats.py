@@ -19,6 +19,7 @@ from tidegate.storage.stats import PREFIX, StatsPoller, StorageStats
 from tidegate.storage.upkeep.pack_use import PackUse
 from tidegate.storage.upkeep.pins import BatchPins
 from tidegate.storage.upkeep.retirement import BatchRetirementQueue, CheckpointHolds
+from tidegate.testing.workers import TASK, Worker, store
 
 T = ("t",)
 
@@ -28,7 +29,7 @@ def test_every_report_is_counted_for_its_task() -> None:
     stats.appended("t", rows=10, nbytes=1000)
     stats.appended("u", rows=1, nbytes=1)
     stats.pruned("t", rows=4, nbytes=400)
-    stats.loaded("t", runs=2, nbytes=50, ms=500)
+    stats.loaded("t", runs=2, nbytes=50)
     stats.dumped("t", runs=3, nbytes=300, ms=1500)
     stats.compacted("t", runs=5, nbytes=60, ms=250)
     stats.rehydrated("t", runs=1, nbytes=7)
@@ -42,7 +43,8 @@ def test_every_report_is_counted_for_its_task() -> None:
     now = stats.snapshot()
     assert now["appended_rows"] == {T: 10.0, ("u",): 1.0}
     expected = {
-        "pruned_bytes": 400, "loads": 1, "load_seconds": 0.5, "dump_calls": 1, "dump_runs": 3, "dump_bytes": 300,
+        "pruned_bytes": 400, "loads": 1, "loaded_runs": 2, "loaded_bytes": 50,
+        "dump_calls": 1, "dump_runs": 3, "dump_bytes": 300,
         "dump_seconds": 1.5, "compact_published": 1, "compact_runs": 5, "compact_seconds": 0.25,
         "rehydrate_published": 1, "evicted_keys": 9, "eviction_retries": 1, "deleted_packs": 2, "failed_deletes": 1,
         "checkpoints": 1, "checkpoint_seconds": 0.1, "restore_seconds": 2, "maintenance_failures": 1,
@@ -137,3 +139,17 @@ class NoShelf:
 
     def read(self, *arguments: object) -> tuple[object, object]:
         raise AssertionError
+
+
+def test_what_readers_take_from_packs_is_counted_and_hot_reads_are_not() -> None:
+    worker = Worker()
+    events = worker.attach(store())
+    worker.append(events, [(b"k", 1000, 1), (b"k", 2000, 2)])
+    worker.rows(events)
+    assert worker.counter("loads") == 0
+    worker.run(worker.runtime.dumping(TASK, events, [1000, 2000], evict=True))
+    worker.rows(events, keys=[b"k"])
+    assert worker.counter("loads") == 1
+    assert worker.counter("loaded_runs") == 2
+    stored = [run for start in (1000, 2000) for run in events.index.snapshot(start).runs]
+    assert worker.counter("loaded_bytes") == sum(run.nbytes for run in stored)

@@ -129,6 +129,46 @@ def test_any_objects_are_read_as_json_loads_reads_them(
     check([json.dumps(value, **style).encode(errors="surrogatepass") for value, style in rows])
 
 
+MEMBERS = st.sampled_from(
+    ['"a":1', '"a":12', '"a":"x"', '"a":"x,"', '"a": "x"', '"b":{"text":1}', '"b":[1,{}]', '"b":[1,{}', '"b":1e',
+     '"text":"t"', '"real":1.5', '"real":15.25', '"whole":7', '"c":"}"', '"c"', '"":0', "1"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(MEMBERS, max_size=5), st.sampled_from(["}", "} ", ",}", "", "}}"])), max_size=12
+    )
+)
+@settings(max_examples=300)
+def test_members_that_come_again_are_judged_as_if_they_were_new(rows: list[tuple[list[str], str]]) -> None:
+    check([("{" + ",".join(members) + end).encode() for members, end in rows])
+
+
+def test_numbers_at_the_very_end_of_the_text_and_of_every_length_are_read() -> None:
+    texts = [
+        f"{sign}{whole}{fraction}"
+        for sign in ("", "-")
+        for whole in ("0", "7", "1234567", "12345678", "123456789012")
+        for fraction in (
+            "",
+            ".5",
+            ".0000001",
+            ".1234567",
+            ".12345678",
+            ".12345678901",
+            ".25e3",
+            ".5E-7",
+            ".",
+            "e1",
+        )
+    ]
+    check([b'{"real":%s}' % text.encode() for text in texts])
+    for text in texts:
+        check([b'{"real":%s}' % text.encode()])
+        check([b'{"real":%s' % text.encode()])
+
+
 @given(MATCHING, STYLES, st.data())
 @settings(max_examples=500)
 def test_damaged_text_is_judged_as_json_loads_judges_it(

@@ -347,42 +347,91 @@ def test_a_closed_table_says_so(log: Log, tmp_path: Path) -> None:
         table.all()
 
 
-# -- explain -------------------------------------------------------------------------------------
+# -- what is kept, and by whom it is dropped ------------------------------------------------------
 
 
-def test_explain_names_the_records_and_what_became_of_them(log: Log, tmp_path: Path) -> None:
-    said = [
-        window_record(b"a", MINUTE, b"1"),
-        window_record(b"b", MINUTE, b"other"),
-        window_record(b"a", MINUTE, None),
-        window_record(b"a", MINUTE, b"2"),
-        window_record(b"z", 20 * MINUTE, b"jump"),
-        window_record(b"a", MINUTE, b"too late"),
-    ]
-    with opened(log, tmp_path, said[:4], MINUTE, retention=2 * MINUTE) as table:
-        write_records(log, "windows-changelog", said[4:])
-        found = table.explain(b"a", MINUTE)
-        assert [(each.offset, each.outcome) for each in found.contributions] == [
-            (0, "replaced"), (2, "deletion"), (3, "current"), (5, "waiting"),
-        ]  # fmt: skip
-        assert found.value == b"2"
-        assert found.waiting_offsets == 2
-        assert not found.aged_out
+@pytest.mark.parametrize("cut", [1, 7, 40])
+def test_dead_letters_are_kept_up_to_their_bytes_and_counted_beyond(
+    log: Log, tmp_path: Path, cut: int
+) -> None:
+    records = [window_record(b"k%02d" % n, 0, b"x" * (n % 5 + 1)) for n in range(40)]
+    log.create_topic("windows-changelog")
+    serdes = Consumed(String(), Long(), on_bad_value="skip", dead_letter_bytes=1500)
+    sizes = {}
+    for at in range(0, len(records), cut):
+        write_records(log, "windows-changelog", records[at : at + cut])
+        with windowed_table(log, "windows-changelog", 10, state=tmp_path / "state", consumed=serdes) as table:
+            letters = table.dead_letters()
+            counts = table.counts
+            sizes = {row["offset"]: row for row in letters.to_pylist()}
+    assert counts.bad_values == 40
+    assert counts.letters_not_kept == 40 - len(sizes) > 0
+    assert sorted(sizes) == list(range(len(sizes))), "the first ones are kept, however the topic was cut"
+    taken = sum(64 + sum(len(row[name]) for name in ("reason", "key", "value")) for row in sizes.values())
+    assert 1500 - 200 < taken <= 1500
+
+
+def test_a_table_drops_time_segments_by_the_rule_of_all_stores(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drainer's put enters time segments as a store's does, and that is what cleans up; opening does it too."""
+    import sys
+
+    from tidegate.windows.stores.time_segments import TimeSegments
+
+    callers: list[list[str]] = []
+    really = TimeSegments.cleanup_expired_segments
+
+    def noted(self: TimeSegments, observed_time: int) -> list[int]:
+        frame, chain = sys._getframe(1), []
+        while frame is not None and len(chain) < 3:
+            chain.append(frame.f_code.co_name)
+            frame = frame.f_back  # type: ignore[assignment]
+        callers.append(chain)
+        return really(self, observed_time)
+
+    monkeypatch.setattr(TimeSegments, "cleanup_expired_segments", noted)
+    first = [window_record(b"a", n * MINUTE, b"x") for n in range(6)]
+    with opened(log, tmp_path, first, MINUTE, retention=4 * MINUTE) as table:
+        assert callers[0][0] == "open_existing"
+        assert {tuple(chain) for chain in callers[1:]} == {
+            ("get_or_create_segment_if_live", "enter_segments", "_store")
+        }
+        assert table._builder is not None
+        (state,) = table._builder.source.partitions
+        callers.clear()
+        assert len(table.all()) == 4
+        table.get(b"a", 0)
+        table.commit()
+        assert callers == [], "reads and commits drop nothing"
+        write_records(log, "windows-changelog", [window_record(b"a", 20 * MINUTE, b"y")])
         table.catch_up()
-        found = table.explain(b"a", MINUTE)
-        assert found.value is None
-        assert found.is_expired
-        assert found.contributions[-1].outcome == "expired"
-        assert "beyond the table's retention" in str(found)
+        assert state.index.all_buckets() == [20 * MINUTE], "older time segments are given back"
 
 
-def test_explain_says_what_aged_out(log: Log, tmp_path: Path) -> None:
-    records = [window_record(b"a", 0, b"1"), window_record(b"b", 0, b"2")]
-    with opened(log, tmp_path, records) as table:
-        log.partition("windows-changelog", 0).delete_records_before(1)
-        found = table.explain(b"a", 0)
-        assert found.aged_out
-        assert found.contributions == ()
-        assert found.current is not None
-        assert found.current.offset == 0
-        assert "aged out" in str(found)
+def test_bounds_are_taken_as_people_write_them(log: Log, tmp_path: Path) -> None:
+    from datetime import UTC, datetime, timedelta, timezone
+
+    start = 1_767_225_600_000  # 2026-01-01T00:00Z
+    records = [window_record(b"a", start + n * MINUTE, b"%d" % n) for n in range(5)]
+    with opened(log, tmp_path, records, MINUTE) as table:
+        moments: list[Any] = [
+            start + MINUTE,
+            "2026-01-01T00:01Z",
+            "2026-01-01T00:01",
+            datetime(2026, 1, 1, 0, 1, tzinfo=UTC),
+            datetime(2026, 1, 1, 1, 1, tzinfo=timezone(timedelta(hours=1))),
+        ]
+        for moment in moments:
+            assert table.get(b"a", moment) == b"1"
+            assert [row.value for row in table.fetch(b"a", moment, "2026-01-01T00:02Z")] == [b"1", b"2"]
+            assert [row.value for row in table.fetch_all(0, moment, backward=True)] == [b"1", b"0"]
+            assert table.explain(b"a", moment).value == b"1"
+        with pytest.raises(InvalidError, match="is not a moment"):
+            table.fetch(b"a", "yesterday")
+        with pytest.raises(TypeError):
+            table.fetch(b"a", backwards=True)  # type: ignore[call-arg]
+        assert [row.value for row in table.backward_fetch_range(b"a", b"a", start, start + MINUTE)] == [
+            b"1",
+            b"0",
+        ]

@@ -312,3 +312,20 @@ def check_kept(run: Run, oracle: WindowOracle) -> None:
         for window, members in oracle.windows.items()
         if window[2] >= max(0, oldest)
     }
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_windows_of_some_keys_are_those_among_all_windows(name: str, data: Any) -> None:
+    """Bounds are on a window's start, for sessions and sliding windows on its end, as `windows` has them."""
+    run = Run(data.draw(kinds(name)), data.draw(emits(name)))
+    for batch in cut(data.draw(streams()), data.draw(st.lists(st.integers(0, 60), max_size=5))):
+        run.process(batch)
+        run.squeeze(data.draw(st.integers(0, 15)))
+    names = data.draw(st.lists(st.sampled_from([b"key-%d" % n for n in range(6)]), unique=True))
+    edge = st.one_of(st.integers(0, 60), st.integers(0, 60).map(lambda n: n * 40_000))
+    first, last = data.draw(edge), data.draw(st.one_of(st.just(2**63 - 1), edge))
+    every = rows_of(run.operator.windows(first, last)) if first <= last else []
+    found = rows_of(run.operator.windows_of(pa.array(names, pa.binary()), first, last))
+    assert sorted(found) == sorted(row for row in every if row[0] in names)

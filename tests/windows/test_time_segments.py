@@ -180,7 +180,7 @@ def test_the_call_chain_of_a_put_is_the_one_of_the_diagram(calls: list[list[str]
         "WindowStore.put_batch",
         "WindowStore._put",
         "SegmentedStore._write",
-        "SegmentedStore._enter_segments",
+        "TimeSegments.enter_segments",
         "TimeSegments.get_or_create_segment_if_live",
     ]
     assert (

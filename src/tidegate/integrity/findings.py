@@ -54,11 +54,7 @@ class Finding:
         if rule is Rule.D1 and stamp is not None:
             detail = f"its checksum is {computed_crc:08x}, its header says {stamp.crc:08x}"
         elif rule is Rule.C6 and before is not None:
-            detail = (
-                f"the chain's records sum up to {int(before['checksum']):016x} ({int(before['records'])} records), "
-                f"its end certifies {int(record['certified_checksum']):016x} "
-                f"({int(record['certified_records'])} records)"
-            )
+            detail = _broken_chain(before, record)
         if before is None:
             return cls(topic, partition, verdict, rule, offset, log_time, stamp, detail=detail)
         return cls(
@@ -109,3 +105,18 @@ class Finding:
             producer=self.producer,
             kind=self.verdict.label,
         )
+
+
+def _broken_chain(before: Any, record: Any) -> str:
+    """What the end of a chain certifies and what came; equal contents mean that only headers were changed."""
+    came, certified = int(before["checksum"]), int(record["certified_checksum"])
+    counts = int(before["records"]), int(record["certified_records"])
+    if (came, counts[0]) == (certified, counts[1]):
+        return (
+            f"keys and values of all {counts[0]} records are as certified, but their headers (numbers, producer's "
+            "times) do not sum up to what the chain's end certifies"
+        )
+    return (
+        f"the chain's records sum up to {came:016x} ({counts[0]} records), its end certifies {certified:016x} "
+        f"({counts[1]} records)"
+    )

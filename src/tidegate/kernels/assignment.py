@@ -195,3 +195,36 @@ def note_records(
         max_ts[group] = scratch[at + 1]
         min_offset[group] = scratch[at + 2]
         max_offset[group] = scratch[at + 3]
+
+
+@kernel(
+    types.void(
+        READ_INT64S, READ_INT64S, READ_INT64S, READ_INT64S, READ_INT32S, INT64S, INT64S, INT64S, INT64S
+    )
+)  # fmt: skip
+def note_in_order(
+    ones: Any,
+    times: Any,
+    low_offsets: Any,
+    high_offsets: Any,
+    groups: Any,
+    counts: Any,
+    max_ts: Any,
+    min_offset: Any,
+    max_offset: Any,
+) -> None:
+    """What `note_records` makes of groups that ascend, each with at least one row."""
+    is_plain = ones.shape[0] == 0
+    before, count, latest, low, high = -1, 0, 0, 0, 0
+    for row in range(groups.shape[0]):
+        group = groups[row]
+        is_new = group != before
+        before = group
+        count = (0 if is_new else count) + (1 if is_plain else ones[row])
+        latest = times[row] if is_new else max(latest, times[row])
+        low = low_offsets[row] if is_new else min(low, low_offsets[row])
+        high = high_offsets[row] if is_new else max(high, high_offsets[row])
+        counts[group] = count
+        max_ts[group] = latest
+        min_offset[group] = low
+        max_offset[group] = high

@@ -1,8 +1,13 @@
-"""Groups of rows in order of (bucket, hash, key bytes).
+"""Rows of a batch in the order of runs: by bucket, hash, key bytes, and as they came where those are equal.
 
-`group_rows` gives each group a mark, one uint64: upper bits the number of its bucket, below them as many upper bits of
-its hash as there is room for, lowest its first row. Marks are sorted as numbers, which processors do very fast;
-`place_groups` then puts the few groups in order that are equal as far as marks tell.
+A row's mark is one uint64: upper bits the number of its bucket, below them as many upper bits of its hash as there is
+room for, lowest the row. Marks are sorted as numbers, which processors do very fast, and next to nothing is left to be
+compared: only rows alike as far as marks tell, which are mostly rows of one key. `arrange_rows` puts these in order,
+by merging where they are many, so keys that somebody chose to share a hash cost a sort of their bytes and no more.
+
+Then identities: rows of a key with one cursor (ts, seq) get one number, ascending in the order of rows.
+
+Callers prove (K2): offsets of keys never fall and end inside the bytes, all row arrays are equally long.
 """
 
 from __future__ import annotations
@@ -13,80 +18,181 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import INT32S, INT64, INT64S, READ_BYTES, READ_INT32S, READ_INT64S, kernel
-from tidegate.kernels.grouping import READ_UINT64S
-from tidegate.kernels.key_bytes import int64
-from tidegate.kernels.key_order import is_key_above, sort_by_key
-from tidegate.kernels.memory import pointer
+from tidegate.kernels.compiling import (
+    BYTES,
+    INT32S,
+    INT64,
+    INT64S,
+    READ_BYTES,
+    READ_INT32S,
+    READ_INT64S,
+    kernel,
+)
+from tidegate.kernels.key_bytes import are_equal, int64
+from tidegate.kernels.key_order import is_key_above
+from tidegate.kernels.memory import load, pointer, store
 
-MOST_ALIKE: Final = 16
-_ONE, _U63 = np.uint64(1), np.uint64(63)
+UINT64S = types.Array(types.uint64, 1, "C")
+READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
+FEW: Final = 16  # rows that are sorted by insertion
+_ONE, _U0, _U63 = np.uint64(1), np.uint64(0), np.uint64(63)
+
+
+@kernel(types.void(READ_UINT64S, READ_INT64S, INT64, INT64, INT64, INT64, UINT64S, INT64S))
+def mark_rows(
+    hashes: Any, ts: Any, width: int, lowest: int, bucket_bits: int, row_bits: int, marks: Any, counts: Any
+) -> None:
+    """The mark of each row; buckets of `width` are numbered from the one that starts at `lowest` on.
+
+    `counts` (zeros at first) gets the rows of each bucket.
+    """
+    hash_shift, index_shift = np.uint64(bucket_bits), _U63 - np.uint64(bucket_bits)
+    row_mask = (_ONE << np.uint64(row_bits)) - _ONE
+    start, last, index, number, held = (
+        int64(1),
+        int64(0),
+        _U0,
+        int64(0),
+        int64(0),
+    )  # no moment lies between these
+    for row in range(ts.shape[0]):
+        moment = ts[row]
+        if moment < start or moment > last:
+            counts[number] += held
+            held = int64(0)
+            number = int64(np.uint64(moment - lowest) // np.uint64(width))
+            start = lowest + number * width
+            last = start + min(width - 1, int64(0x7FFFFFFFFFFFFFFF) - max(start, 0))
+            index = (np.uint64(number) << index_shift) << _ONE
+        held += 1
+        marks[row] = index | ((hashes[row] >> hash_shift) & ~row_mask) | np.uint64(row)
+    counts[number] += held
 
 
 @register_jitable
-def _is_above(data: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> Any:
+def _is_above(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
     """Whether the key of row `left` sorts after that of row `right`."""
     if hashes[left] != hashes[right]:
-        return hashes[left] > hashes[right]
-    return is_key_above(data, bounds, left, right)
+        return bool(hashes[left] > hashes[right])
+    return bool(is_key_above(source, bounds, left, right))
 
 
-@kernel(
-    types.boolean(
-        READ_BYTES, READ_INT32S, READ_UINT64S, READ_UINT64S, INT64, INT64, READ_INT32S, INT32S, INT32S, INT64S
-    )
-)  # fmt: skip
-def place_groups(
-    data: Any,
-    bounds: Any,
-    hashes: Any,
-    marks: Any,
-    row_bits: int,
-    bucket_bits: int,
-    groups: Any,
-    lines: Any,
-    places: Any,
-    ends: Any,
-) -> bool:
-    """The first row of each group in order, where each group stands, and where the groups of each bucket end.
+@register_jitable
+def _is_same(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
+    """Whether two rows have one key."""
+    if hashes[left] != hashes[right]:
+        return False
+    start, stop = int64(bounds[left]), int64(bounds[left + 1])
+    return are_equal(source, start, stop, source, int64(bounds[right]), int64(bounds[right + 1]))
 
-    `marks` are sorted. `ends` has a number for each bucket, which stays as it is where there are no groups. False, and
-    nothing is in order, when more groups are alike as far as marks tell than chance brings together.
+
+@register_jitable
+def _insert(rows: Any, first: Any, stop: Any, source: Any, bounds: Any, hashes: Any) -> None:
+    for place in range(first + 1, stop):
+        row = rows[place]
+        hole = place
+        while hole > first and _is_above(source, bounds, hashes, rows[hole - 1], row):
+            rows[hole] = rows[hole - 1]
+            hole -= 1
+        rows[hole] = row
+
+
+@register_jitable
+def _merge(
+    rows: Any, first: Any, middle: Any, stop: Any, source: Any, bounds: Any, hashes: Any, scratch: Any
+) -> None:
+    """Merge two sorted halves, the left one first where keys are equal."""
+    if not _is_above(source, bounds, hashes, rows[middle - 1], rows[middle]):
+        return
+    for place in range(first, middle):
+        scratch[place - first] = rows[place]
+    left, right, at = int64(0), middle, first
+    while left < middle - first:
+        if right < stop and _is_above(source, bounds, hashes, scratch[left], rows[right]):
+            rows[at] = rows[right]
+            right += 1
+        else:
+            rows[at] = scratch[left]
+            left += 1
+        at += 1
+
+
+@register_jitable
+def _settle(rows: Any, first: Any, stop: Any, source: Any, bounds: Any, hashes: Any) -> None:
+    """Sort rows[first:stop] by hash and key; rows of one key stay as they came."""
+    if stop - first <= FEW:
+        _insert(rows, first, stop, source, bounds, hashes)
+        return
+    for block in range(first, stop, FEW):
+        _insert(rows, block, min(block + FEW, stop), source, bounds, hashes)
+    scratch = np.empty(stop - first, np.int32)
+    width = int64(FEW)
+    while width < stop - first:
+        for left in range(first, stop - width, 2 * width):
+            _merge(rows, left, left + width, min(left + 2 * width, stop), source, bounds, hashes, scratch)
+        width *= 2
+
+
+@kernel(INT64(READ_UINT64S, INT64, READ_BYTES, READ_INT32S, READ_UINT64S, INT32S, INT32S))
+def arrange_rows(
+    marks: Any, row_bits: int, data: Any, bounds: Any, hashes: Any, rows: Any, starts: Any
+) -> Any:
+    """Rows by ascending marks in order, and where those of each (bucket, key) start; answers how many of these.
+
+    `starts` has one number more: where the last one's end.
     """
     source = pointer(data)
-    low_bits, high_bits = np.uint64(row_bits), _U63 - np.uint64(bucket_bits)
+    count, low_bits = marks.shape[0], np.uint64(row_bits)
     row_mask = (_ONE << low_bits) - _ONE
-    alike = 0
-    for place in range(marks.shape[0]):
-        mark = marks[place]
-        line = int64(mark & row_mask)
-        at = place
-        if place > 0 and (marks[place - 1] ^ mark) >> low_bits == 0:
-            alike += 1
-            if alike > MOST_ALIKE:
-                return False
-            while at > place - alike and _is_above(source, bounds, hashes, lines[at - 1], line):
-                lines[at] = lines[at - 1]
-                at -= 1
-        else:
-            alike = 0
-        lines[at] = line
-        ends[int64((mark >> high_bits) >> _ONE)] = place + 1
-    for place in range(marks.shape[0]):
-        places[groups[lines[place]]] = place
-    return True
+    for place in range(count):
+        rows[place] = np.int32(marks[place] & row_mask)
+    found, place = int64(0), int64(0)
+    while place < count:
+        starts[found] = place
+        found += 1
+        first = place
+        place += 1
+        if place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
+            while place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
+                place += 1
+            at = first + 1
+            while at < place and _is_same(source, bounds, hashes, rows[at], rows[at - 1]):
+                at += 1
+            if at < place:
+                _settle(rows, first, place, source, bounds, hashes)
+                for at in range(first + 1, place):
+                    if not _is_same(source, bounds, hashes, rows[at], rows[at - 1]):
+                        starts[found] = at
+                        found += 1
+    starts[found] = count
+    return found
 
 
-@kernel(types.void(READ_BYTES, READ_INT32S, READ_UINT64S, READ_INT64S, INT32S))
-def settle_hashes(data: Any, bounds: Any, hashes: Any, buckets: Any, lines: Any) -> None:
-    """Sort rows that are in order of bucket and hash also by their keys' bytes; `buckets` are in that order."""
-    source = pointer(data)
-    start = int64(0)
-    for place in range(1, lines.shape[0] + 1):
-        if place < lines.shape[0]:
-            before, line = lines[place - 1], lines[place]
-            if hashes[before] == hashes[line] and buckets[place - 1] == buckets[place]:
-                continue
-        if place - start > 1:
-            sort_by_key(lines, start, place, source, bounds)
-        start = int64(place)
+@kernel(INT64(READ_INT64S, READ_INT64S, READ_INT32S, BYTES, INT32S, INT32S, INT32S))
+def number_places(
+    ts: Any, seq: Any, starts: Any, flags: Any, numbers: Any, firsts: Any, identity_starts: Any
+) -> Any:
+    """Number the identities of rows that are in order: `numbers[place]`; answers how many there are.
+
+    `ts` and `seq` (no elements: all are one) are in that order too. `firsts` gets the first place of each identity and
+    one more, where the last one's end; `identity_starts` where the identities of each key begin, and one more. `flags`
+    is room for a byte a place.
+    """
+    count, marks, moments = ts.shape[0], pointer(flags), pointer(ts)
+    for place in range(1, count):
+        store(marks, place, load(moments, place) != load(moments, place - 1))
+    if seq.shape[0] > 0:
+        for place in range(1, count):
+            flags[place] |= seq[place] != seq[place - 1]
+    for key in range(starts.shape[0] - 1):
+        flags[starts[key]] = 1
+    found = int64(0)
+    for place in range(count):
+        firsts[found] = place
+        found += flags[place]
+        numbers[place] = found - 1
+    firsts[found] = count
+    for key in range(starts.shape[0] - 1):
+        identity_starts[key] = numbers[starts[key]]
+    identity_starts[starts.shape[0] - 1] = found
+    return found

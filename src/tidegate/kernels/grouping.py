@@ -1,210 +1,23 @@
-"""Rows of a batch grouped by (bucket, key) and put in order, without sorting the rows.
+"""Rows of groups side by side and in order, and the identities among them.
 
-    group_rows       row → group, by an open-addressing table
-    number_rows      row → place of its group, once groups are in order (`group_order.py`)
     place_rows       a stable counting sort of rows by group
     sort_cursors     rows of a group by (ts, seq), only where they are not so already
     mark_identities  rows of one (key, ts, seq) next to each other → one number for each identity
 
-Table of `group_rows`: one int64 for each of a power of two of slots, -1 when empty, else 31 upper bits of the
-hash and below them the group. A hash is believed only after the key's bytes and the bucket were compared.
-A row's group starts looking at slot (hash + bucket's share) & (slots - 1); nothing is ever removed. At least
-half of the slots stay empty.
-
-A group is four int64 side by side, since the rows that meet it come from anywhere: the ts of its first row, that
-row and its key's length (upper half), the key's first and last eight bytes. Only longer keys are read again.
-
-Callers prove (K2): offsets of keys never fall and end inside the bytes, all row arrays are equally long, there is
-room for as many groups as rows.
+Callers prove (K2): all row arrays are equally long, groups and starts are inside them.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
-    INT32S,
-    INT64,
-    INT64S,
-    READ_BYTES,
-    READ_INT32S,
-    READ_INT64S,
-    kernel,
-)
-from tidegate.kernels.key_bytes import are_equal, int64, load_word
-from tidegate.kernels.memory import load, pointer, prefetch
+from tidegate.kernels.compiling import INT32S, INT64, READ_INT32S, READ_INT64S, kernel
+from tidegate.kernels.key_bytes import int64
 
-UINT64S = types.Array(types.uint64, 1, "C")
-READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
-
-EMPTY: Final = -1
-CROWDED: Final = -1  # an answer of `group_rows`
-GROUP_WORDS: Final = 4
-MOMENT: Final = 0
-LINE: Final = 1
-HEAD: Final = 2
-TAIL: Final = 3
-AHEAD: Final = 16  # rows between the one at hand and the one whose slot is fetched
-NEAR: Final = 8  # and the one whose group is fetched
 SMALL: Final = 16  # rows that are sorted by insertion
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_ONE, _U63 = np.uint64(1), np.uint64(63)
-_UPPER = np.uint64(0x7FFFFFFF00000000)
-_POSITIVE = int64(0x7FFFFFFFFFFFFFFF)
-_LOWER = int64((1 << 32) - 1)
-
-
-@register_jitable
-def _share(bucket: Any) -> Any:
-    """What a bucket adds to the hashes of its keys."""
-    return np.uint64(bucket & _POSITIVE) * _SPREAD
-
-
-@register_jitable
-def _upper(number: Any) -> Any:
-    """The upper half of a hash without its sign, in place."""
-    return int64((number >> _ONE) & _UPPER)
-
-
-@register_jitable
-def _ends(source: Any, start: Any, stop: Any) -> Any:
-    """The first and the last eight bytes of a key, which may overlap; of a shorter one its bytes and nothing."""
-    if stop - start >= 8:
-        return int64(load_word(source, start)), int64(load_word(source, stop - 8))
-    head = int64(0)
-    for at in range(start, stop):
-        head = (head << 8) | load(source, at)
-    return head, int64(0)
-
-
-@register_jitable
-def _same_middle(source: Any, start: Any, stop: Any, other: Any) -> bool:
-    return are_equal(source, start, stop, source, other, other + (stop - start))
-
-
-@kernel(
-    INT64(
-        READ_BYTES, READ_INT32S, READ_UINT64S, READ_INT64S, READ_INT64S, INT64, INT64, INT64, INT64,
-        INT64S, INT64, INT64S, INT32S, INT64S, UINT64S,
-    )
-)  # fmt: skip
-def group_rows(
-    data: Any,
-    bounds: Any,
-    hashes: Any,
-    ts: Any,
-    seq: Any,
-    width: int,
-    lowest: int,
-    bucket_bits: int,
-    row_bits: int,
-    table: Any,
-    most_steps: int,
-    progress: Any,
-    groups: Any,
-    found_groups: Any,
-    marks: Any,
-) -> Any:
-    """The group of each row, numbered by first appearance; answers how many rows are done.
-
-    Stops when half of the table is full; `progress` (rows, groups, whether any group has rows of two cursors; zeros
-    at first) then says where it goes on, with a larger table that `move_groups` has filled. Marks of groups
-    (`group_order.py`) have `bucket_bits` for buckets, counted from the one at `lowest`; 0: all have number 0.
-
-    Answers `CROWDED` when a row's group is more than `most_steps` from its slot: somebody chose keys with one hash.
-    All of it is then done again with other hashes.
-    """
-    source, slots, lines = pointer(data), pointer(table), pointer(found_groups)
-    mask, limit = np.uint64(table.shape[0] - 1), table.shape[0] // 2
-    row, found, mixed = progress[0], progress[1], progress[2]
-    rows = groups.shape[0]
-    hash_shift, index_shift = np.uint64(bucket_bits), _U63 - np.uint64(bucket_bits)
-    hash_mask = ~((_ONE << np.uint64(row_bits)) - _ONE)
-    index = np.uint64(0)
-    bucket, last, share = int64(0), int64(-1), np.uint64(0)  # no moment lies between these
-    while row < rows and found < limit:
-        if row + AHEAD < rows:
-            prefetch(slots, int64((hashes[row + AHEAD] + share) & mask))
-            # the slot of a nearer row has come by now: fetch what it points at
-            near = table[int64((hashes[row + NEAR] + share) & mask)] & _LOWER
-            prefetch(lines, GROUP_WORDS * min(near, found))
-        moment = ts[row]
-        if moment < bucket or moment > last:
-            bucket = moment - moment % width
-            last = bucket + min(width - 1, _POSITIVE - max(bucket, 0))
-            share = _share(bucket)
-            if bucket_bits > 0:
-                index = (np.uint64((bucket - lowest) // width) << index_shift) << _ONE
-        start = int64(bounds[row])
-        stop = int64(bounds[row + 1])
-        length = stop - start
-        head, tail = _ends(source, start, stop)
-        number = hashes[row] + share
-        upper = _upper(number)
-        slot = int64(number & mask)
-        steps = 0
-        while True:
-            entry = table[slot]
-            if entry == EMPTY:
-                table[slot] = upper | found
-                at = GROUP_WORDS * found
-                found_groups[at + MOMENT] = moment
-                found_groups[at + LINE] = (length << 32) | row
-                found_groups[at + HEAD] = head
-                found_groups[at + TAIL] = tail
-                marks[found] = index | ((hashes[row] >> hash_shift) & hash_mask) | np.uint64(row)
-                groups[row] = found
-                found += 1
-                break
-            group = entry & _LOWER
-            if entry ^ group == upper:
-                at = GROUP_WORDS * group
-                other, first = found_groups[at + MOMENT], found_groups[at + LINE] & _LOWER
-                if (
-                    bucket <= other <= last
-                    and found_groups[at + LINE] ^ first == length << 32
-                    and found_groups[at + HEAD] == head
-                    and found_groups[at + TAIL] == tail
-                    and (length <= 16 or _same_middle(source, start + 8, stop - 8, int64(bounds[first]) + 8))
-                ):
-                    groups[row] = group
-                    mixed |= other != moment
-                    if seq.shape[0] > 0:
-                        mixed |= seq[first] != seq[row]
-                    break
-            slot = (slot + 1) & int64(mask)
-            steps += 1
-            if steps > most_steps:
-                return CROWDED
-        row += 1
-    progress[0], progress[1], progress[2] = row, found, mixed
-    return row
-
-
-@kernel(types.void(READ_UINT64S, READ_INT64S, INT64, INT64, INT64S))
-def move_groups(hashes: Any, found_groups: Any, found: int, width: int, table: Any) -> None:
-    """Put the first `found` groups into a larger, empty table."""
-    mask = np.uint64(table.shape[0] - 1)
-    for group in range(found):
-        moment = found_groups[GROUP_WORDS * group + MOMENT]
-        number = hashes[found_groups[GROUP_WORDS * group + LINE] & _LOWER] + _share(moment - moment % width)
-        slot = int64(number & mask)
-        while table[slot] != EMPTY:
-            slot = (slot + 1) & int64(mask)
-        table[slot] = _upper(number) | group
-
-
-@kernel(types.void(READ_INT32S, READ_INT32S, INT32S, INT32S))
-def number_rows(places: Any, groups: Any, numbers: Any, lasts: Any) -> None:
-    """The place of each row's group, and the last row of each place."""
-    for row in range(groups.shape[0]):
-        place = places[groups[row]]
-        numbers[row] = place
-        lasts[place] = row
 
 
 @kernel(types.void(READ_INT32S, READ_INT32S, READ_INT32S, INT32S, INT32S, INT32S))

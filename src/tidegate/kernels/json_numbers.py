@@ -14,8 +14,9 @@ import numpy as np
 from numba.extending import register_jitable
 
 from tidegate.kernels.json_text import DOT, MINUS, NOWHERE, ZERO, is_digit
+from tidegate.kernels.key_bytes import load_word
 from tidegate.kernels.memory import load
-from tidegate.kernels.words import add_words, leading_zeros, multiply_high, multiply_low
+from tidegate.kernels.words import add_words, leading_zeros, multiply_high, multiply_low, trailing_zeros
 
 LEAST_POWER: Final = -342
 LARGEST_POWER: Final = 308
@@ -47,6 +48,13 @@ _ALL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 _ONE: Final = np.uint64(1)
 _THREE: Final = np.uint64(3)
 _HIDDEN_BIT: Final = 1 << 52
+TENS: Final = np.array([10**power for power in range(9)], np.int64)
+_ZEROS: Final = np.uint64(0x3030303030303030)
+_ABOVE_NINE: Final = np.uint64(0x7676767676767676)
+_HIGHS: Final = np.uint64(0x8080808080808080)
+_PAIRS, _FOURS = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0000FFFF0000FFFF)
+# each byte (pair, four) times ten (a hundred, ten thousand) and the one behind it
+_TENS, _HUNDREDS, _THOUSANDS = np.uint64(2561), np.uint64(6553601), np.uint64(42949672960001)
 
 
 @register_jitable
@@ -86,15 +94,55 @@ def double_bits(digits: int, power: int) -> Any:
 
 
 @register_jitable
-def read_number(source: Any, at: int, end: int) -> tuple[int, int, int, int, int]:
+def _leading_digits(word: Any) -> Any:
+    """How many of eight bytes, from the first on, are digits; and the number those are, if not all eight are."""
+    word ^= _ZEROS
+    others = (add_words(word, _ABOVE_NINE) | word) & _HIGHS  # right up to the first that is no digit
+    count = trailing_zeros(others) >> 3
+    if count == 0 or count == 8:
+        return count, 0
+    word <<= np.uint64(64 - 8 * count)  # zeros before the first digit
+    word = multiply_low(word, _TENS) >> np.uint64(8)
+    word = multiply_low(word & _PAIRS, _HUNDREDS) >> np.uint64(16)
+    return count, np.int64(multiply_low(word & _FOURS, _THOUSANDS) >> np.uint64(32))
+
+
+@register_jitable
+def _read_short(source: Any, at: int, end: int, last_word: int) -> tuple[int, int, int, int]:
+    """A number of at most seven digits before its point and as many behind, word by word: the position after it, its
+    digits, power and kind. `UNKNOWN`: it is another one."""
+    if at > last_word:
+        return at, 0, 0, UNKNOWN
+    count, digits = _leading_digits(load_word(source, at))
+    after = at + count
+    if count == 0 or count == 8 or after >= end or (count > 1 and load(source, at) == ZERO):
+        return at, 0, 0, UNKNOWN
+    byte = load(source, after)
+    if byte != DOT:
+        return after, digits, 0, UNKNOWN if byte | 0x20 == 0x65 else WHOLE
+    at = after + 1
+    if at > last_word:
+        return at, 0, 0, UNKNOWN
+    count, fraction = _leading_digits(load_word(source, at))
+    after = at + count
+    if count == 0 or count == 8 or after >= end or load(source, after) | 0x20 == 0x65:
+        return at, 0, 0, UNKNOWN
+    return after, digits * TENS[count] + fraction, -count, FRACTION
+
+
+@register_jitable
+def read_number(source: Any, at: int, end: int, last_word: int) -> tuple[int, int, int, int, int]:
     """The number at `at`: the position after it, whether it is negative, its digits and power, and its kind.
 
     Its value is ± digits × 10**power. `UNKNOWN` as the kind means it is no number, or has more than 19 digits or
-    digits above 2**63 - 1.
+    digits above 2**63 - 1. `last_word` is the last place where eight bytes can be read, in or after the text.
     """
     negative = 0
     if load(source, at) == MINUS:
         negative, at = 1, at + 1
+    after, digits, power, kind = _read_short(source, at, end, last_word)
+    if kind != UNKNOWN:
+        return after, negative, digits, power, kind
     first, digits, power, kind = at, 0, 0, WHOLE
     significant = 0
     while at < end:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
@@ -52,6 +53,7 @@ NO_VALUE: Final = 1
 IRREGULAR: Final = 2
 
 NULL_VALUE: Final = -2
+REMEMBERED: Final = 8  # members of a row that are passed over and may come again as they were
 
 
 @register_jitable
@@ -69,9 +71,22 @@ def find_field(
 
 
 @register_jitable
-def read_whole(source: Any, at: int, end: int, target: Any, place: int) -> int:
+def is_again(source: Any, at: int, end: int, known: Any, number: int) -> bool:
+    """Whether here stands, up to a comma or the object's end, what a row before had as a member to be passed over."""
+    start, length = load(known, 2 * number), load(known, 2 * number + 1)
+    after = at + length
+    if length == 0 or after >= end:
+        return False
+    byte = load(source, after)
+    if byte != COMMA and byte != CLOSE_OBJECT:
+        return False
+    return are_equal(source, start, start + length, source, at, after)
+
+
+@register_jitable
+def read_whole(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
     """Store the whole number at `at`; the position after it, or `NOWHERE`."""
-    after, negative, digits, _, kind = read_number(source, at, end)
+    after, negative, digits, _, kind = read_number(source, at, end, last_word)
     if kind != WHOLE:
         return NOWHERE
     store(target, place, -digits if negative else digits)
@@ -79,9 +94,9 @@ def read_whole(source: Any, at: int, end: int, target: Any, place: int) -> int:
 
 
 @register_jitable
-def read_double(source: Any, at: int, end: int, target: Any, place: int) -> int:
+def read_double(source: Any, at: int, end: int, last_word: int, target: Any, place: int) -> int:
     """Store the bits of the double nearest to the number at `at`; the position after it, or `NOWHERE`."""
-    after, negative, digits, power, kind = read_number(source, at, end)
+    after, negative, digits, power, kind = read_number(source, at, end, last_word)
     if kind == UNKNOWN:
         return NOWHERE
     bits = double_bits(digits, power)
@@ -145,13 +160,15 @@ def read_json_rows(
     number_of, ends, content = pointer(numbers), pointer(string_ends), pointer(string_content)
     flags, verdict_of, seen_in = pointer(valid), pointer(verdicts), pointer(seen)
     last_word, irregular = data.shape[0] - 8, 0
+    spans = np.zeros(2 * REMEMBERED, np.int64)
+    known = pointer(spans)
     for field in range(fields):
         store(seen_in, field, -1)
         if load(kind_of, field) >= STRING:
             store(ends, load(slot_of, field) * (rows + 1), 0)
     for row in range(rows):
         at, end = load(limits, row), load(limits, row + 1)
-        verdict, expected, found = IRREGULAR, 0, 0
+        verdict, expected, found, passed = IRREGULAR, 0, 0, 0
         at = skip_blanks(source, at, end)
         if not present[row]:
             verdict, at = NO_VALUE, end
@@ -165,7 +182,16 @@ def read_json_rows(
             # a name, and what it is called
             if load(source, at) != QUOTE:
                 break
-            name, field = at + 1, -1
+            name, field, member = at + 1, -1, at
+            if passed < REMEMBERED and is_again(source, at, end, known, passed):
+                at += load(known, 2 * passed + 1)
+                passed += 1
+                byte = load(source, at)
+                if byte == CLOSE_OBJECT:
+                    verdict = GOOD
+                elif byte == COMMA:
+                    at = skip_blanks(source, at + 1, end)
+                continue
             if expected < fields:
                 first, last = load(name_limits, expected), load(name_limits, expected + 1)
                 close = name + last - first
@@ -188,6 +214,10 @@ def read_json_rows(
             # its value
             if field < 0:
                 at = pass_value(source, at, end, last_word)
+                if passed < REMEMBERED:
+                    store(known, 2 * passed, member)
+                    store(known, 2 * passed + 1, max(0, at - member))
+                    passed += 1
             else:
                 if load(seen_in, field) == row:
                     break
@@ -215,9 +245,9 @@ def read_json_rows(
                 elif letter != MINUS and not is_digit(letter):
                     break
                 elif kind == INTEGER:
-                    at = read_whole(source, at, end, number_of, place)
+                    at = read_whole(source, at, end, last_word, number_of, place)
                 else:
-                    at = read_double(source, at, end, number_of, place)
+                    at = read_double(source, at, end, last_word, number_of, place)
             if at < 0:
                 break
             at = skip_blanks(source, at, end)

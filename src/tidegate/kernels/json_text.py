@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numba.extending import register_jitable
 
-from tidegate.kernels.key_bytes import load_word
-from tidegate.kernels.memory import copy, load, store
+from tidegate.kernels.key_bytes import copy_key, load_word
+from tidegate.kernels.memory import load, store
 from tidegate.kernels.words import subtract_words, trailing_zeros
 
 NOWHERE: Final = -1
@@ -371,5 +371,5 @@ def pass_value(source: Any, at: int, end: int, last_word: int) -> int:
 
 @register_jitable
 def copy_text(source: Any, at: int, close: int, target: Any, into: int) -> int:
-    copy(target, into, source, at, close - at)
+    copy_key(target, into, source, at, close - at)
     return into + close - at

@@ -1,7 +1,7 @@
-"""Whole words out of bytes, and two keys compared, inside kernels.
+"""Whole words out of bytes, keys copied and compared, inside kernels.
 
-Compiled, `load_word` is one load of any alignment without a check (a kernel proves its positions first, K2);
-in plain Python it refuses to leave the array, as `memory` does.
+Compiled, `load_word` and `store_word` are one access of any alignment without a check (a kernel proves its positions
+first, K2); in plain Python they refuse to leave the array, as `memory` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import register_jitable
 
-from tidegate.kernels.memory import intrinsic, load, overload, types
+from tidegate.kernels.memory import copy, intrinsic, load, overload, store, types
 
 int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
 
@@ -39,6 +39,74 @@ def _compile_load_word(source: Any, index: Any) -> Any:
         return _load_word(source, index)
 
     return compiled
+
+
+def store_word(target: Any, index: int, word: Any) -> None:
+    """Write eight bytes from `index` on, little-endian."""
+    if not 0 <= index <= len(target) - 8:
+        raise IndexError(f"word at {index} of {len(target)} bytes")
+    target[index : index + 8] = list(int(word).to_bytes(8, "little"))
+
+
+@intrinsic
+def _store_word(typing_context: Any, target: Any, index: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        where = builder.gep(arguments[0], [arguments[1]])
+        builder.store(arguments[2], builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.uint64), generate
+
+
+@overload(store_word)
+def _compile_store_word(target: Any, index: Any, word: Any) -> Any:
+    def compiled(target: Any, index: Any, word: Any) -> Any:
+        return _store_word(target, index, word)
+
+    return compiled
+
+
+def store_half(target: Any, index: int, number: int) -> None:
+    """Write the low four bytes of a number from `index` on, little-endian."""
+    if not 0 <= index <= len(target) - 4:
+        raise IndexError(f"half a word at {index} of {len(target)} bytes")
+    target[index : index + 4] = list((int(number) & 0xFFFFFFFF).to_bytes(4, "little"))
+
+
+@intrinsic
+def _store_half(typing_context: Any, target: Any, index: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        half = ir.IntType(32)
+        where = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), half.as_pointer())
+        builder.store(builder.trunc(arguments[2], half), where, align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.int64), generate
+
+
+@overload(store_half)
+def _compile_store_half(target: Any, index: Any, number: Any) -> Any:
+    def compiled(target: Any, index: Any, number: Any) -> Any:
+        return _store_half(target, index, number)
+
+    return compiled
+
+
+@register_jitable
+def copy_key(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> None:
+    """Copy a key between two places that do not overlap: most are a few words, which no call is worth."""
+    if length > 32:
+        copy(target, into, source, out_of, length)
+    elif length >= 8:
+        last = length - 8  # words from both ends, which may meet
+        if length > 16:
+            store_word(target, into + 8, load_word(source, out_of + 8))
+            store_word(target, into + last - 8, load_word(source, out_of + last - 8))
+        store_word(target, into, load_word(source, out_of))
+        store_word(target, into + last, load_word(source, out_of + last))
+    else:
+        for place in range(length):
+            store(target, into + place, load(source, out_of + place))
 
 
 @register_jitable

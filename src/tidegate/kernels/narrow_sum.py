@@ -24,8 +24,9 @@ from tidegate.kernels.compiling import (
     kernel,
 )
 from tidegate.kernels.exact_sum import HEADER, UNITS, is_valid
-from tidegate.kernels.key_bytes import int64
+from tidegate.kernels.key_bytes import int64, store_half, store_word
 from tidegate.kernels.memory import pointer, prefetch, store
+from tidegate.kernels.words import leading_zeros
 
 UINT64S = types.Array(types.uint64, 1, "C")
 AHEAD: Final = 16  # rows between the one at hand and the one whose sum is fetched
@@ -34,7 +35,7 @@ MOST_DIGITS: Final = 5
 
 _EXPONENTS: Final = 0x7FF
 _FRACTION: Final = (1 << 52) - 1
-_DIGIT: Final = (1 << 32) - 1
+_DIGIT = np.uint64((1 << 32) - 1)
 _U0, _ONE, _U32, _U33, _U63, _U64 = (np.uint64(number) for number in (0, 1, 32, 33, 63, 64))
 
 
@@ -89,9 +90,8 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
     target = pointer(data)
     position = low - 1075 + UNITS
     shift, first = np.uint64(position & 31), position >> 5
-    # the sum moved up to where digits begin, of which the lowest is taken at once
+    # the sum moved up to where digits begin: two words, and what is above them
     down = _U33 - shift
-    digits = np.empty(MOST_DIGITS, np.int64)
     at = int64(0)
     bounds[0] = 0
     for group in range(bounds.shape[0] - 1):
@@ -100,30 +100,30 @@ def write_narrow(sums: Any, low: int, bounds: Any, data: Any, valid: Any) -> Any
             valid[group >> 3] |= np.uint8(1 << (group & 7))
             middle = (lower >> down) | (upper << (_U64 - down))
             high = int64(upper) >> int64(down)
-            digits[0] = int64((lower >> _ONE) << shift) & _DIGIT
-            digits[1] = int64(middle) & _DIGIT
-            digits[2] = int64(middle >> _U32)
-            digits[3] = high & _DIGIT
-            digits[4] = (high >> 32) & _DIGIT
-            sign = high >> 63
-            stop = int64(MOST_DIGITS)
-            while stop > 0 and digits[stop - 1] == sign & _DIGIT:
-                below = int64(0) if stop == 1 else digits[stop - 2]
-                if below >> 31 != sign & 1:
-                    break
-                stop -= 1
+            low_word = (((lower >> _ONE) << shift) & _DIGIT) | (middle << _U32)
+            high_word, above = (middle >> _U32) | (np.uint64(high) << _U32), high >> 32
+            # bits that differ from the sign, and how many digits these and a sign take
+            sign = np.uint64(high >> 63)
+            if np.uint64(above) != sign:
+                stop = int64(4) + ((64 - leading_zeros(np.uint64(above) ^ sign)) >> 5) + 1
+            elif high_word != sign:
+                stop = int64(2) + ((64 - leading_zeros(high_word ^ sign)) >> 5) + 1
+            elif low_word != sign:
+                stop = ((64 - leading_zeros(low_word ^ sign)) >> 5) + 1
+            else:
+                stop = int64(sign & _ONE)
             start = int64(0)
-            while start < stop and digits[start] == 0:
+            while start < stop and low_word & _DIGIT == _U0:
+                low_word = (low_word >> _U32) | (high_word << _U32)
+                high_word = (high_word >> _U32) | (np.uint64(above) << _U32)
+                above >>= 32
                 start += 1
             store(target, at, 0)
             store(target, at + 1, first + start if start < stop else 0)
-            at += HEADER
-            for digit in range(start, stop):
-                number = digits[digit]
-                store(target, at, number)
-                store(target, at + 1, number >> 8)
-                store(target, at + 2, number >> 16)
-                store(target, at + 3, number >> 24)
-                at += 4
+            # all digits there can be: those that are not wanted are written over, or lie in the room behind
+            store_word(target, at + HEADER, low_word)
+            store_word(target, at + HEADER + 8, high_word)
+            store_half(target, at + HEADER + 16, above)
+            at += HEADER + 4 * (stop - start)
         bounds[group + 1] = at
     return at

@@ -17,7 +17,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import BYTES, INT32S, INT64, READ_BYTES, READ_INT32S, READ_INT64S, kernel
-from tidegate.kernels.key_bytes import are_equal, compare, int64
+from tidegate.kernels.key_bytes import are_equal, int64
 from tidegate.kernels.memory import load, pointer, store
 
 BITS_A_KEY: Final = 32
@@ -167,31 +167,3 @@ def leap_run(
                 break
             line += 1
     return count
-
-
-@kernel(INT64(READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT64S, INT32S))
-def number_keys(hashes: Any, data: Any, bounds: Any, ts: Any, numbers: Any) -> Any:
-    """The number of each row's key, for rows that ascend by (hash, key, ts), each triple once: how many keys.
-
-    Below zero when row -answer - 1 does not ascend.
-    """
-    source, number = pointer(data), int64(-1)
-    for row in range(hashes.shape[0]):
-        is_new = True
-        if row > 0 and hashes[row] <= hashes[row - 1]:
-            if hashes[row] < hashes[row - 1]:
-                return -int64(row) - 1
-            order = compare(
-                source,
-                int64(bounds[row - 1]),
-                int64(bounds[row]),
-                source,
-                int64(bounds[row]),
-                int64(bounds[row + 1]),
-            )
-            if order > 0 or (order == 0 and ts[row] <= ts[row - 1]):
-                return -int64(row) - 1
-            is_new = order < 0
-        number += is_new
-        numbers[row] = number
-    return number + 1

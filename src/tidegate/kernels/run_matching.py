@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT32S, READ_BYTES, READ_INT32S, READ_INT64S, kernel
 from tidegate.kernels.compiling import INT64 as INT64_TYPE
-from tidegate.kernels.grouping import READ_UINT64S
+from tidegate.kernels.group_order import READ_UINT64S
 from tidegate.kernels.key_bytes import compare, int64
 from tidegate.kernels.memory import pointer
 

@@ -24,10 +24,10 @@ from tidegate.kernels.compiling import (
     READ_INT64S,
     kernel,
 )
-from tidegate.kernels.grouping import READ_UINT64S, UINT64S
-from tidegate.kernels.key_bytes import are_equal, int64
+from tidegate.kernels.group_order import READ_UINT64S, UINT64S
+from tidegate.kernels.key_bytes import are_equal, copy_key, int64, load_word, store_word
 from tidegate.kernels.key_order import sort_by_key
-from tidegate.kernels.memory import copy, pointer
+from tidegate.kernels.memory import pointer
 
 INT64_PAIR = types.UniTuple(types.int64, 2)
 READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
@@ -196,6 +196,18 @@ def measure_lines(lines: Any, hashes: Any, bounds: Any, out_hashes: Any, out_bou
     return filled
 
 
+@kernel(INT64(READ_INT32S, READ_INT32S, INT32S))
+def measure_keys(lines: Any, bounds: Any, out_bounds: Any) -> Any:
+    """The offsets of these lines' keys once they lie behind each other; answers how many bytes they have."""
+    filled = int64(0)
+    out_bounds[0] = 0
+    for place in range(lines.shape[0]):
+        line = lines[place]
+        filled += int64(bounds[line + 1]) - int64(bounds[line])
+        out_bounds[place + 1] = filled
+    return filled
+
+
 @kernel(types.void(READ_INT32S, READ_BYTES, READ_INT32S, READ_INT32S, BYTES))
 def copy_keys(lines: Any, data: Any, bounds: Any, out_bounds: Any, out_data: Any) -> None:
     """The keys of these lines behind each other, where `measure_lines` put them."""
@@ -203,11 +215,29 @@ def copy_keys(lines: Any, data: Any, bounds: Any, out_bounds: Any, out_data: Any
     for place in range(lines.shape[0]):
         line = lines[place]
         start = int64(bounds[line])
-        copy(target, int64(out_bounds[place]), source, start, int64(bounds[line + 1]) - start)
+        copy_key(target, int64(out_bounds[place]), source, start, int64(bounds[line + 1]) - start)
+
+
+@kernel(types.void(READ_INT32S, READ_BYTES, INT64, INT64, BYTES))
+def copy_even_keys(lines: Any, data: Any, first: int, width: int, out_data: Any) -> None:
+    """What `copy_keys` does for keys of one width, 8 to 16 bytes, of which line 0 has the one at `first`."""
+    source, target = pointer(data), pointer(out_data)
+    last = width - 8
+    for place in range(lines.shape[0]):
+        start, at = first + width * int64(lines[place]), width * place
+        store_word(target, at, load_word(source, start))
+        store_word(target, at + last, load_word(source, start + last))
 
 
 @kernel(types.void(READ_INT64S, READ_INT32S, INT64S))
 def gather_words(values: Any, rows: Any, into: Any) -> None:
     """`into[i]` = `values[rows[i]]`, for values of eight bytes."""
+    for place in range(rows.shape[0]):
+        into[place] = values[rows[place]]
+
+
+@kernel(types.void(READ_INT32S, READ_INT32S, INT32S))
+def gather_halves(values: Any, rows: Any, into: Any) -> None:
+    """`into[i]` = `values[rows[i]]`, for values of four bytes."""
     for place in range(rows.shape[0]):
         into[place] = values[rows[place]]

@@ -69,42 +69,45 @@ def advance_clocks(
     times from before a shuffle, no elements when there are none. `seen[p]` becomes 1 when a clock was asked.
     """
     count = partitions.shape[0]
-    at = -1
+    at, number, clock = -1, 0, 0
+    has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
+    least = floor[0]
     for row in range(first, ts.shape[0]):
-        number = partition[row]
-        if at < 0 or partitions[at] != number:
+        if at < 0 or partition[row] != number:
+            if at >= 0:
+                clocks[at] = clock
+            number = partition[row]
             at = -1
             for other in range(count):
                 if partitions[other] == number:
                     at = other
                     break
             if at < 0:
+                floor[0] = least
                 return row
+            clock = clocks[at]
+        time = ts[row]
         verdict = GOOD
-        if key_valid.shape[0] > 0:
-            bit = key_start + row
-            if (key_valid[bit >> 3] >> (bit & 7)) & 1 == 0:
-                verdict = NO_KEY
-        if verdict == GOOD:
-            if ts[row] < 0:
-                verdict = NEGATIVE
-            elif ts[row] > latest:
-                verdict = FUTURE
-        if verdict == GOOD:
-            time = ts[row]
-            if stamped.shape[0] > 0 and stamped[row] > time:
+        if not has_all_keys and (key_valid[(key_start + row) >> 3] >> ((key_start + row) & 7)) & 1 == 0:
+            verdict = NO_KEY
+        elif time < 0:
+            verdict = NEGATIVE
+        elif time > latest:
+            verdict = FUTURE
+        else:
+            if is_stamped and stamped[row] > time:
                 time = stamped[row]
             seen[at] = 1
-            before = clocks[at]
-            was_idle = idle[at]
-            idle[at] = 0
-            if time > before:
-                clocks[at] = time
-            if was_idle == 1 or (time > before and before <= floor[0]):
-                least = least_clock(clocks, idle, count)
-                if least > floor[0]:
-                    floor[0] = least
-        stream_time[row] = clocks[at]
-        judged[row] = max(clocks[at], floor[0])
+            if time > clock or idle[at] == 1:
+                before = clock
+                if time > clock:
+                    clock = time
+                    clocks[at] = time
+                if idle[at] == 1 or before <= least:
+                    idle[at] = 0
+                    least = max(least, least_clock(clocks, idle, count))
+        stream_time[row] = clock
+        judged[row] = max(clock, least)
         verdicts[row] = verdict
+    floor[0] = least
     return int(ts.shape[0])

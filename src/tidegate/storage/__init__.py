@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tidegate.storage.reading.reader import StorageReader
     from tidegate.storage.reading.view import SortedRangeView
     from tidegate.storage.runs.aggregates import Count, Custom, First, Last, Max, Mean, Min, Sum
+    from tidegate.storage.runs.sorted_rows import SortedRows
     from tidegate.storage.runtime import WorkerStorageRuntime
-    from tidegate.storage.spec import Cursor, Merge, StoreSpec
+    from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state.handle import StateHandle
     from tidegate.storage.state.ports import BytesCodec, StateCodec
     from tidegate.storage.stats import StatsPoller, StorageStats
@@ -41,8 +42,9 @@ _HOME = {
     "reading.reader": ("StorageReader",),
     "reading.view": ("SortedRangeView",),
     "runs.aggregates": ("Count", "Custom", "First", "Last", "Max", "Mean", "Min", "Sum"),
+    "runs.sorted_rows": ("SortedRows",),
     "runtime": ("WorkerStorageRuntime",),
-    "spec": ("Cursor", "Merge", "StoreSpec"),
+    "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
     "state.handle": ("StateHandle",),
     "state.ports": ("BytesCodec", "StateCodec"),
     "stats": ("StatsPoller", "StorageStats"),
@@ -61,6 +63,7 @@ __all__ = [
     "Count",
     "Cursor",
     "Custom",
+    "EarlierShape",
     "ExtraState",
     "First",
     "Last",
@@ -77,6 +80,7 @@ __all__ = [
     "RowsTail",
     "RuntimeContext",
     "SortedRangeView",
+    "SortedRows",
     "StateCodec",
     "StateHandle",
     "StatsPoller",

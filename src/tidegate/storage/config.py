@@ -24,6 +24,7 @@ from tidegate.durations import DurationLike, SizeLike, duration_ms, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.storage.index.entries import Tenant
 
+DELETERS = ("worker", "master")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
@@ -75,12 +76,19 @@ class StorageConfig:
     delete_backoff_ms: int = 1000
     delete_backoff_max_ms: int = 60_000
     retained_checkpoints: int = 2  # of a task; older ones are released when the next one is begun
+    deleted_by: str = "worker"  # or "master": then nothing is deleted here but by `collect_garbage`
     garbage_grace_ms: int = 3_600_000
     max_hot_keys: int = 4_000_000  # of one task; beyond it, relief drops the coldest though there is room
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            self._check_number(each.name)
+            if each.name != "deleted_by":
+                self._check_number(each.name)
+        if self.deleted_by not in DELETERS:
+            raise InvalidError(
+                f"deleted_by is {self.deleted_by!r}; say 'worker' when one process at a time has a task, 'master' "
+                "when several may and only their master knows which checkpoints count"
+            )
         for tenant in Tenant:
             self._check_tenant(tenant)
         for name, whole in (("low_watermark_permille", "soft max"), ("repack_live_permille", "pack")):
@@ -140,6 +148,11 @@ class StorageConfig:
     def limits(self, tenant: Tenant) -> TenantLimits:
         limits: TenantLimits = getattr(self, tenant.value)
         return limits
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the worker deletes what its own checkpoints do not need any more."""
+        return self.deleted_by == "worker"
 
     @property
     def largest_append_bytes(self) -> int:

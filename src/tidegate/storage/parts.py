@@ -27,7 +27,7 @@ from tidegate.storage.memory.caches import RunCache
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.pack import PackCache, write_pack
+from tidegate.storage.packs.pack import NewPack, PackCache, write_packs
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import StoreSpec
 from tidegate.storage.state.handle import StateCaches
@@ -126,25 +126,50 @@ class StorageParts:
 
     def store(self, task: TaskStorage, spec: StoreSpec, segment: int, runs: Sequence[Run]) -> list[StoredRef]:
         """Write runs of one time segment as a new pack, counted as live until `retire` says otherwise."""
-        name = pack_name(task.task, spec.name, segment, self.randomness.uuid().hex)
+        (refs,) = self.store_all(task, spec, [(segment, runs)])
+        return refs
+
+    def store_all(
+        self, task: TaskStorage, spec: StoreSpec, segments: Sequence[tuple[int, Sequence[Run]]]
+    ) -> list[list[StoredRef]]:
+        """A new pack for each time segment, all of them durable together; as `store` does."""
+        unique = self.randomness.uuid
+        packs = [
+            NewPack(segment, runs, pack_name(task.task, spec.name, segment, unique().hex))
+            for segment, runs in segments
+        ]
         started = self.clock.monotonic_ms()
+        at_once = self.config.load_io_parallelism if self.backend.is_remote else 1
         try:
-            refs = write_pack(self.backend, task.task, spec, segment, runs, name)
+            refs = write_packs(self.backend, task.task, spec, packs, at_once=at_once)
         except ConflictError:
-            raise  # the name is somebody else's object: not ours to retire
+            raise  # a name is somebody else's object: not ours to retire
         except BaseException:
-            # The put may have happened although it failed to say so: the name must not be left behind.
-            self.retirement.retire(task.task, [name])
+            # A put may have happened although it failed to say so: its name must not be left behind.
+            self.retirement.retire(task.task, [pack.name for pack in packs])
             raise
-        self.use.add(task.task, refs)
-        nbytes = sum(run.nbytes for run in runs)
-        self.stats.dumped(task.task, runs=len(refs), nbytes=nbytes, ms=self.ms_since(started))
+        if task.unnamed_since_ms is None:
+            task.unnamed_since_ms = started
+        for stored in refs:
+            self.use.add(task.task, stored)
+        self.stats.dumped(
+            task.task,
+            packs=len(refs),
+            runs=sum(map(len, refs)),
+            nbytes=sum(ref.nbytes for stored in refs for ref in stored),
+            ms=self.ms_since(started),
+        )
         return refs
 
     def retire(self, task: TaskStorage, refs: Iterable[StoredRef]) -> None:
         """Stored runs left live metadata (or never entered it); a pack without live runs is queued for deletion."""
-        if unused := self.use.remove(task.task, refs):
+        unused = self.use.remove(task.task, refs)
+        if unused and self.config.deletes:
             self.retirement.retire(task.task, unused)
+        elif unused:  # its master's from now on: nothing is to be known of it here
+            for pack in unused:
+                self.packs.forget(pack)
+            self.use.forget(task.task, unused)
 
 
 def row_weight(run: Run) -> int:

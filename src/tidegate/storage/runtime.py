@@ -38,8 +38,8 @@ from tidegate.storage.state.handle import StateHandle
 from tidegate.storage.state.ports import StateCodec, Value
 from tidegate.storage.state.shelf import shelf_state
 from tidegate.storage.stats import StorageStats
-from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, TaskStorage
-from tidegate.storage.upkeep.checkpointing import checkpoint
+from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, TaskStorage, mark_of
+from tidegate.storage.upkeep.checkpointing import checkpoint, is_at
 from tidegate.storage.upkeep.compact import compact
 from tidegate.storage.upkeep.dump import dump
 from tidegate.storage.upkeep.operations import WAITING, Operation, run_through
@@ -125,6 +125,8 @@ class WorkerStorageRuntime:
         fill(storage, store)
         with storage.lock:
             storage.stores[spec.name] = store
+        if storage.standing is not None:
+            storage.standing.marks[spec.name] = mark_of(store)
 
     def detach(self, task: str, state: BucketIndexState | None = None) -> None:
         """Give up one store of a task, or with no state the whole task: its memory and budgets are free again.
@@ -135,6 +137,7 @@ class WorkerStorageRuntime:
         self.supervisor.stop(storage)
         if state is not None:
             store = storage.store_of(state)
+            storage.standing = None
             gone = state.index.load((), next_order=0, max_cursor=None)
             parts.drop_hot(storage, gone.hot)
             parts.retire(storage, gone.stored)
@@ -164,13 +167,25 @@ class WorkerStorageRuntime:
             parts.stats.overloaded(task, error.reason)
             raise
 
-    def apply_checkpoint(self, task: str, token: bytes, *, retained: Sequence[bytes] = ()) -> None:
-        """Make the task what it was at that checkpoint. Only metadata is read; rows are read when asked for.
+    def is_at(self, task: str, token: bytes | None) -> bool:
+        """Whether the task holds exactly what it held at that checkpoint, so that it can go on from there.
 
+        None is the beginning. Nothing is read; some microseconds. On the operator's thread.
+        """
+        storage = self._parts.tasks.find(task)
+        return token is None if storage is None else is_at(self._parts, storage, token)
+
+    def apply_checkpoint(self, task: str, token: bytes | None, *, retained: Sequence[bytes] = ()) -> None:
+        """Make the task what it was at that checkpoint, or with None empty as at the beginning.
+
+        Only metadata is read; rows are read when asked for. A task that is there already stays as it is.
         `retained` are tokens of older checkpoints that must stay restorable: without them, a fresh process knows
         of none, and deletes what only those need as soon as the restored content does not need it any more.
         """
         storage = self._task(task)
+        if not retained and is_at(self._parts, storage, token):
+            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it goes on
+            return
         started = self._parts.clock.monotonic_ms()
         was_running = self.supervisor.stop(storage)
         try:
@@ -266,8 +281,8 @@ class WorkerStorageRuntime:
                     self.supervisor.close_inline(storage)
                 yield phase
         except StopIteration as ended:
-            token: Token = ended.value
-            return token.encode()
+            token: bytes = ended.value
+            return token
         finally:
             operation.close()
 

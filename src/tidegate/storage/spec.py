@@ -17,6 +17,8 @@ Buckets and time segments are floors, also below zero: âˆ’1 lies in the bucket â
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -49,6 +51,17 @@ HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierShape:
+    """How a store was shaped when some of its packs were written, and what makes such rows those of now.
+
+    Earlier columns are the first ones of now; `grow` appends the others. A store may only grow at the end.
+    """
+
+    spec: StoreSpec
+    grow: Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSpec:
     """The shape of a store, fixed for its life; `payload` is derived from the aggregates for a fold."""
 
@@ -60,6 +73,10 @@ class StoreSpec:
     segment_ms: int = 0  # the time segment's interval; 0: one time segment is one bucket
     rows: pa.Schema = field(init=False, repr=False, compare=False)
     """The columns of a run's rows: cursor, tombstone mark (`last` only), payload."""
+    earlier: tuple[EarlierShape, ...] = field(default=(), init=False, repr=False, compare=False)
+    """Shapes that packs of this store may still have; see `grown_from`."""
+    fingerprint: str = field(init=False, repr=False, compare=False)
+    """What must not change between writing a store and reading it: kind, columns, aggregates, widths."""
 
     def __post_init__(self) -> None:
         if not self.name or "/" in self.name:
@@ -86,14 +103,37 @@ class StoreSpec:
         mark = [pa.field("deleted", pa.bool_(), nullable=False)] if self.merge is Merge.LAST else []
         cursor = [pa.field(name, pa.int64(), nullable=False) for name in ("ts", "seq")]
         object.__setattr__(self, "rows", pa.schema([*cursor, *mark, *list(self.payload)]))
+        object.__setattr__(self, "fingerprint", self._fingerprint())
 
-    @property
-    def fingerprint(self) -> str:
-        """What must not change between writing a store and reading it: kind, columns, aggregates, widths."""
+    def _fingerprint(self) -> str:
         shape = [self.name, self.merge.value, str(self.bucket_ms), str(self.segment_ms)]
         shape += [f"{each.name}:{each.type}:{each.nullable}" for each in self.payload]
         shape += [each.fingerprint() for each in self.aggregates]
         return hashlib.blake2b("\0".join(shape).encode(), digest_size=16).hexdigest()
+
+    def grown_from(self, shapes: Sequence[EarlierShape]) -> StoreSpec:
+        """The same store, which also reads packs of these shapes."""
+        for shape in shapes:
+            before = shape.spec
+            same = (before.name, before.merge, before.bucket_ms, before.segment_ms) == (
+                self.name, self.merge, self.bucket_ms, self.segment_ms
+            )  # fmt: skip
+            if not same or list(before.rows) != list(self.rows)[: len(before.rows)]:
+                raise InvalidError(
+                    f"store {self.name}: an earlier shape may only lack columns at the end; its name, kind of merge "
+                    "and widths are those of now"
+                )
+        grown = copy(self)
+        object.__setattr__(grown, "earlier", tuple(shapes))
+        return grown
+
+    def reads(self, fingerprint: str) -> bool:
+        """Whether packs with this fingerprint are this store's, as it is or as it was."""
+        return fingerprint == self.fingerprint or self.shape_of(fingerprint) is not None
+
+    def shape_of(self, fingerprint: str) -> EarlierShape | None:
+        """The earlier shape with this fingerprint."""
+        return next((each for each in self.earlier if each.spec.fingerprint == fingerprint), None)
 
     def bucket_of(self, ts: int) -> int:
         """Where the bucket of `ts` starts."""

@@ -33,10 +33,9 @@ _OF_TASK = {
     "appended_bytes": "bytes accepted",
     "pruned_rows": "rows pruned",
     "pruned_bytes": "bytes pruned",
-    "loads": "read plans loaded",
-    "loaded_runs": "runs read from the backend",
-    "loaded_bytes": "bytes read from the backend",
-    "load_seconds": "time spent loading",
+    "loads": "times a reader needed runs that were not in memory",
+    "loaded_runs": "runs that readers took from packs",
+    "loaded_bytes": "bytes of those runs",
     "pressure_runs": "times memory was relieved",
     "pressure_needed_bytes": "memory that relief was to take back",
     "pressure_freed_bytes": "memory that relief took back",
@@ -115,13 +114,13 @@ class StorageStats:
     def pruned(self, task: str, *, rows: int, nbytes: int) -> None:
         self._count(task, pruned_rows=rows, pruned_bytes=nbytes)
 
-    def loaded(self, task: str, *, runs: int, nbytes: int, ms: int = 0) -> None:
-        """One plan was loaded, so many of its runs from the backend."""
-        self._count(task, loads=1, loaded_runs=runs, loaded_bytes=nbytes, load_seconds=ms / 1000)
+    def loaded(self, task: str, runs: int, nbytes: int) -> None:
+        """A reader asked for runs that are not in memory."""
+        self._count(task, loads=1, loaded_runs=runs, loaded_bytes=nbytes)
 
-    def dumped(self, task: str, *, runs: int, nbytes: int, ms: int) -> None:
-        """One pack was written."""
-        self._count(task, dump_calls=1, dump_runs=runs, dump_bytes=nbytes, dump_seconds=ms / 1000)
+    def dumped(self, task: str, *, runs: int, nbytes: int, ms: int, packs: int = 1) -> None:
+        """Packs were written."""
+        self._count(task, dump_calls=packs, dump_runs=runs, dump_bytes=nbytes, dump_seconds=ms / 1000)
 
     def compacted(self, task: str, *, runs: int, nbytes: int, ms: int = 0) -> None:
         self._count(

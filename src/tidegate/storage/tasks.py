@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import CorruptError, InternalError, InvalidError, UnavailableError
-from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.index.bucket_index import BucketIndex
+from tidegate.storage.index.state import BucketIndexState, ExtraState
 from tidegate.storage.packs.manifest import ManifestChain, StoreState
 from tidegate.storage.spec import Cursor, StoreSpec
 
@@ -35,6 +36,32 @@ class AttachedStore:
         return self.state.index.spec
 
 
+class Mark(NamedTuple):
+    """By what to tell that a store is as it was: nothing appended or pruned, no number used, the same extra."""
+
+    rows_of: BucketIndex
+    data_version: int
+    next_seq: int
+    extra: bytes
+
+
+def mark_of(store: AttachedStore, extra: bytes | None = None) -> Mark:
+    """The store as it is now; on the operator's thread. `extra` when it was encoded at this moment anyway."""
+    state = store.state
+    if extra is None:
+        extra = state.encode_extra() if isinstance(state, ExtraState) else b""
+    return Mark(state.index, state.index.data_version, store.next_seq, extra)
+
+
+@dataclass(slots=True)
+class Standing:
+    """The checkpoint a task was last equal to (None: the beginning), and its stores as they were then."""
+
+    token: bytes | None = None
+    named: frozenset[str] = frozenset()  # stores the checkpoint names
+    marks: dict[str, Mark] = field(default_factory=dict)  # those that are attached
+
+
 @dataclass(slots=True)
 class TaskStorage:
     """One task of the worker."""
@@ -48,6 +75,8 @@ class TaskStorage:
     number: int = 0  # of the last checkpoint
     retained: list[int] = field(default_factory=list)  # checkpoints whose objects are held, oldest first
     is_measured: bool = True  # whether the files of restored packs were looked at for what is dead in them
+    standing: Standing | None = field(default_factory=Standing)  # None: equal to no checkpoint for good
+    unnamed_since_ms: int | None = None  # when the first pack was stored that no checkpoint names yet
     failure: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -63,6 +92,19 @@ class TaskStorage:
         if isinstance(failure, CorruptError):
             raise CorruptError(message, path=failure.path, position=failure.position) from failure
         raise UnavailableError(message) from failure
+
+    def is_as_at(self, token: bytes | None) -> bool:
+        """Whether the stores hold what they held at this checkpoint; state caches are not looked at."""
+        standing = self.standing
+        if standing is None or standing.token != token or self.failure is not None:
+            return False
+        stores = self.stores
+        if len(stores) != len(standing.marks):
+            return False
+        return all(
+            (store := stores.get(name)) is not None and mark_of(store) == mark
+            for name, mark in standing.marks.items()
+        )
 
     def fail(self, error: BaseException) -> None:
         """Stop the task; the first reason stays."""

@@ -65,7 +65,9 @@ def wire(
         maintenance_slots=config.max_inflight_maintenance,
         timeout_ms=config.scratch_timeout_ms,
     )
-    reader = StorageReader(packs, pins, scratch, lambda task: tasks.get(task).key_clock, stats.overloaded)
+    reader = StorageReader(
+        packs, pins, scratch, lambda task: tasks.get(task).key_clock, stats.overloaded, stats.loaded
+    )
     shelf = StateShelf(tasks, reader, config.max_run_rows)
     parts = StorageParts(
         config=config,
@@ -93,6 +95,7 @@ def wire(
             backoff_ms=config.delete_backoff_ms,
             backoff_max_ms=config.delete_backoff_max_ms,
             deletes_at_once=config.delete_parallelism if backend.is_remote else 1,
+            deletes=config.deletes,
         ),
         packs=packs,
         states=StateCaches(

@@ -22,9 +22,9 @@ from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned, StoredRef, Tenant
 from tidegate.storage.index.state import BucketIndexState
 from tidegate.storage.parts import StorageParts, bytes_by_key
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.building import FoldedRows, build_runs
 from tidegate.storage.runs.run import Run
-from tidegate.storage.runs.sorted_rows import build_sorted_runs
+from tidegate.storage.runs.sorted_rows import SortedRows, build_sorted_runs
 from tidegate.storage.spec import Cursor, Merge
 from tidegate.storage.tasks import AttachedStore, TaskStorage
 
@@ -52,27 +52,33 @@ class StorageWriter:
         runs = self._build(store, rows)
         return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
 
-    def append_sorted(
-        self,
-        task: str,
-        state: BucketIndexState,
-        rows: pa.RecordBatch,
-        hashes: npt.NDArray[np.uint64],
-        *,
-        timeout_ms: int | None = None,
-    ) -> list[AppendBatch]:
-        """`append` to a `last` store for rows `key`, `ts`, payload that ascend by (hash of the key, key, ts)."""
+    def append_folded(
+        self, task: str, state: BucketIndexState, rows: pa.RecordBatch, *, timeout_ms: int | None = None
+    ) -> tuple[list[AppendBatch], FoldedRows | None]:
+        """`append` to a fold store; also all that the runs hold, in one piece, unless the batch had to be cut."""
         storage = self._parts.tasks.get(task)
         storage.check()
-        store, config = storage.store_of(state), self._parts.config
+        store = storage.store_of(state)
         if rows.num_rows == 0:
-            return []
-        step = max(1, rows.num_rows * config.max_batch_bytes // max(rows.nbytes, config.max_batch_bytes))
+            return [], None
+        whole: list[FoldedRows] = []
+        runs = self._build(store, rows, whole)
+        batches = self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
+        return batches, whole[0] if len(whole) == 1 else None
+
+    def append_sorted(
+        self, task: str, state: BucketIndexState, rows: SortedRows, *, timeout_ms: int | None = None
+    ) -> list[AppendBatch]:
+        """`append` to a `last` store for rows that ascend by (hash of the key, key, ts)."""
+        storage = self._parts.tasks.get(task)
+        storage.check()
+        store, config, count = storage.store_of(state), self._parts.config, len(rows.order)
+        step = max(1, count * config.max_batch_bytes // max(rows.nbytes, config.max_batch_bytes))
         runs: list[Run] = []
-        for start in range(0, rows.num_rows, step):
-            part = hashes[start : start + step]
-            runs += build_sorted_runs(store.spec, rows.slice(start, step), part, max_rows=config.max_run_rows)
-        return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
+        for start in range(0, max(count, 1), step):
+            piece = rows if step >= count else rows.slice(start, start + step)
+            runs += build_sorted_runs(store.spec, piece, max_rows=config.max_run_rows)
+        return self.accept(storage, store, runs, count, timeout_ms=timeout_ms) if runs else []
 
     def accept(
         self,
@@ -151,13 +157,15 @@ class StorageWriter:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _build(self, store: AttachedStore, rows: pa.RecordBatch) -> list[Run]:
+    def _build(
+        self, store: AttachedStore, rows: pa.RecordBatch, whole: list[FoldedRows] | None = None
+    ) -> list[Run]:
         config = self._parts.config
         largest = config.max_batch_bytes
         seq = store.next_seq if store.spec.merge is Merge.APPEND else None
         # The size of the buffers is quick to know and at least that of the rows: mostly that is enough.
         if rows.get_total_buffer_size() <= largest or (nbytes := rows.nbytes) <= largest:
-            return build_runs(store.spec, rows, first_seq=seq, max_rows=config.max_run_rows)
+            return build_runs(store.spec, rows, first_seq=seq, max_rows=config.max_run_rows, whole=whole)
         if rows.num_rows == 1 and nbytes > config.largest_append_bytes:
             raise InvalidError(
                 f"store {store.spec.name}: one row of {nbytes} bytes is more than the "
@@ -168,7 +176,7 @@ class StorageWriter:
         for start in range(0, rows.num_rows, step):
             piece = rows.slice(start, step)
             first = None if seq is None else seq + start
-            runs += build_runs(store.spec, piece, first_seq=first, max_rows=config.max_run_rows)
+            runs += build_runs(store.spec, piece, first_seq=first, max_rows=config.max_run_rows, whole=whole)
         return runs
 
     def _take_in(
@@ -200,7 +208,10 @@ class StorageWriter:
 
 
 def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
-    min_ts, max_ts = run.min_ts, run.max_ts
+    min_ts, max_ts, seq = run.min_ts, run.max_ts, run.seq
+    lowest = highest = 0
+    if seq.any():
+        lowest, highest = int(seq[run.ts == min_ts].min()), int(seq[run.ts == max_ts].max())
     return AppendBatch(
         bucket=run.bucket,
         hot=hot,
@@ -209,6 +220,6 @@ def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
         charge=run.nbytes,
         min_ts=min_ts,
         max_ts=max_ts,
-        min_cursor=Cursor(min_ts, int(run.seq[run.ts == min_ts].min())),
-        max_cursor=Cursor(max_ts, int(run.seq[run.ts == max_ts].max())),
+        min_cursor=Cursor(min_ts, lowest),
+        max_cursor=Cursor(max_ts, highest),
     )

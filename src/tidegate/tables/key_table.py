@@ -7,6 +7,7 @@ a retention, so a warning says so.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,12 +15,11 @@ from tidegate.errors import TidegateWarning
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import TableRules, table_rules
-from tidegate.tables.opening import open_table
+from tidegate.tables.opening import open_topic
 from tidegate.tables.queries.forms import KeyQueries
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
 from tidegate.tables.table import Table, TableAt
-from tidegate.tables.windowed_table import _partitions
 
 if TYPE_CHECKING:
     from tidegate.tables.queries.explain import Explanation
@@ -54,24 +54,29 @@ def table(
 ) -> KeyTable:
     """Read a plain topic as a table, kept in the folder `state`.
 
+    `log` is an open log, or where it is: a folder or `kafka://host:port`.
     `windowed_key` takes a windowed serde for the whole key, where windows are wanted by key and without an end.
     """
-    rules = table_rules(
-        "key",
-        topic,
-        _partitions(log, topic),
-        consumed=consumed,
-        materialized=materialized,
-        on_bad_key=on_bad_key,
-    )
+    if windowed_key is not None and not isinstance(windowed_key, WindowedSerde):
+        raise TypeError(f"{windowed_key!r} is not windowed; give plain key serdes in Consumed")
+
+    def rules_of(partitions: tuple[int, ...]) -> TableRules:
+        rules = table_rules(
+            "key",
+            topic,
+            partitions,
+            consumed=consumed,
+            materialized=materialized,
+            on_bad_key=on_bad_key,
+        )
+        return rules if windowed_key is None else replace(rules, key=windowed_key)
+
+    found = open_topic(KeyTable, log, topic, rules_of, state, read_only=read_only, follow=follow, **settings)
     if windowed_key is not None:
-        if not isinstance(windowed_key, WindowedSerde):
-            raise TypeError(f"{windowed_key!r} is not windowed; give plain key serdes in Consumed")
         warnings.warn(
-            f"table {rules.shape.name} keeps windows of {topic} by key, without an end; windowed_table and "
+            f"table {found.name} keeps windows of {topic} by key, without an end; windowed_table and "
             "sessioned_table keep them for a retention",
             TidegateWarning,
             stacklevel=2,
         )
-        rules = TableRules(rules.shape, windowed_key, rules.value, rules.consumed, rules.on_bad_key)
-    return open_table(KeyTable, log, rules, state, read_only=read_only, follow=follow, **settings)
+    return found

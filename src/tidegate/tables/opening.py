@@ -1,8 +1,9 @@
 """Opening a table: decide who builds it, restore its last commit, go on from there.
 
-    read_only=True           a reader of what another process commits
+    read_only=True           a reader of what another process commits, for good
     lease free               this process builds: takes the lease, fences the one before, restores, reads on
-    lease held               a reader too; the table says so in `role`
+    lease held               a reader, until the builder is gone: then whoever follows the table, or waits for it
+                             (`catch_up`, `at_least`), goes on building it; the table says so in `role`
 
 Everything that can be refused is refused before anything is created.
 """
@@ -10,22 +11,21 @@ Everything that can be refused is refused before anything is created.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, duration_ms
-from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.metrics import Metrics
+from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler
-from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-from tidegate.tables.building.commits import Commits, lease_name
-from tidegate.tables.building.lease import DEFAULT_TTL_MS, Lease
-from tidegate.tables.building.materialiser import Cadence, Materialiser, kept_checkpoints
+from tidegate.storage import StorageConfig, open_backend
+from tidegate.tables.building.claim import Claim
+from tidegate.tables.building.lease import DEFAULT_TTL_MS
+from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.building.shape import TableRules
-from tidegate.tables.building.source import attach, kept_open, task_of
 from tidegate.tables.table import Table
 
 if TYPE_CHECKING:
@@ -33,6 +33,35 @@ if TYPE_CHECKING:
 
 AnyTable = TypeVar("AnyTable", bound=Table)
 logger = logging.getLogger(__name__)
+
+
+def open_topic(
+    kind: type[AnyTable],
+    log: Any,
+    topic: str,
+    rules_of: Callable[[tuple[int, ...]], TableRules],
+    state: str | Path | StorageBackend,
+    **settings: Any,
+) -> AnyTable:
+    """Open the table that `rules_of` describes, given the topic's partitions.
+
+    `log` is an open log, or where one is: a folder or `kafka://host:port`. Such a one is opened to be read, and closed
+    with the table.
+    """
+    check_topic_name(topic)
+    if not isinstance(log, str | Path):
+        return open_table(
+            kind, log, rules_of(tuple(log.describe(topic).partition_numbers)), state, **settings
+        )
+    from tidegate.log.access.connect import is_kafka, open_log
+
+    opened = open_log(str(log)) if is_kafka(str(log)) else open_log(str(log), read_only=True)
+    try:
+        rules = rules_of(tuple(opened.describe(topic).partition_numbers))
+        return open_table(kind, opened, rules, state, owns_log=True, **settings)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def open_table(
@@ -51,105 +80,66 @@ def open_table(
     clock: Clock | None = None,
     randomness: Randomness | None = None,
     scheduler: Scheduler | None = None,
+    owns_log: bool = False,
 ) -> AnyTable:
     """Open the table in `state`: a folder, a backend's address, or a backend.
 
-    `bootstrap` reads the topic up to its end before returning; `follow` goes on in the background. `files`, `clock`
-    and `randomness` default to the log's.
+    `bootstrap` reads the topic up to its end before returning; `follow` goes on in the background, and takes the table
+    over when the process that builds it is gone. `files`, `clock` and `randomness` default to the log's.
     """
     clock = clock or getattr(log, "clock", None) or SystemClock()
     randomness = randomness or getattr(log, "randomness", None) or SystemRandomness()
     owns = isinstance(state, str | Path)
-    backend = (
+    backend: Any = (
         open_backend(state, files=files, clock=clock, randomness=randomness)  # type: ignore[arg-type]
         if owns
         else state
     )
     try:
-        builder = None
+        claim, builder = None, None
         if not read_only:
-            ttl_ms = duration_ms(lease_ttl)
-            if ttl_ms <= 0:
-                raise InvalidError("lease_ttl is 0: a lease that ends at once protects nothing")
-            lease = Lease(
-                backend,  # type: ignore[arg-type]
-                lease_name(rules.shape.name),
+            claim = Claim(
+                log,
+                rules,
+                backend,
+                cadence=cadence or Cadence(),
+                storage=storage,
+                lease_ttl_ms=duration_ms(lease_ttl),
                 clock=clock,
                 randomness=randomness,
-                ttl_ms=ttl_ms,
+                scheduler=scheduler,
             )
-            held = lease.acquire()
-            if held is None:
-                builder = _build(
-                    log, rules, backend, lease, cadence or Cadence(), storage, clock, randomness, scheduler
-                )
-            else:
+            builder = claim.attempt()
+            if claim.held is not None:
                 logger.info(
                     "table %s is built by process %d on %s; reading it here",
                     rules.shape.name,
-                    held.pid,
-                    held.host,
+                    claim.held.pid,
+                    claim.held.host,
                 )
-        table = kind(rules, backend, log, builder=builder, clock=clock, owns_backend=owns)  # type: ignore[arg-type]
+        table = kind(
+            rules,
+            backend,
+            log,
+            builder=builder,
+            clock=clock,
+            owns_backend=owns,
+            owns_log=owns_log,
+            claim=claim,
+        )
     except BaseException:
         if owns:
-            backend.close()  # type: ignore[union-attr]
+            backend.close()
         raise
-    if builder is not None:
-        try:
+    try:
+        if builder is not None:
             if bootstrap:
                 table.catch_up()
             elif builder.commits.newest is None:
                 builder.commit()  # so that readers find the table
-            if follow:
-                builder.run()
-        except BaseException:
-            table.close()
-            raise
+        if follow:
+            table.follow()
+    except BaseException:
+        table.close()
+        raise
     return table
-
-
-def _build(
-    log: Any,
-    rules: TableRules,
-    backend: Any,
-    lease: Lease,
-    cadence: Cadence,
-    storage: StorageConfig | None,
-    clock: Clock,
-    randomness: Randomness,
-    scheduler: Scheduler | None,
-) -> Materialiser:
-    commits = Commits(backend, rules.shape, lease.epoch)
-    try:
-        known = commits.take_over()
-    except BaseException:
-        lease.release()
-        raise
-    config = storage or StorageConfig(retained_checkpoints=kept_checkpoints())
-    if config.retained_checkpoints < kept_checkpoints():
-        raise InvalidError(
-            f"retained_checkpoints is {config.retained_checkpoints}; a table keeps its last commits readable and needs "
-            f"at least {kept_checkpoints()}"
-        )
-    metrics = getattr(log, "metrics", None) or Metrics()
-    runtime = WorkerStorageRuntime.open(
-        config,
-        kept_open(backend),
-        clock=clock,
-        randomness=randomness,
-        scheduler=scheduler,
-        metrics=metrics,
-    )
-    try:
-        task = task_of(rules.shape)
-        tokens = [commit.token for commit in known]
-        if known:
-            runtime.apply_checkpoint(task, tokens[-1], retained=tokens[:-1])
-        source = attach(runtime, rules)
-        runtime.collect_garbage(task, tokens)
-        return Materialiser(log, source, commits, lease, clock=clock, metrics=metrics, cadence=cadence)
-    except BaseException:
-        runtime.close()
-        lease.release()
-        raise

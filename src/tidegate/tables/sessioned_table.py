@@ -6,17 +6,17 @@ sessions followed by the merged one; between them the table is as the topic was,
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidegate.durations import DurationLike
+from tidegate.durations import DurationLike, MomentLike, moment_ms
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import table_rules
-from tidegate.tables.opening import open_table
+from tidegate.tables.opening import open_topic
 from tidegate.tables.queries.forms import SessionQueries
 from tidegate.tables.table import Table, TableAt
-from tidegate.tables.windowed_table import _partitions
 
 if TYPE_CHECKING:
     from tidegate.tables.queries.explain import Explanation
@@ -31,9 +31,9 @@ class SessionedTable(Table, SessionQueries):
 
     _at = SessionedTableAt
 
-    def explain(self, key: Any, start: int, end: int) -> Explanation:
+    def explain(self, key: Any, start: MomentLike, end: MomentLike) -> Explanation:
         """Which records made this session's value, what was left out and why, and what it still waits for."""
-        return self._explain(key, end, start)
+        return self._explain(key, moment_ms(end), moment_ms(start))
 
 
 def sessioned_table(
@@ -51,17 +51,21 @@ def sessioned_table(
 ) -> SessionedTable:
     """Read a topic of sessions as a table, kept in the folder `state`.
 
+    `log` is an open log, or where it is: a folder or `kafka://host:port`.
+
     `retention` is how far behind the newest session end others stay readable; by default a day.
     """
     if "window_size" in settings:
         raise TypeError("sessions carry both their ends: a sessioned table has no window_size")
-    rules = table_rules(
+    rules_of = partial(
+        table_rules,
         "session",
         topic,
-        _partitions(log, topic),
         consumed=consumed,
         materialized=materialized,
         retention=retention,
         on_bad_key=on_bad_key,
     )
-    return open_table(SessionedTable, log, rules, state, read_only=read_only, follow=follow, **settings)
+    return open_topic(
+        SessionedTable, log, topic, rules_of, state, read_only=read_only, follow=follow, **settings
+    )

@@ -2,15 +2,17 @@
 
 The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
 one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
-topic. A role is settled when the table is opened.
+topic. When the builder is gone, a reader that follows the table, or waits for more of it, becomes the builder; one
+that was opened with `read_only=True` never does.
 
 Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.clock import Clock
@@ -20,10 +22,12 @@ from tidegate.tables.building.commits import Commit, load_commits
 from tidegate.tables.building.partition_state import Counts
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import Snapshot, TableSource
+from tidegate.tables.building.successor import Successor
 from tidegate.tables.queries.forms import DEFAULT_TIMEOUT, Positions, TableQueries
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.building.claim import Claim
     from tidegate.tables.building.materialiser import Materialiser
     from tidegate.tables.queries.changes import Subscription
     from tidegate.tables.queries.explain import Explanation
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 LOOK_AGAIN_MS: Final = 100
 TRIES: Final = 4
+
+logger = logging.getLogger(__name__)
 
 
 class TableAt(TableQueries):
@@ -58,6 +64,12 @@ class TableAt(TableQueries):
     def source(self) -> TableSource:
         return self._snapshot.source
 
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """This commit as a Spark DataFrame; with `columns`, only they are read."""
+        from tidegate.tables.queries.spark_frame import spark_frame
+
+        return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
+
     def close(self) -> None:
         self._snapshot.close()
 
@@ -82,6 +94,8 @@ class Table(TableQueries):
         builder: Materialiser | None,
         clock: Clock,
         owns_backend: bool = True,
+        owns_log: bool = False,
+        claim: Claim | None = None,
     ) -> None:
         self.rules = rules
         self._backend = backend
@@ -89,6 +103,11 @@ class Table(TableQueries):
         self._builder = builder
         self._clock = clock
         self._owns_backend = owns_backend
+        self._owns_log = owns_log
+        self._claim = claim
+        self._successor = None if claim is None else Successor(self._take_over, claim.retry_ms, clock)
+        self._follows = False
+        self._asked_ms: int | None = None
         self._lock = threading.RLock()
         self._shown: Snapshot | None = None
         self._version = ""
@@ -147,6 +166,18 @@ class Table(TableQueries):
 
     # -- going on --------------------------------------------------------------------------------
 
+    def follow(self) -> None:
+        """Go on in the background: build the table if it is ours, else build it once nobody else does."""
+        self._check_open()
+        with self._lock:
+            self._follows = True
+            builder = self._builder
+        if builder is not None:
+            if not builder.is_running:
+                builder.run()
+        elif self._successor is not None:
+            self._successor.start()
+
     def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
         """See everything that is in the topic now; the position then.
 
@@ -155,18 +186,13 @@ class Table(TableQueries):
         """
         self._check_open()
         timeout_ms = duration_ms(timeout)
-        if self._builder is None:
-            with self._log.reader(
-                self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
-            ) as reader:
-                self._wait(reader.end_offsets(), timeout_ms)
-            return self.position
-        builder = self._builder
-        targets = builder.end_offsets()
-        if not self._reach(builder, targets, timeout_ms):
-            raise self._late(targets, timeout_ms)
-        if not builder.is_running:
-            builder.commit()
+        with self._log.reader(
+            self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
+        ) as reader:
+            targets = reader.end_offsets()
+        self._wait(targets, timeout_ms)
+        if self._builder is not None and not self._builder.is_running:
+            self._builder.commit()
         return self.position
 
     def commit(self, timeout: DurationLike = DEFAULT_TIMEOUT) -> Commit:
@@ -201,6 +227,16 @@ class Table(TableQueries):
         self._past.append(past)
         return past
 
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """The last commit, as it is when a query runs, as a Spark DataFrame; with `columns`, only they are read.
+
+        What this process has seen and not committed is not in it: `commit()` first.
+        """
+        from tidegate.tables.queries.spark_frame import spark_frame
+
+        self._check_open()
+        return spark_frame(spark, self._backend, self.rules, None, columns=columns)
+
     def changes(self, limit_rows: int = 1_000_000) -> Subscription:
         """The changes from now on, as `Change(new, old)`; only where the table is built."""
         self._check_open()
@@ -223,6 +259,8 @@ class Table(TableQueries):
         if self._closed:
             return
         self._closed = True
+        if self._successor is not None:
+            self._successor.stop()
         try:
             if self._builder is not None:
                 self._builder.close()
@@ -235,6 +273,8 @@ class Table(TableQueries):
                 self._builder.source.runtime.close()
             if self._owns_backend:
                 self._backend.close()
+            if self._owns_log:
+                self._log.close()
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -292,15 +332,39 @@ class Table(TableQueries):
         raise UnavailableError(f"table {self.name} commits faster than it can be opened here; try again")
 
     def _wait(self, targets: Mapping[int, int], timeout_ms: int) -> None:
-        if self._builder is not None:
-            if not self._reach(self._builder, targets, timeout_ms):
-                raise self._late(targets, timeout_ms)
-            return
         deadline = self._clock.monotonic_ms() + timeout_ms
         while not _reached(self.position, targets):
-            if self._clock.monotonic_ms() >= deadline:
+            left = deadline - self._clock.monotonic_ms()
+            builder = self._builder or self._take_over_if_due()
+            if builder is not None and self._reach(builder, targets, max(0, left)):
+                return
+            if left <= 0:
                 raise self._late(targets, timeout_ms)
             self._clock.sleep_ms(10)
+
+    def _take_over_if_due(self) -> Materialiser | None:
+        """Whoever waits for a table that nobody builds builds it; asked for now and then, not all the time."""
+        if self._successor is None:
+            return None
+        self._successor.check()
+        now_ms = self._clock.monotonic_ms()
+        if self._asked_ms is not None and now_ms - self._asked_ms < LOOK_AGAIN_MS:
+            return None
+        self._asked_ms = now_ms
+        return self._take_over()
+
+    def _take_over(self) -> Materialiser | None:
+        """Become the builder, if there is none; the builder then."""
+        with self._lock:
+            if self._builder is None and self._claim is not None and not self._closed:
+                self._builder = self._claim.attempt()
+                if self._builder is not None:
+                    logger.info(
+                        "table %s has no builder any more; this process goes on building it", self.name
+                    )
+                    if self._follows:
+                        self._builder.run()
+            return self._builder
 
     def _reach(self, builder: Materialiser, targets: Mapping[int, int], timeout_ms: int) -> bool:
         """Wait for a builder in the background; else do its work here."""

@@ -6,14 +6,15 @@ with their window start (see `windows.keys`); where a window ends is not in the 
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tidegate.durations import DurationLike
+from tidegate.durations import DurationLike, MomentLike, moment_ms
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import table_rules
-from tidegate.tables.opening import open_table
+from tidegate.tables.opening import open_topic
 from tidegate.tables.queries.forms import WindowQueries
 from tidegate.tables.table import Table, TableAt
 
@@ -30,9 +31,9 @@ class WindowedTable(Table, WindowQueries):
 
     _at = WindowedTableAt
 
-    def explain(self, key: Any, start: int) -> Explanation:
+    def explain(self, key: Any, start: MomentLike) -> Explanation:
         """Which records made this window's value, what was left out and why, and what it still waits for."""
-        return self._explain(key, start, 0)
+        return self._explain(key, moment_ms(start), 0)
 
 
 def windowed_table(
@@ -52,13 +53,15 @@ def windowed_table(
 ) -> WindowedTable:
     """Read a topic of time windows as a table, kept in the folder `state`.
 
+    `log` is an open log, or where it is: a folder or `kafka://host:port`.
+
     `retention` is how far behind the newest window others stay readable; by default a day, or the window size if
     that is more. Further settings are those of `opening.open_table`.
     """
-    rules = table_rules(
+    rules_of = partial(
+        table_rules,
         "window",
         topic,
-        _partitions(log, topic),
         size=window_size,
         consumed=consumed,
         materialized=materialized,
@@ -66,11 +69,6 @@ def windowed_table(
         retention=retention,
         on_bad_key=on_bad_key,
     )
-    return open_table(WindowedTable, log, rules, state, read_only=read_only, follow=follow, **settings)
-
-
-def _partitions(log: Any, topic: str) -> tuple[int, ...]:
-    from tidegate.log.topics.topics import check_topic_name
-
-    check_topic_name(topic)
-    return tuple(log.describe(topic).partition_numbers)
+    return open_topic(
+        WindowedTable, log, topic, rules_of, state, read_only=read_only, follow=follow, **settings
+    )

@@ -68,3 +68,10 @@ class EventBatch:
 
     def with_values(self, values: pa.RecordBatch) -> EventBatch:
         return replace(self, values=values)
+
+
+def no_events(values: pa.Schema) -> EventBatch:
+    """No event at all, with these columns."""
+    none = np.empty(0, np.int64)
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    return EventBatch(pa.array([], pa.binary()), none, none, np.empty(0, np.int32), none, empty)

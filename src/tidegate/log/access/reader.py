@@ -74,7 +74,9 @@ class Reader:
         max_bytes: SizeLike = DEFAULT_MAX_BYTES,
         max_piece_bytes: SizeLike = DEFAULT_PIECE_BYTES,
         check_crcs: bool = True,
+        buffer: bytearray | None = None,
     ) -> None:
+        """`buffer` is memory to fetch into, for callers that make many readers, one after the other."""
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidError(f"isolation={isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         description = log.describe(topic)
@@ -92,7 +94,7 @@ class Reader:
         self._records = log.metrics.counter(
             "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
         )
-        self._buffer: bytearray | None = None  # decoding copies out of it, so it is used again and again
+        self._buffer = buffer  # decoding copies out of it, so it is used again and again
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._turn = 0
         now_ms = log.clock.now_ms()

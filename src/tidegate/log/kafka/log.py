@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, client_settings, load_client
+from tidegate.log.kafka.offsets import Offsets
 from tidegate.log.topics.catalog import unknown_topic
 from tidegate.log.topics.topic_config import ConfigEntry, Origin, Source, TopicConfig
 from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tidegate.log.kafka.reader import KafkaReader
 
 _HIDDEN_PREFIX = "__"
+_LISTED_PAUSE_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class KafkaLog:
                 config=_formatted(config or {}),
             )
             self._wait(f"create topic {name}", self._admin.create_topics([new])[name])
+            self._await_listed(name)
         return self.describe(name)
 
     def alter_topic(
@@ -167,8 +171,7 @@ class KafkaLog:
         partitions = len(self._topic_metadata(topic).partitions)
         if integrity is False:
             return KafkaWriter(self.servers, self.client, topic, **settings)
-        client = {"enable.idempotence": True, **self.client}
-        writer = KafkaWriter(self.servers, client, topic, **settings)
+        writer = KafkaWriter(self.servers, self.client, topic, **{"idempotent": True, **settings})
         return numbered(writer, integrity, partitions=partitions)
 
     def reader(
@@ -191,7 +194,17 @@ class KafkaLog:
                     f"topic {topic} has no partition {number}; it has 0 to {len(known) - 1}",
                     kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
                 )
-        return KafkaReader(self.servers, self.client, topic, numbers, start=start, stop=stop, **settings)
+        return KafkaReader(
+            self.servers, self.client, topic, numbers, start=start, stop=stop, admin=self._admin, **settings
+        )
+
+    def bounds(
+        self, topic: str, partitions: Iterable[int], *, isolation: str = "read_uncommitted"
+    ) -> dict[int, tuple[int, int]]:
+        """Partition → its first offset, and the one that readers of this isolation may not reach yet."""
+        numbers, offsets = list(partitions), Offsets(self.servers, self._admin, topic, isolation)
+        first, end = offsets.first(numbers), offsets.end(numbers)
+        return {number: (first[number], end[number]) for number in numbers}
 
     def close(self) -> None:
         """The client lets go of its connections when nobody holds it."""
@@ -202,6 +215,13 @@ class KafkaLog:
         found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
         topics: dict[str, Any] = found.topics
         return topics
+
+    def _await_listed(self, topic: str) -> None:
+        """A cluster that has made a topic needs a moment until every broker lists it."""
+        clock = SystemClock()
+        deadline_ms = clock.monotonic_ms() + int(TIMEOUT_SECONDS * 1000)
+        while topic not in self._metadata() and clock.monotonic_ms() < deadline_ms:
+            clock.sleep_ms(_LISTED_PAUSE_MS)
 
     def _topic_metadata(self, topic: str) -> Any:
         known = self._metadata()  # never by name: asking for an unknown topic may create it

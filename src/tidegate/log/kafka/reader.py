@@ -2,6 +2,9 @@
 
 Positions are asked of the cluster for all partitions at once; messages become one Arrow batch a partition.
 
+R1  a position never passes its stop: what lies behind it belongs to whoever reads on from there.
+R2  iterating ends: where nothing comes any more although the partition goes on, the cluster is out of reach.
+
 Thread rule: one reader, one thread.
 """
 
@@ -16,12 +19,16 @@ import pyarrow as pa
 
 from tidegate.clock import SystemClock
 from tidegate.durations import DurationLike, duration_ms
-from tidegate.errors import OffsetOutOfRangeError
+from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
 from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
-from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, load_client, translated
+from tidegate.log.kafka.client import calling, load_client, translated
+from tidegate.log.kafka.offsets import Offsets
 
 _FETCH_MESSAGES = 10_000
+_FETCH_WAIT_MS = 50  # of a range: how long a broker may take to say that only markers are left in it
+_FETCHED_AHEAD = 100_000
+_STALL_MS = 10_000
 _NO_TIMESTAMP_TYPE = 0
 
 
@@ -52,6 +59,7 @@ class KafkaReader:
         stop: StartLike | None = None,
         isolation: str = "read_uncommitted",
         follow: bool = False,
+        admin: Any | None = None,
     ) -> None:
         self.topic = topic
         self.partitions = tuple(partitions)
@@ -60,19 +68,10 @@ class KafkaReader:
         self._servers = servers
         self._module = load_client()
         self._clock = SystemClock()
-        settings = {
-            "group.id": "tidegate-reader",
-            **client,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "isolation.level": isolation,
-        }
-        self._admin_module: Any = import_module("confluent_kafka.admin")
-        self._admin = calling(
-            "configure the Kafka client", servers, lambda: self._admin_module.AdminClient(dict(client))
-        )
-        self._consumer = calling("configure the consumer", servers, lambda: self._module.Consumer(settings))
+        if admin is None:
+            make = import_module("confluent_kafka.admin").AdminClient
+            admin = calling("configure the Kafka client", servers, lambda: make(dict(client)))
+        self._offsets = Offsets(servers, admin, topic, isolation)
         self._ready: deque[pa.RecordBatch] = deque()
         now_ms = self._clock.now_ms()
         starts = self._resolve(parse_positions(start, self.partitions, now_ms=now_ms))
@@ -80,6 +79,17 @@ class KafkaReader:
         if stop is not None:
             stops = self._resolve(parse_positions(stop, self.partitions, now_ms=now_ms))
         self._tracks = {number: _Track(starts[number], stops[number]) for number in self.partitions}
+        ranges = [track.stop - track.offset for track in self._tracks.values() if track.stop is not None]
+        settings = {
+            "group.id": "tidegate-reader",
+            **({} if stop is None else _of_range(max(ranges, default=0))),
+            **client,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "isolation.level": isolation,
+        }
+        self._consumer = calling("configure the consumer", servers, lambda: self._module.Consumer(settings))
         self._assign()
 
     def __enter__(self) -> KafkaReader:
@@ -94,10 +104,15 @@ class KafkaReader:
             ends = self.end_offsets()
             for number, track in self._tracks.items():
                 track.stop = max(ends[number], track.offset) if track.stop is None else track.stop
+        moved_ms, before = self._clock.monotonic_ms(), self.positions()
         while not self.is_done:
             batch = self.poll(1000)
             if batch is not None:
                 yield batch
+            if batch is not None or self.positions() != before:
+                moved_ms, before = self._clock.monotonic_ms(), self.positions()
+            elif not self.follow and self._clock.monotonic_ms() - moved_ms >= _STALL_MS:
+                raise self._stalled()
 
     def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
         """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
@@ -128,13 +143,11 @@ class KafkaReader:
 
     def start_offsets(self) -> dict[int, int]:
         """Partition → its first offset."""
-        earliest = self._admin_module.OffsetSpec.earliest()
-        return self._asked(dict.fromkeys(self.partitions, earliest))
+        return self._offsets.first(self.partitions)
 
     def end_offsets(self) -> dict[int, int]:
         """Partition → the offset readers of this isolation may not reach yet."""
-        latest = self._admin_module.OffsetSpec.latest()
-        return self._asked(dict.fromkeys(self.partitions, latest))
+        return self._offsets.end(self.partitions)
 
     def close(self) -> None:
         self._consumer.close()
@@ -162,8 +175,10 @@ class KafkaReader:
             if message.error() is not None:
                 self._note_error(message, track)
             elif track is not None and not track.is_done and message.offset() >= track.offset:
-                if track.stop is None or message.offset() < track.stop:
-                    found.setdefault(message.partition(), []).append(message)
+                if track.stop is not None and message.offset() >= track.stop:
+                    track.offset = track.stop  # R1: nothing but markers was left before it
+                    continue
+                found.setdefault(message.partition(), []).append(message)
                 track.offset = message.offset() + 1
         self._ready.extend(_to_batch(self.topic, number, messages) for number, messages in found.items())
 
@@ -171,7 +186,8 @@ class KafkaReader:
         error = message.error()
         if error.name() == "_PARTITION_EOF":
             if track is not None:  # the last offsets may be markers, which no message shows
-                track.offset = max(track.offset, message.offset())
+                end = message.offset() if track.stop is None else min(message.offset(), track.stop)
+                track.offset = max(track.offset, end)
             return
         if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE") and track is not None:
             number = message.partition()
@@ -185,17 +201,12 @@ class KafkaReader:
             )
         raise translated(error, f"read topic {self.topic}", self._servers)
 
-    def _asked(self, wanted: Mapping[int, Any]) -> dict[int, int]:
-        """Partition → the offset the cluster names for a specification, all in one request."""
-        levels = self._module.IsolationLevel
-        level = levels.READ_COMMITTED if self.isolation == "read_committed" else levels.READ_UNCOMMITTED
-        places = {self._module.TopicPartition(self.topic, number): what for number, what in wanted.items()}
-
-        def ask() -> dict[int, int]:
-            futures = self._admin.list_offsets(places, isolation_level=level, request_timeout=TIMEOUT_SECONDS)
-            return {place.partition: int(future.result().offset) for place, future in futures.items()}
-
-        return calling(f"ask for the offsets of {self.topic}", self._servers, ask)
+    def _stalled(self) -> UnavailableError:
+        number, track = next(each for each in self._tracks.items() if not each[1].is_done)
+        return UnavailableError(
+            f"{self._servers} sent nothing of {self.topic}-{number} from offset {track.offset} on "
+            f"for {_STALL_MS // 1000} s, though the range goes on to {track.stop}; check that its brokers are up"
+        )
 
     def _resolve(self, positions: Mapping[int, Position]) -> dict[int, int]:
         """Partition → the offset meant."""
@@ -203,11 +214,11 @@ class KafkaReader:
             return {number: position.value for number, position in positions.items()}
         firsts, ends = self.start_offsets(), self.end_offsets()
         times = {
-            number: self._admin_module.OffsetSpec.for_timestamp(position.value)
+            number: position.value
             for number, position in positions.items()
             if position.kind is PositionKind.TIME
         }
-        at_times = self._asked(times) if times else {}
+        at_times = self._offsets.at(times) if times else {}
         resolved: dict[int, int] = {}
         for number, (kind, value) in positions.items():
             if kind is PositionKind.OFFSET:
@@ -221,6 +232,14 @@ class KafkaReader:
             else:
                 resolved[number] = ends[number]
         return resolved
+
+
+def _of_range(records: int) -> dict[str, int]:
+    """Settings for reading so many records and no more: the client fetches ahead, by default a hundred thousand."""
+    return {
+        "fetch.wait.max.ms": _FETCH_WAIT_MS,
+        "queued.min.messages": min(max(records, 1), _FETCHED_AHEAD),
+    }
 
 
 def _to_batch(topic: str, partition: int, messages: list[Any]) -> pa.RecordBatch:

@@ -20,6 +20,7 @@ from tidegate.log.batches.records import coerce
 from tidegate.log.kafka.client import calling, load_client, translated
 
 _FLUSH_SECONDS = 120.0
+_CLIENT_SECONDS = 5.0  # the client tells a little later that time is up
 
 
 class KafkaWriter:
@@ -37,7 +38,13 @@ class KafkaWriter:
         producer_id: int | None = None,
         producer_epoch: int = 0,
         durability: str | None = None,
+        idempotent: bool = False,
+        timeout_seconds: float | None = None,
     ) -> None:
+        """`idempotent`: what the client sends again on its own is stored once, and in order.
+
+        With `timeout_seconds` a write that is not acknowledged in time fails, and nothing of it is sent any more.
+        """
         if producer_id is not None or producer_epoch:
             raise InvalidError(
                 "a broker hands out producer ids; for idempotent writing use -X enable.idempotence=true"
@@ -46,6 +53,7 @@ class KafkaWriter:
             "partitioner": "murmur2_random",
             "acks": "1" if durability == "os" else "all",
             "linger.ms": 5,
+            **({"enable.idempotence": True} if idempotent else {}),
             **client,
         }
         if compression is not None:
@@ -54,7 +62,10 @@ class KafkaWriter:
             settings["batch.size"] = size_bytes(batch_bytes)
         if batch_records is not None:
             settings["batch.num.messages"] = batch_records
+        if timeout_seconds is not None:
+            settings.setdefault("message.timeout.ms", int(timeout_seconds * 1000))
         self.topic = topic
+        self._flush_seconds = _FLUSH_SECONDS if timeout_seconds is None else timeout_seconds + _CLIENT_SECONDS
         self._servers = servers
         module = load_client()
         self._producer = calling("configure the producer", servers, lambda: module.Producer(settings))
@@ -80,13 +91,13 @@ class KafkaWriter:
         self._stored, self._failures = [], []
         for key, value, timestamp, headers, number in _rows(table, partition):
             self._produce(value, key, timestamp, headers, number)
-        left = self._producer.flush(_FLUSH_SECONDS)
+        left = self._producer.flush(self._flush_seconds)
         if self._failures:
             raise translated(self._failures[0], f"write to topic {self.topic}", self._servers)
         if left:
             raise UnavailableError(
                 f"{left} records for {self.topic} were not acknowledged by {self._servers} within "
-                f"{_FLUSH_SECONDS:.0f} s; whether they are stored is unknown"
+                f"{self._flush_seconds:.0f} s; whether they are stored is unknown"
             )
         return list(_runs(self._stored))
 

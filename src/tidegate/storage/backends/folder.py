@@ -6,7 +6,8 @@
     <root>/<name>.<unique>.tmp   an unfinished `put`; garbage when its writer is dead
 
 F1  an object appears under its name by one `link`, after its bytes were synced; the folder is synced after. The link
-    refuses a taken name, so two writers of one name cannot both win.
+    refuses a taken name, so two writers of one name cannot both win. Of several objects put together none appears
+    before all are synced; a crash may leave some of them.
 F2  no part of a name may be a symbolic link: names never lead out of the root.
 
 Safe for any number of threads and processes on one machine.
@@ -15,16 +16,18 @@ Safe for any number of threads and processes on one machine.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
-from tidegate.files import Files
+from tidegate.files import File, Files
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.port import (
     MAX_PUBLISHED_BYTES,
@@ -34,6 +37,7 @@ from tidegate.storage.backends.port import (
     check_name,
     check_prefix,
     chunks,
+    groups,
     missing,
     same_bytes,
 )
@@ -43,6 +47,8 @@ from tidegate.storage.packs.layout import Format, seal, unseal
 IDENTITY_FILE = "tidegate-storage"
 LOCK_FILE = "tidegate-storage.lock"
 IDENTITY = Format(b"TG-IDENT", "backend identity", 1, "restore it from a copy; tokens are checked against it")
+SYNCS_AT_ONCE = 3  # more of them cost the writer processor time, where it makes the next file
+MAX_WAYS = 4096
 LOCK_TRIES = 500
 LOCK_PAUSE_MS = 10
 OWN_FILES = frozenset({IDENTITY_FILE, LOCK_FILE})
@@ -52,6 +58,57 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Which backend this is, for life."""
 
     identity: str
+
+
+def _alone(view: memoryview) -> list[memoryview]:
+    return [view]
+
+
+class _Syncs:
+    """Files that are written, synced beside one another and closed: all of them when the block is left."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._threads: ThreadPoolExecutor | None = None
+        self._waiting: File | None = None
+        self._files: list[File] = []
+        self._syncing: list[Future[None]] = []
+
+    def own(self, file: File) -> None:
+        """Close the file in the end, whatever happens."""
+        self._files.append(file)
+
+    def sync(self, file: File) -> None:
+        """Begin to sync a file that is written; the first waits to see whether there is a second."""
+        if self._at_once == 1:
+            file.sync()
+        elif self._threads is None and self._waiting is None:
+            self._waiting = file
+        else:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._at_once, "tidegate-sync")
+            for each in (self._waiting, file):
+                if each is not None:
+                    self._syncing.append(self._threads.submit(each.sync))
+            self._waiting = None
+
+    def __enter__(self) -> _Syncs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._threads is not None:
+                self._threads.shutdown(wait=True)
+            if error is None:
+                if self._waiting is not None:
+                    self._waiting.sync()
+                for each in self._syncing:
+                    each.result()
+        finally:
+            for file in self._files:
+                file.close()
 
 
 class FolderBackend:
@@ -74,28 +131,52 @@ class FolderBackend:
         self._randomness = randomness or SystemRandomness()
         self._publishing = threading.Lock()
         self._durable: set[Path] = set()  # folders whose names are known to be on the disk
+        self._ways: dict[
+            str, list[Path]
+        ] = {}  # from the root to a folder: making paths costs more than looking
         self._files.mkdir(root)
         self.identity = self._read_or_make_identity()
 
     # -- objects ---------------------------------------------------------------------------------
 
     def put(self, name: str, parts: Sequence[Part]) -> None:
-        path = self._path(check_name(name), make=True)
-        temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
+        self.put_all([(name, parts)])
+
+    def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
+        """Several objects: while one is synced the next is written, and each folder is synced once."""
+        at_once = 1 if self._files.is_watched else SYNCS_AT_ONCE
+        written: list[tuple[str, Path, Path, Sequence[Part]]] = []
+        folders: dict[str, Path] = {}  # each is looked at once, not once for each object
         try:
-            with self._files.open(temporary, new=True) as file:
-                position = 0
-                for chunk in chunks(parts):
-                    file.write_at(position, chunk)
-                    position += len(chunk)
-                file.sync()
+            with _Syncs(at_once) as syncs:
+                for name, parts in objects:
+                    above, _, last = check_name(name).rpartition("/")
+                    if above not in folders:
+                        folders[above] = self._path(name, make=True).parent
+                    path = folders[above] / last
+                    temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
+                    written.append((name, path, temporary, parts))
+                    file = self._files.open(temporary, new=True)
+                    syncs.own(file)
+                    position = 0
+                    for group in map(_alone, chunks(parts)) if self._files.is_watched else groups(parts):
+                        file.write_parts(position, group)
+                        position += sum(view.nbytes for view in group)
+                    syncs.sync(file)
+            for each in written:
+                self._link(*each)
+        finally:
+            for _, _, temporary, _ in written:
+                self._files.unlink(temporary, missing_ok=True)
+        for folder in dict.fromkeys(path.parent for _, path, _, _ in written):
+            self._files.sync_folder(folder)
+
+    def _link(self, name: str, path: Path, temporary: Path, parts: Sequence[Part]) -> None:
+        try:
             self._files.link(temporary, path)
         except FileExistsError:
             if not same_bytes(parts, self.read(name)):
                 raise ConflictError(f"{path} exists already with other bytes; take a fresh name") from None
-        finally:
-            self._files.unlink(temporary, missing_ok=True)
-        self._files.sync_folder(path.parent)
 
     def read(self, name: str) -> pa.Buffer:
         try:
@@ -142,18 +223,23 @@ class FolderBackend:
 
     def _path(self, name: str, *, make: bool = False) -> Path:
         """Where the object lies, after a look at every folder on the way (F2)."""
-        *folders, last = name.split("/")
         if name in OWN_FILES:
             raise InvalidError(f"object name {name!r} is the backend's own; take another")
-        at = self.root
-        for folder in folders:
-            at = at / folder
+        above, _, last = name.rpartition("/")
+        folders = self._ways.get(above)
+        if folders is None:
+            if len(self._ways) >= MAX_WAYS:
+                self._ways.clear()
+            parts = above.split("/") if above else []
+            folders = [self.root.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
+            self._ways[above] = folders
+        for at in folders:
             found = self._files.stat(at)
             if make and at not in self._durable:
                 self._make_durable(at, missing=found is None)
             if found is not None and not found.is_folder:
                 raise InvalidError(f"{at} is not a folder, so {name} cannot lie in it; move it away")
-        return at / last
+        return (folders[-1] if folders else self.root) / last
 
     def _make_durable(self, folder: Path, *, missing: bool) -> None:
         """A folder another one just made may be lost in a power cut: everybody syncs it once himself."""

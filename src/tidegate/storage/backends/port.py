@@ -20,7 +20,7 @@ is refused instead of read. Thread rule: every method may be called from any thr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -34,6 +34,8 @@ MAX_COMPONENT_BYTES = 180  # leaves room for the suffix of a temporary file in a
 MAX_PUBLISHED_BYTES = 16 << 20
 TEMPORARY = ".tmp"
 ALIGNMENT = 64
+GROUP_BYTES = 1 << 19
+GROUP_PARTS = 512  # Linux takes 1024 in one call
 
 _COMPONENT = re.compile(r"[A-Za-z0-9_%=+@~,-][A-Za-z0-9._%=+@~,-]*\Z")
 
@@ -183,3 +185,21 @@ def chunks(parts: Sequence[Part], size: int = 1 << 20) -> Iterator[memoryview]:
             gathered = bytearray()
     if gathered:
         yield memoryview(gathered)
+
+
+def groups(parts: Iterable[Part]) -> Iterator[list[memoryview]]:
+    """The same bytes, nothing copied, in lists that are worth a call each: of about 512 KiB and few pieces.
+
+    Larger calls make Linux look for larger pages than it finds, and cost twice as much.
+    """
+    group: list[memoryview] = []
+    nbytes = 0
+    for view in map(view_of, parts):
+        for start in range(0, view.nbytes, GROUP_BYTES):
+            group.append(view[start : start + GROUP_BYTES])
+            nbytes += group[-1].nbytes
+            if nbytes >= GROUP_BYTES or len(group) == GROUP_PARTS:
+                yield group
+                group, nbytes = [], 0
+    if group:
+        yield group

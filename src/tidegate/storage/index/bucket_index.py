@@ -64,7 +64,7 @@ class BucketIndex:
         self._lock = threading.Lock()
         self._buckets: dict[int, Bucket] = {}
         self._starts: list[int] = []
-        self._version = 0
+        self._version = self._data_version = 0
         self._next_order = 0
         self._max_cursor: Cursor | None = None
         self._totals = Totals()
@@ -80,6 +80,16 @@ class BucketIndex:
     def version(self) -> int:
         """Grows with every change of any bucket: equal versions, equal index."""
         return self._version
+
+    @property
+    def data_version(self) -> int:
+        """Grows when rows come or go: equal versions, equal rows, wherever they lie and however they are merged."""
+        return self._data_version
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether the last confirmed export, or the manifest this was loaded from, still says all there is."""
+        return not self._changed and not self._noted.unstored
 
     @property
     def total_rows(self) -> int:
@@ -247,6 +257,7 @@ class BucketIndex:
                 if self._max_cursor is None or part.max_cursor > self._max_cursor:
                     self._max_cursor = part.max_cursor
                 entries.append(entry)
+            self._data_version = self._version
         return entries
 
     def publish(
@@ -331,6 +342,8 @@ class BucketIndex:
                     self._totals.take(dropped)
                 gone += dropped
             del self._starts[: len(emptied)]
+            if gone:
+                self._data_version = self._version
             return pruned(gone, emptied)
 
     def drop_segments(self, before: int) -> Pruned:
@@ -380,6 +393,7 @@ class BucketIndex:
                 self._put(Bucket(start, runs, self._version, self._version))
                 self._totals.add(runs)
             self._changed = {}
+            self._data_version = self._version
             self._next_order, self._max_cursor = next_order, max_cursor
             return pruned(gone, emptied)
 

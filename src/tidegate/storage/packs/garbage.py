@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.storage.backends.port import ObjectInfo, StorageBackend
 from tidegate.storage.packs.layout import belongs_to, task_prefix
-from tidegate.storage.packs.manifest import ManifestChain
+from tidegate.storage.packs.manifest import ManifestChain, ManifestFiles
 from tidegate.storage.packs.token import Token
 
 
@@ -59,11 +59,10 @@ def collect_garbage(
     """Remove the task's orphans; see the module's rules."""
     if grace_ms < 0:
         raise InvalidError(f"grace_ms is {grace_ms}; it must be 0 or more")
-    named = set(keep)
-    for encoded in retained:
-        token = Token.decode(encoded)
+    tokens = [Token.decode(encoded) for encoded in retained]
+    for token in tokens:
         token.check(backend, task)
-        named |= reachable(backend, token)
+    named = {*keep, *reachable(backend, *tokens)}
     kept, young, orphans = [], [], []
     for found in backend.list(task_prefix(task)):
         if not belongs_to(task, found.name):
@@ -88,10 +87,14 @@ def collect_garbage(
     )
 
 
-def reachable(backend: StorageBackend, token: Token) -> set[str]:
-    """Every object the checkpoint needs: its manifest, those it builds on, and its packs."""
-    chain, manifest = ManifestChain.load(backend, token)
-    return {*chain.names(), *manifest.packs()}
+def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
+    """Every object the checkpoints need: their manifests, those they build on, and their packs. Reads no pack."""
+    named: set[str] = set()
+    files = ManifestFiles(backend)
+    for token in tokens:
+        chain = ManifestChain.follow(files, token)
+        named.update(chain.names(), chain.packs())
+    return named
 
 
 def _remove(

@@ -29,6 +29,7 @@ from tidegate.storage.index.entries import RunEntry
 from tidegate.storage.packs.layout import damaged, manifest_name, seal
 from tidegate.storage.packs.manifest_body import (
     MANIFEST,
+    PACK,
     Body,
     Cells,
     Changes,
@@ -89,6 +90,21 @@ class _Sealed:
 
     content: bytes
     span: int
+
+
+class ManifestFiles:
+    """Manifest files, each read once: the chains of neighbouring checkpoints share most of theirs."""
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self.backend = backend
+        self._read: dict[tuple[str, Link], tuple[Body, int]] = {}
+
+    def read(self, task: str, wanted: Link) -> tuple[Body, int]:
+        """One file and its size, checked."""
+        known = self._read.get((task, wanted))
+        if known is None:
+            known = self._read[task, wanted] = read_body(self.backend, task, wanted)
+        return known
 
 
 class ManifestChain:
@@ -183,24 +199,35 @@ class ManifestChain:
     @classmethod
     def load(cls, backend: StorageBackend, token: Token) -> tuple[ManifestChain, Manifest]:
         """The checkpoint's manifest, and a chain that continues from it. Nothing missing is skipped."""
-        files: list[tuple[Link, Body, int]] = []
-        wanted: Link | None = Link(token.manifest, token.digest, token.number)
-        while wanted is not None:
-            if len(files) > MAX_CHAIN:
-                raise damaged(MANIFEST, token.manifest, f"it builds on more than {MAX_CHAIN} others", None)
-            body, size = read_body(backend, token.task, wanted)
-            files.append((wanted, body, size))
-            wanted = body.base
-        chain = cls(backend, token.task)
-        for link, body, size in reversed(files):
-            changes = apply_body(body, chain._newest)
-            chain._links.append(_Written(link, body.span, size, changes))
+        chain = cls.follow(ManifestFiles(backend), token)
         newest = chain._newest
         stores = {
             name: StoreState(*facts.counters, entries_of(facts.cells), facts.extra)
             for name, facts in newest.stores.items()
         }
         return chain, Manifest(token.task, token.number, stores, dict(newest.extras))
+
+    @classmethod
+    def follow(cls, files: ManifestFiles, token: Token) -> ManifestChain:
+        """The chain that ends at the checkpoint."""
+        found: list[tuple[Link, Body, int]] = []
+        wanted: Link | None = Link(token.manifest, token.digest, token.number)
+        while wanted is not None:
+            if len(found) > MAX_CHAIN:
+                raise damaged(MANIFEST, token.manifest, f"it builds on more than {MAX_CHAIN} others", None)
+            body, size = files.read(token.task, wanted)
+            found.append((wanted, body, size))
+            wanted = body.base
+        chain = cls(files.backend, token.task)
+        for link, body, size in reversed(found):
+            changes = apply_body(body, chain._newest)
+            chain._links.append(_Written(link, body.span, size, changes))
+        return chain
+
+    def packs(self) -> set[str]:
+        """Every pack a stored run of the newest checkpoint lies in."""
+        stores = self._newest.stores.values()
+        return {run[PACK] for facts in stores for runs in facts.cells.values() for run in runs}
 
 
 def _compare_cells(

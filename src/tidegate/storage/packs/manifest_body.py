@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -31,6 +31,7 @@ _facts = attrgetter(
     *("order", "rows", "keys", "nbytes", "charge", "min_ts", "max_ts", "base", "stored.pack", "stored.slot")
 )
 _order = itemgetter(0)
+PACK: Final = 8  # where the pack's name is among the facts
 
 
 # -- the file ------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -30,19 +31,23 @@ import pyarrow as pa
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage.backends.overlap import overlap
 from tidegate.storage.backends.port import Part, StorageBackend, joined, view_of
+from tidegate.storage.backends.together import put_all
 from tidegate.storage.index.entries import StoredRef
 from tidegate.storage.packs.layout import ALIGNMENT, Format, crc32c, damaged, padding, seal, unseal
-from tidegate.storage.packs.slots import ZEROS, BadSlot, check_storable, read_slot, slot_parts
+from tidegate.storage.packs.slots import ZEROS, check_storable, read_slot, take_apart
+from tidegate.storage.packs.steps import BadSlot
 from tidegate.storage.runs.run import Run
-from tidegate.storage.spec import StoreSpec
+from tidegate.storage.spec import EarlierShape, StoreSpec
 
 REMEDY = "restore the file from a copy, or go back to a checkpoint that does not name it"
 HEAD = Format(b"TG-PACK\n", "pack", 1, REMEDY)
 FOOT = Format(b"TG-FOOT\n", "pack", 1, REMEDY)
+STEPPED_FOOT = FOOT._replace(version=2)  # some slots describe buffers, which earlier releases do not read
 END = b"TG-PEND\n"
 MAX_HEAD_BYTES = 64 << 10
 MAX_SLOTS = 1 << 20
 KEPT_RUNS_BYTES = 16 << 20
+MAX_VERIFIED = 1 << 12
 _PLACE = struct.Struct("<QQI")
 _TRAILER = struct.Struct("<QQII8s")
 _HEAD_LENGTH = struct.Struct("<12xI")
@@ -95,6 +100,7 @@ class PackWriter:
         self._parts: list[Part] = [sealed + ZEROS[: padding(len(sealed))]]
         self._position = len(sealed) + padding(len(sealed))
         self._slots: list[Slot] = []
+        self._stepped = False
 
     @property
     def size(self) -> int:
@@ -112,7 +118,8 @@ class PackWriter:
             raise InvalidError(f"a run of store {spec.name} has columns {run.rows.schema}, not {spec.rows}")
         if len(self._slots) == MAX_SLOTS:
             raise InvalidError(f"{self._head.name} is full with {MAX_SLOTS} runs; start another pack")
-        parts = slot_parts(run)
+        parts, stepped = take_apart(run)
+        self._stepped |= stepped
         crc = length = 0
         for part in parts:
             view = view_of(part).toreadonly()
@@ -129,7 +136,10 @@ class PackWriter:
     def finish(self) -> list[Part]:
         """The pack's bytes, in order, for `backend.put`; they share the runs' memory."""
         columns = self._spec.rows.serialize().to_pybytes()
-        foot = seal(FOOT, Foot(self._head, self._spec.fingerprint, columns, self._slots))
+        foot = seal(
+            STEPPED_FOOT if self._stepped else FOOT,
+            Foot(self._head, self._spec.fingerprint, columns, self._slots),
+        )
         place = _PLACE.pack(self._position, len(foot), 0)
         return [*self._parts, foot, place + struct.pack("<I8s", crc32c(place), END)]
 
@@ -138,11 +148,35 @@ def write_pack(
     backend: StorageBackend, task: str, spec: StoreSpec, segment: int, runs: Iterable[Run], name: str
 ) -> list[StoredRef]:
     """Put one pack; where each run lies in it, in the order given."""
-    writer = PackWriter(task, spec, segment, name)
-    refs = [StoredRef(name, writer.add(run), run.nbytes) for run in runs]
-    if not refs:
-        raise InvalidError(f"{name}: a pack needs at least one run")
-    backend.put(name, writer.finish())
+    (refs,) = write_packs(backend, task, spec, [NewPack(segment, list(runs), name)])
+    return refs
+
+
+class NewPack(NamedTuple):
+    """A pack to be written."""
+
+    segment: int
+    runs: Sequence[Run]
+    name: str
+
+
+def write_packs(
+    backend: StorageBackend, task: str, spec: StoreSpec, packs: Sequence[NewPack], *, at_once: int = 1
+) -> list[list[StoredRef]]:
+    """Put several packs of one store; where each run of each lies, in the order given."""
+    refs: list[list[StoredRef]] = []
+
+    def made() -> Iterator[tuple[str, list[Part]]]:
+        for pack in packs:
+            writer = PackWriter(task, spec, pack.segment, pack.name)
+            refs.append([StoredRef(pack.name, writer.add(run), run.nbytes) for run in pack.runs])
+            if not refs[-1]:
+                raise InvalidError(f"{pack.name}: a pack needs at least one run")
+            yield pack.name, writer.finish()
+
+    put_all(
+        backend, made(), at_once=at_once
+    )  # one by one: what was summed up is still in the processor's cache
     return refs
 
 
@@ -152,18 +186,20 @@ def write_pack(
 class PackReader:
     """One open pack: its foot is checked when it is opened, each slot when it is first read."""
 
-    def __init__(self, pack: pa.Buffer, name: str) -> None:
+    def __init__(self, pack: pa.Buffer, name: str, verified: set[int] | None = None) -> None:
+        """`verified` are slots that this process found good before: a pack never changes."""
         self.name = name
         self._pack = pack if pack.address % ALIGNMENT == 0 else joined([pack])
         self.foot = _open(self._pack, name)
         self._owner: tuple[str, StoreSpec] | None = None
-        self._verified: set[int] = set()
+        self._earlier: EarlierShape | None = None  # the store's columns when this pack was written, if others
+        self._verified: set[int] = set() if verified is None else verified
         self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
 
     @property
-    def loaded(self) -> list[int]:
-        """The slots that were read so far."""
-        return list(self._verified)
+    def verified(self) -> set[int]:
+        """The slots that were found good so far."""
+        return self._verified
 
     def check(self, task: str, spec: StoreSpec) -> None:
         """Refuse a pack of another task or store, and a store that is declared differently now."""
@@ -173,12 +209,13 @@ class PackReader:
         if (head.task, head.store) != (task, spec.name):
             why = f"it belongs to task {head.task}, store {head.store}, not to {task}, {spec.name}"
             raise damaged(HEAD, self.name, why, 0)
-        if self.foot.fingerprint != spec.fingerprint:
+        if not spec.reads(self.foot.fingerprint):
             raise InvalidError(
                 f"store {spec.name} of task {task} was written with another shape (kind, columns, aggregates or bucket "
                 f"width) than it is declared with now; declare it as before, or start it under a new name"
             )
         self._owner = (task, spec)
+        self._earlier = spec.shape_of(self.foot.fingerprint)
 
     def load(self, number: int) -> Run:
         """The run in a slot, zero copy. `check` comes first."""
@@ -195,12 +232,15 @@ class PackReader:
             why = f"its CRC-32C is {crc:08x} and the pack says {slot.crc:08x}"
             raise self._bad_slot(number, slot, why)
         try:
-            run = read_slot(content, self._owner[1].rows, checked=checked)
+            spec = self._owner[1] if self._earlier is None else self._earlier.spec
+            run = read_slot(content, spec.rows, checked=checked)
         except BadSlot as error:
             raise self._bad_slot(number, slot, str(error)) from error
         if (run.bucket, run.row_count, run.key_count) != (slot.bucket, slot.rows, slot.keys):
             raise self._bad_slot(number, slot, f"it holds {run.row_count} rows of bucket {run.bucket}")
         self._verified.add(number)
+        if self._earlier is not None:
+            run = Run(run.bucket, run.directory, self._earlier.grow(run.rows))
         self._runs[number] = run
         return run
 
@@ -227,7 +267,8 @@ def _open(pack: pa.Buffer, name: str) -> Foot:
         )
     if position % ALIGNMENT or position + length + _TRAILER.size != size:
         raise damaged(FOOT, name, f"it has {size} bytes and its trailer says otherwise", size - 32)
-    foot = unseal(FOOT, pack.slice(position, length), Foot, name=name)
+    stepped = length >= 10 and bytes(memoryview(pack)[position + 8 : position + 10]) == b"\2\0"
+    foot = unseal(STEPPED_FOOT if stepped else FOOT, pack.slice(position, length), Foot, name=name)
     start = _check_head(pack, foot, name)
     for number, slot in enumerate(foot.slots):
         if (
@@ -288,6 +329,7 @@ class PackCache:
         self.reads_at_once = reads_at_once
         self._lock = threading.Lock()
         self._readers: OrderedDict[str, PackReader] = OrderedDict()
+        self._verified: dict[str, set[int]] = {}  # of packs that were closed, oldest first
         self._kept: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self.used_bytes = 0  # by the kept runs
         self.opened = 0  # how often a pack was opened, for statistics
@@ -333,6 +375,7 @@ class PackCache:
     def forget(self, pack: str) -> None:
         """Close the pack, because it is going to be deleted. Runs already loaded stay valid."""
         with self._lock:
+            self._verified.pop(pack, None)
             reader = self._readers.pop(pack, None)
             if reader is not None:
                 self._let_go(reader)
@@ -368,12 +411,20 @@ class PackCache:
             pass  # `load` meets it again, and knows what to do about local copies
 
     def _open(self, name: str) -> PackReader:
-        opened = PackReader(self._backend.read(name), name)
+        pack = self._backend.read(name)
+        with self._lock:
+            verified = self._verified.pop(name, None)
+        opened = PackReader(pack, name, verified)
         with self._lock:
             self.opened += 1
             reader = self._readers.setdefault(name, opened)
             while len(self._readers) > self._max_open:
-                self._let_go(self._readers.popitem(last=False)[1])
+                closed = self._readers.popitem(last=False)[1]
+                self._let_go(closed)
+                if not self._backend.is_remote:  # there, the next copy of it is another download
+                    self._verified[closed.name] = closed.verified
+            while len(self._verified) > MAX_VERIFIED:
+                del self._verified[next(iter(self._verified))]
         return reader
 
     def _keep(self, reader: PackReader, place: tuple[str, int], run: Run) -> None:
@@ -387,12 +438,13 @@ class PackCache:
 
     def _let_go(self, reader: PackReader) -> None:
         """A closed pack's runs are not kept, or the file would stay mapped. The lock is held."""
-        for number in reader.loaded:
+        for number in list(reader.verified):  # a load on another thread may be adding to it
             run = self._kept.pop((reader.name, number), None)
             if run is not None:
                 self.used_bytes -= _own_bytes(run)
 
 
 def _own_bytes(run: Run) -> int:
-    """What a loaded run holds besides the mapped file: the objects of its arrays, and `Run.starts`."""
-    return 4096 + 4 * run.key_count
+    """What a loaded run holds besides the mapped file: the objects of its arrays, `Run.starts`, buffers made anew."""
+    made: int = run.__dict__.get("made_bytes", 0)
+    return 4096 + 4 * run.key_count + made

@@ -4,6 +4,9 @@
     map                 msgpack: lengths of rows and directory; per array its rows, its nulls, its buffers' lengths
     buffers             each at the next multiple of 64, zeros between
 
+A buffer of whole numbers in even steps (all the same, counted up, offsets of values of one width) is not stored: the
+map says the first number and the step, and reading makes it anew. Packs with such slots have a foot of version 2.
+
 The arrays are those of the directory, then of the rows, each followed by its children, depth first; a
 dictionary's values come last. The schema is not here but in the pack's footer, once for all slots.
 
@@ -26,12 +29,15 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.storage.backends.port import Part
 from tidegate.storage.packs.layout import padding
+from tidegate.storage.packs.steps import BadSlot, made_of, numbers_of, step_of
 from tidegate.storage.runs.run import DIRECTORY, Run
 
 _LENGTH = struct.Struct("<I")
 MAX_MAP_BYTES = 16 << 20
 MAX_DEPTH = 32
 ZEROS = bytes(64)
+STEPPED = -2  # instead of a buffer's size
+FEWEST_STEPS = 256  # numbers; fewer are not worth a look
 
 
 class Node(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -51,8 +57,14 @@ class SlotMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     nodes: list[Node]
 
 
-class BadSlot(ValueError):
-    """The slot's content contradicts itself; the pack names the file and the place."""
+class SteppedMap(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What lies in a slot, when some buffers do not because their numbers follow from the first and the step."""
+
+    bucket: int
+    keys: int
+    rows: int
+    nodes: list[Node]
+    steps: list[tuple[int, int]] = []  # (first number, step) of each buffer of size STEPPED, in order
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -60,12 +72,19 @@ class BadSlot(ValueError):
 
 def slot_parts(run: Run) -> list[Part]:
     """The slot's bytes, in order, a multiple of 64 long; large parts are the run's own buffers."""
+    return take_apart(run)[0]
+
+
+def take_apart(run: Run) -> tuple[list[Part], bool]:
+    """The slot's bytes as `slot_parts` has them, and whether some buffers are described instead of stored."""
     nodes: list[Node] = []
     buffers: list[pa.Buffer] = []
+    steps: list[tuple[int, int]] = []
     for batch in (run.directory, run.rows):
         for column in batch.columns:
-            _take_apart(column, nodes, buffers)
-    encoded = msgspec.msgpack.encode(SlotMap(run.bucket, run.key_count, run.row_count, nodes))
+            _take_apart(column, nodes, buffers, steps)
+    described = (run.bucket, run.key_count, run.row_count, nodes)
+    encoded = msgspec.msgpack.encode(SteppedMap(*described, steps) if steps else SlotMap(*described))
     if len(encoded) > MAX_MAP_BYTES:
         raise InvalidError(f"a run of {len(nodes)} arrays is too wide to be stored; declare fewer columns")
     head = _LENGTH.pack(len(encoded)) + encoded
@@ -74,7 +93,7 @@ def slot_parts(run: Run) -> list[Part]:
         parts.append(buffer)
         if padding(buffer.size):
             parts.append(ZEROS[: padding(buffer.size)])
-    return parts
+    return parts, bool(steps)
 
 
 def check_storable(schema: pa.Schema) -> None:
@@ -88,23 +107,38 @@ def check_storable(schema: pa.Schema) -> None:
                 )
 
 
-def _take_apart(array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer]) -> None:
-    kind = array.type
-    if pa.types.is_null(kind):
-        nodes.append(Node(len(array), len(array), []))
+def _take_apart(
+    array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer], steps: list[tuple[int, int]]
+) -> None:
+    kind, rows, nulls = array.type, len(array), array.null_count
+    layout = _layout(kind)
+    if layout == "null":
+        nodes.append(Node(rows, rows, []))
         return
-    own, children = _own_buffers(array)
-    nodes.append(Node(len(array), array.null_count, [-1 if each is None else each.size for each in own]))
+    own, children = _own_buffers(array, kind, layout, rows, nulls)
+    sizes = [-1 if each is None else each.size for each in own]
+    if (
+        rows >= FEWEST_STEPS
+        and not children
+        and (numbers := numbers_of(kind, layout, large=_is_large(kind))) is not None
+    ):
+        step = step_of(np.frombuffer(memoryview(own[1]), numbers))  # type: ignore[arg-type]
+        if step is not None:
+            steps.append(step)
+            sizes[1], own[1] = STEPPED, None
+    nodes.append(Node(rows, nulls, sizes))
     buffers.extend(each for each in own if each is not None)
     for child in children:
-        _take_apart(child, nodes, buffers)
+        _take_apart(child, nodes, buffers, steps)
 
 
-def _own_buffers(array: pa.Array) -> tuple[list[pa.Buffer | None], list[pa.Array]]:
+def _own_buffers(
+    array: pa.Array, kind: pa.DataType, layout: str | None, rows: int, nulls: int
+) -> tuple[list[pa.Buffer | None], list[pa.Array]]:
     """The array's buffers cut to its rows, and its children cut likewise."""
-    kind, rows, stored = array.type, len(array), array.buffers()
-    valid = _bits(stored[0], array.offset, rows) if array.null_count else None
-    match _layout(kind):
+    stored = array.buffers()
+    valid = _bits(stored[0], array.offset, rows) if nulls else None
+    match layout:
         case "fixed":
             width = _fixed_width(kind)
             values = [array.dictionary] if pa.types.is_dictionary(kind) else []
@@ -176,11 +210,11 @@ def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> R
         raise BadSlot(f"its map of {length} bytes does not fit it")
     try:
         described = msgspec.msgpack.decode(
-            memoryview(slot)[_LENGTH.size : _LENGTH.size + length], type=SlotMap
+            memoryview(slot)[_LENGTH.size : _LENGTH.size + length], type=SteppedMap
         )
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadSlot(f"its map is not one ({error})") from error
-    reader = _Buffers(slot, _LENGTH.size + length, described.nodes)
+    reader = _Buffers(slot, _LENGTH.size + length, described.nodes, described.steps)
     try:
         directory = pa.RecordBatch.from_arrays(
             [reader.array(field.type, described.keys) for field in DIRECTORY], schema=DIRECTORY
@@ -195,6 +229,7 @@ def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> R
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise BadSlot(str(error)) from error
     run = Run(described.bucket, directory, rows)
+    run.__dict__["made_bytes"] = reader.made_bytes
     if checked:
         return run
     starts = run.starts
@@ -206,10 +241,14 @@ def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> R
 class _Buffers:
     """Hands out the arrays of a slot in the order they were taken apart."""
 
-    def __init__(self, slot: pa.Buffer, position: int, nodes: list[Node]) -> None:
+    def __init__(
+        self, slot: pa.Buffer, position: int, nodes: list[Node], steps: list[tuple[int, int]]
+    ) -> None:
         self._slot = slot
         self._position = position + padding(position)
         self._nodes: Iterator[Node] = iter(nodes)
+        self._steps = iter(steps)
+        self.made_bytes = 0  # by buffers that are described, and whose memory is not shared
 
     def array(self, kind: pa.DataType, rows: int, depth: int = 0) -> pa.Array:
         node = next(self._nodes, None)
@@ -218,7 +257,10 @@ class _Buffers:
         if pa.types.is_null(kind):
             return pa.nulls(rows)
         layout = _layout(kind)
-        buffers: Any = [self._take(size) for size in node.buffers]
+        buffers: Any = [
+            self._make(kind, layout, rows) if size == STEPPED and place == 1 else self._take(size)
+            for place, size in enumerate(node.buffers)
+        ]
         self._check_sizes(kind, layout, node, buffers)
         children: list[pa.Array] | None = None
         match layout:
@@ -245,7 +287,17 @@ class _Buffers:
         self._nodes = _before(node, self._nodes)
         return self.array(kind, node.rows, depth + 1)
 
+    def _make(self, kind: pa.DataType, layout: str | None, rows: int) -> pa.Buffer:
+        step, numbers = next(self._steps, None), numbers_of(kind, layout, large=_is_large(kind))
+        if step is None or numbers is None:
+            raise BadSlot(f"a column of {kind} is not described by steps")
+        made = made_of(*step, numbers, rows + 1 if layout == "binary" else rows)
+        self.made_bytes += 0 if step == (0, 0) else made.size
+        return made
+
     def finish(self) -> None:
+        if next(self._steps, None) is not None:
+            raise BadSlot("it describes more buffers than it has")
         if next(self._nodes, None) is not None or self._position != self._slot.size:
             raise BadSlot("it holds more than its map describes")
 
@@ -305,6 +357,17 @@ def _before(first: Node, rest: Iterator[Node]) -> Iterator[Node]:
 
 
 def _layout(kind: pa.DataType) -> str | None:
+    """How arrays of the type lie; its number alone decides, and is much quicker to ask for."""
+    number = kind.id
+    if number not in _LAYOUTS:
+        _LAYOUTS[number] = _find_layout(kind)
+    return _LAYOUTS[number]
+
+
+_LAYOUTS: dict[int, str | None] = {}
+
+
+def _find_layout(kind: pa.DataType) -> str | None:
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType) or types.is_union(kind) or types.is_run_end_encoded(kind):
         return None

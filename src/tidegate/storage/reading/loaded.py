@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.reading.lookup import Found, cut, gather, stretch_ends
+from tidegate.storage.reading.row_keys import row_keys
 from tidegate.storage.reading.view import Holding, SortedRangeView
 from tidegate.storage.spec import Merge, StoreSpec
 
@@ -133,17 +134,21 @@ class LoadedRanges:
         everything = len(wanted) == len(self._schema) and not self._hides
         keys = answer.column() if "key" in schema.names else None
         for first, found in answer.pieces:
-            owners = np.repeat(np.arange(first, first + len(found.key_rows)), found.key_rows)
-            ends = stretch_ends(found.stretches) if len(owners) > PIECE_ROWS else []
-            for start in range(0, len(owners), PIECE_ROWS):
-                stop = min(start + PIECE_ROWS, len(owners))
+            starts = np.zeros(len(found.key_rows) + 1, np.int64)
+            np.cumsum(found.key_rows, out=starts[1:])
+            total = int(starts[-1])
+            ends = stretch_ends(found.stretches) if total > PIECE_ROWS else []
+            for start in range(0, total, PIECE_ROWS):
+                stop = min(start + PIECE_ROWS, total)
                 part = cut(found.stretches, ends, start, stop) if ends else found.stretches
                 columns: dict[str, pa.Array] = {}
                 if len(wanted):
                     rows = gather(found, part, wanted, select=not everything)
                     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
                 if keys is not None:
-                    columns["key"] = keys.take(pa.array(owners[start:stop]))
+                    own = keys.slice(first, len(found.key_rows))
+                    within = np.clip(starts - start, 0, stop - start).astype(np.int32)
+                    columns["key"] = row_keys(own, within, 0, stop - start)
                 yield _batch(schema, request, columns, stop - start)
 
     def to_table(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -154,6 +159,39 @@ class LoadedRanges:
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidError("these ranges are closed: load them again")
+
+
+class LoadedPoint(LoadedRanges):
+    """The answer to one request for one key: what most reads are, so it makes nothing before it is asked for."""
+
+    __slots__ = ("_found", "_key")
+
+    def __init__(self, schema: pa.Schema, hides: bool, key: bytes, found: Found, holding: Holding) -> None:
+        self._schema = schema
+        self._hides = hides
+        self._key = key
+        self._found = found
+        self._holding = holding
+        self._closed = False
+
+    @property
+    def _answers(self) -> Sequence[Answer | ScanBatches]:  # type: ignore[override]
+        return (Answer(None, ((0, self._found),), self._key),)
+
+    def view(self, request: int = 0, key: int = 0) -> SortedRangeView:
+        if request or key or self._closed:
+            return super().view(request, key)
+        found = self._found
+        return SortedRangeView(
+            found, found.stretches, found.key_rows[0], self._key, self._schema, self._holding, self._hides
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._closed:
+            self._closed = True
+            self._holding.release()
 
 
 def keyed_schema(schema: pa.Schema) -> pa.Schema:

@@ -9,6 +9,7 @@ Thread rule: one thread at a time, the load's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from tidegate.errors import InvalidError
 from tidegate.storage.index.entries import RunEntry, StoredRef
@@ -17,28 +18,36 @@ from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import StoreSpec
 
 
+class Loaded(Protocol):
+    """Who counts what is read from the backend."""
+
+    def __call__(self, task: str, runs: int, nbytes: int) -> None: ...
+
+
 class RunLoader:
     """Reads the stored runs of one load."""
 
-    __slots__ = ("_admit", "_packs", "_spec", "_task")
+    __slots__ = ("_admit", "_packs", "_spec", "_task", "_told")
 
-    def __init__(self, packs: PackCache, task: str, spec: StoreSpec, admit: Callable[[], None]) -> None:
+    def __init__(
+        self, packs: PackCache, task: str, spec: StoreSpec, admit: Callable[[], None], told: Loaded
+    ) -> None:
         self._packs = packs
         self._task = task
         self._spec = spec
         self._admit = admit
+        self._told = told
 
     def __call__(self, entry: RunEntry) -> Run:
         """One run."""
-        place = self._place(entry)
-        self._admit()
-        return self._packs.load(self._task, self._spec, place)
+        return next(self.all([entry]))
 
     def all(self, entries: Sequence[RunEntry]) -> Iterator[Run]:
         """These runs, in this order; their packs are opened beside one another where that is worth it."""
         places = [self._place(entry) for entry in entries]
         if places:
             self._admit()
+            self._told(self._task, len(places), sum(place.nbytes for place in places))
         return self._packs.load_all(self._task, self._spec, places)
 
     @property

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from tidegate.kernels.run_lookup import UNKNOWN, point_lookup, search_runs
 from tidegate.kernels.run_order import PATCH, lay_out, order_rows, scatter_stretches
+from tidegate.kernels.run_point import point_read
 from tidegate.kernels.run_table import (
     COMPLETE,
     DELETED,
@@ -46,6 +47,8 @@ from tidegate.kernels.run_table import (
 )
 from tidegate.storage.index.entries import Bucket, RunEntry
 from tidegate.storage.reading.loading import RunLoader
+from tidegate.storage.runs.assembling import gather as gather_column
+from tidegate.storage.runs.assembling import gather_keys
 from tidegate.storage.runs.hashing import UInt64s, binary_parts, hash_parts
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 from tidegate.storage.spec import Merge, StoreSpec
@@ -55,12 +58,14 @@ LoadRun = Callable[[RunEntry], Run]
 
 KINDS = {Merge.APPEND: 0, Merge.LAST: 1, Merge.FOLD: 2}
 MAX_CELLS = 1 << 22  # of key × line in one search: 32 MiB
+FEW = 8  # stretches of a key that there is room for at first
 POINT_ROOM = 64
 FEW_STRETCHES = 32
 LONG_STRETCHES = 64  # rows; slices of that length are faster to join than to gather
 
+_BINARY = pa.binary()
 _NO_BYTES = np.empty(0, np.uint8)
-_NO_TIES = np.empty((0, 3), np.int32)
+_64_BITS = (1 << 64) - 1
 _EMPTY_DIRECTORY = pa.RecordBatch.from_pylist([], schema=DIRECTORY)
 _ADDRESSES: WeakKeyDictionary[Run, Int64s] = WeakKeyDictionary()
 
@@ -154,37 +159,49 @@ def span_of(buckets: Sequence[Bucket]) -> Span:
 # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_point(
-    span: Span, spec: StoreSpec, key: bytes, given: UInt64s | None, first: int, last: int, hashed: UInt64s
-) -> Found | None:
-    """One key without any backend; None when a stored copy has to be asked. Its hash goes to `hashed[0]`."""
-    data = np.frombuffer(key, np.uint8) if key else _NO_BYTES
-    is_given, value = (0, _ZERO) if given is None else (1, given[0])
-    room, tie_room = POINT_ROOM, POINT_ROOM if spec.merge is Merge.FOLD else 0
+def find_point(span: Span, spec: StoreSpec, key: bytes, first: int, last: int) -> tuple[Found | None, int]:
+    """One key without any backend, None when a stored copy has to be asked; and its hash."""
+    if spec.merge is Merge.FOLD:
+        return _find_folded(span, spec, key, first, last)
+    kind, room = 0 if spec.merge is Merge.APPEND else 1, FEW
     while True:
-        stretches = np.empty((room, 3), np.int32)
-        ties = np.empty((tie_room, 3), np.int32) if tie_room else _NO_TIES
+        out = np.empty(3 * room, np.int32)
+        count, rows, hashed = point_read(span.flat, key, first, last, kind, out)
+        if count <= room:
+            break
+        room = count
+    if count < 0:
+        return None, hashed & _64_BITS
+    return Found(span.runs, out[: 3 * count].reshape(count, 3), (count,), (rows,)), hashed & _64_BITS
+
+
+def _find_folded(span: Span, spec: StoreSpec, key: bytes, first: int, last: int) -> tuple[Found | None, int]:
+    hashed = np.empty(1, np.uint64)
+    data = np.frombuffer(key, np.uint8) if key else _NO_BYTES
+    room = tie_room = POINT_ROOM
+    while True:
+        stretches, ties = np.empty((room, 3), np.int32), np.empty((tie_room, 3), np.int32)
         count, tied, groups, rows = point_lookup(
             span.flat,
             data,
-            value,
-            is_given,
+            _ZERO,
+            0,
             first,
             last,
-            KINDS[spec.merge],
+            KINDS[Merge.FOLD],
             hashed,
             stretches.reshape(-1),
             ties.reshape(-1),
         )
         if count < 0:
-            return None
+            return None, int(hashed[0])
         if count <= room and tied <= tie_room:
             break
         room, tie_room = max(room, count), max(tie_room, tied)
     found = Found(span.runs, stretches[:count], (count,), (rows,))
     if tied:
         found.patch = _merge_ties(spec, found, ties[:tied], groups)
-    return found
+    return found, int(hashed[0])
 
 
 def find_keys(
@@ -238,7 +255,7 @@ def _find_piece(
 ) -> Found:
     count, kind = len(keys), KINDS[spec.merge]
     parts = binary_parts(keys)
-    turns = np.argsort(hashes, kind="stable")
+    turns = np.argsort(hashes)
     low = np.empty((count, len(loaded.runs)), np.int32)
     high = np.empty_like(low)
     flat = loaded.table.reshape(-1)
@@ -249,6 +266,8 @@ def _find_piece(
         search_runs(
             flat, parts.data, parts.bounds, hashes, turns, first, last, 1, low.reshape(-1), high.reshape(-1)
         )
+    if len(loaded.runs) == 1 and (kind != KINDS[Merge.LAST] or not loaded.table[0, DELETED]):
+        return _found_in_one(loaded, low.reshape(-1), high.reshape(-1))
     most = int((high.astype(np.int64) - low).sum())
     room = min(most, max(4096, 2 * int(np.count_nonzero(high > low))))
     tie_room = most if spec.merge is Merge.FOLD else 0
@@ -277,6 +296,16 @@ def _find_piece(
     if tied:
         found.patch = _merge_ties(spec, found, ties[:tied], groups)
     return found
+
+
+def _found_in_one(loaded: _Loaded, low: Int32s, high: Int32s) -> Found:
+    """What was found in a single run: each key's rows are one stretch, and there is nothing to put in order."""
+    there = high > low
+    ends = np.cumsum(there, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    stretches = np.zeros((total, 3), np.int32)
+    stretches[:, 1], stretches[:, 2] = (low, high) if total == len(low) else (low[there], high[there])
+    return Found(loaded.runs, stretches, ends, (high - low).astype(np.int64))
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -317,6 +346,12 @@ def _take(
     found: Found, stretches: Int32s, lengths: Int32s, total: int, names: list[str] | None
 ) -> pa.RecordBatch:
     """Many short stretches: all rows of each run in one go, then put in order."""
+    lines = stretches[:, 0]
+    if bool((lines == lines[0]).all()):
+        rows_here = found.run_of(int(lines[0])).rows
+        return _gather_rows(
+            rows_here if names is None else rows_here.select(names), stretches, lengths, total
+        )
     counts = np.bincount(stretches[:, 0] + 1, weights=lengths, minlength=len(found.runs) + 1).astype(np.int64)
     starts = np.zeros(len(counts), np.int64)
     np.cumsum(counts[:-1], out=starts[1:])
@@ -331,6 +366,22 @@ def _take(
     if len(pieces) == 1:
         return pieces[0]
     return pa.concat_batches(pieces).take(pa.array(places))
+
+
+def _gather_rows(rows: pa.RecordBatch, stretches: Int32s, lengths: Int32s, total: int) -> pa.RecordBatch:
+    """The rows of stretches of one run."""
+    if total == len(stretches):
+        chosen = np.ascontiguousarray(stretches[:, 1])
+    else:
+        moves = stretches[:, 1] - (np.cumsum(lengths, dtype=np.int32) - lengths)
+        chosen = np.repeat(moves, lengths) + np.arange(total, dtype=np.int32)
+    columns = [
+        gather_keys(column, chosen)
+        if column.type == _BINARY and not column.null_count
+        else gather_column(column, chosen)
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int) -> Run:

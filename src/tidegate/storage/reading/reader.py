@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +31,14 @@ from tidegate.storage.packs.pack import PackCache
 from tidegate.storage.reading.joining import Joined, join_buckets
 from tidegate.storage.reading.loaded import (
     Answer,
+    LoadedPoint,
     LoadedRanges,
     ScanBatches,
     columns_of,
     keyed_schema,
     result_schema,
 )
-from tidegate.storage.reading.loading import RunLoader
+from tidegate.storage.reading.loading import Loaded, RunLoader
 from tidegate.storage.reading.lookup import Found, Span, find_keys, find_point, span_of
 from tidegate.storage.reading.plan import (
     ALL,
@@ -56,21 +57,10 @@ from tidegate.storage.reading.plan import (
 )
 from tidegate.storage.reading.scan import BATCH_ROWS, RangeScan, scan_buckets
 from tidegate.storage.reading.tails import find_tails
-from tidegate.storage.reading.view import Holding, release_all
+from tidegate.storage.reading.view import Holding, KeyHolding, KeyUse, release_all
 from tidegate.storage.runs.hashing import UInt64s, hash_keys
+from tidegate.storage.spec import Merge
 from tidegate.storage.upkeep.pins import BatchPins, Lease
-
-
-class KeyUse(Protocol):
-    """Who wants to know which keys are read: the task's clock of key accesses."""
-
-    def touch(self, hashes: UInt64s) -> None:
-        """These keys were accessed now."""
-
-    def hold(self, hashes: UInt64s) -> None:
-        """These keys are in use until `unhold` is called with the same."""
-
-    def unhold(self, hashes: UInt64s) -> None: ...
 
 
 class StorageReader:
@@ -83,12 +73,14 @@ class StorageReader:
         scratch: ScratchLimiter,
         key_use: Callable[[str], KeyUse | None] = lambda task: None,
         overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
+        loaded: Loaded = lambda task, runs, nbytes: None,
     ) -> None:
         self._packs = packs
         self._pins = pins
         self._scratch = scratch
         self._key_use = key_use
         self._overloaded = overloaded
+        self._loaded = loaded
         self._schemas: dict[int, tuple[pa.Schema, pa.Schema]] = {}
 
     def plan(self, task: str, state: BucketIndexState, requests: Sequence[RangeRequest]) -> RangesLoadPlan:
@@ -99,12 +91,11 @@ class StorageReader:
     def load(self, plan: RangesLoadPlan) -> LoadedRanges:
         """Read what the plan asks for; close the result."""
         requests = plan.requests
-        if (
-            len(requests) == 1
-            and type(requests[0].keys) is bytes
-            and type(requests[0].bounds) is not RowsTail
-        ):
-            return self._load_point(plan, requests[0])
+        if len(requests) == 1:
+            request = requests[0]
+            key = request.keys
+            if type(key) is bytes and request.hashes is None and type(request.bounds) is not RowsTail:
+                return self._load_point(plan, request, key)
         return self._load_ranges(plan)
 
     def scan(
@@ -167,34 +158,43 @@ class StorageReader:
 
     # ── one key ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _load_point(self, plan: RangesLoadPlan, request: RangeRequest) -> LoadedRanges:
-        index, bounds, key = plan.index, request.bounds, request.keys
+    def _load_point(self, plan: RangesLoadPlan, request: RangeRequest, key: bytes) -> LoadedRanges:
+        index, bounds = plan.index, request.bounds
         spec = index.spec
         first, last = bounds if type(bounds) is Time else (EARLIEST, LATEST)
         width = spec.bucket_ms
-        start, end = first // width * width, last // width * width
-        taken = _Taken(self._scratch)
+        span: Span | None = index.recall(first // width * width, last // width * width)
+        if span is None or span.has_stored:
+            return self._load_cold_point(plan, span, key, first, last)
+        found, key_hash = find_point(span, spec, key, first, last)
+        if found is None:  # cannot be: nothing of the span is only stored
+            return self._load_cold_point(plan, None, key, first, last)
+        use = self._key_use(plan.task)
+        holding = Holding() if use is None else KeyHolding(use, key_hash)
+        return LoadedPoint(self._schema(index), spec.merge is Merge.LAST, key, found, holding)
+
+    def _load_cold_point(
+        self, plan: RangesLoadPlan, span: Span | None, key: bytes, first: int, last: int
+    ) -> LoadedRanges:
+        """One key that may have to be read from packs."""
+        index, taken = plan.index, _Taken(self._scratch)
+        spec = index.spec
         try:
-            hashed = np.empty(1, np.uint64)
-            span: Span | None = index.recall(start, end)
-            if span is None or span.has_stored:
-                version = index.version
-                buckets = self._capture(plan.task, index, first, last, taken)
-                if span is None or span.buckets != buckets:
-                    span = span_of(buckets)
-                    index.remember(version, start, end, span)
-            found = find_point(span, spec, key, request.hashes, first, last, hashed)  # type: ignore[arg-type]
+            version = index.version
+            buckets = self._capture(plan.task, index, first, last, taken)
+            if span is None or span.buckets != buckets:
+                span = span_of(buckets)
+                width = spec.bucket_ms
+                index.remember(version, first // width * width, last // width * width, span)
+            found, key_hash = find_point(span, spec, key, first, last)
             if found is None:
-                ((_, found),) = find_keys(
-                    span, spec, key_column(key), hashed, first, last, self._loader(plan.task, index, taken)
-                )
+                hashed, load = np.array([key_hash], np.uint64), self._loader(plan.task, index, taken)
+                ((_, found),) = find_keys(span, spec, key_column(key), hashed, first, last, load)
             use = self._key_use(plan.task)
             if use is not None:
-                use.touch(hashed)
-                use.hold(hashed)
-                taken.add(lambda: use.unhold(hashed))
-            answer = Answer(None, ((0, found),), key)  # type: ignore[arg-type]
-            return LoadedRanges(index.spec, self._schema(index), (answer,), taken.holding())
+                use.begin_use(key_hash)
+                taken.add(partial(use.end_use, key_hash))
+            return LoadedPoint(self._schema(index), spec.merge is Merge.LAST, key, found, taken.holding())
         except BaseException:
             taken.release()
             raise
@@ -278,7 +278,7 @@ class StorageReader:
                 self._overloaded(task, error.reason)
                 raise
 
-        return RunLoader(self._packs, task, index.spec, admit)
+        return RunLoader(self._packs, task, index.spec, admit, self._loaded)
 
     def _schema(self, index: BucketIndex) -> pa.Schema:
         known = self._schemas.get(id(index.spec))

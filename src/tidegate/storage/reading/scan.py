@@ -2,8 +2,9 @@
 
 A scan is one cut: all its buckets are captured, and their packs pinned, when it is made. Rows come by ascending
 bucket, inside one by (hash, key, ts, seq), merged by kind. A bucket too large for one batch is cut between keys
-(all runs at the same hash), and a key too large by itself is cut in time. Each bucket is let go after it was read,
-so a scan keeps alive at most what was hot when it began, and adds one batch and one bucket's open runs.
+(all runs at the same hash), and a key too large by itself is cut in time; a bucket of one run is cut anywhere. Each
+bucket is let go after it was read, so a scan keeps alive at most what was hot when it began, and adds one batch and
+one bucket's open runs.
 
 Columns: key, ts, seq and payload, or those asked for; a column nobody asked for costs nothing. Without `key`, a bucket
 of one run is not cut at all: its columns are the run's own.
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 from tidegate.storage.index.entries import Bucket, RunEntry
 from tidegate.storage.reading.loaded import columns_of, keyed_schema, result_schema
 from tidegate.storage.reading.loading import RunLoader
+from tidegate.storage.reading.row_keys import row_keys
 from tidegate.storage.reading.view import Holding
 from tidegate.storage.runs.merging import merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
@@ -64,9 +66,9 @@ def scan_buckets(
         runs = [
             entry.hot.run if entry.hot is not None and entry.is_hot else next(stored) for entry in entries
         ]
-        for step in _bucket_steps(runs, batch_rows, "key" in schema.names):
-            for merged in merge_runs(spec, step, max_rows=NO_LIMIT, drop_tombstones=True):
-                batch, rows = _batch(schema, merged), merged.rows
+        for run, first, stop in _pieces(spec, runs, batch_rows, "key" in schema.names):
+            if first < stop:
+                batch, rows = _batch(schema, run, first, stop), run.rows.slice(first, stop - first)
                 if cut:
                     ts = rows.column(0)
                     inside = pc.and_(pc.greater_equal(ts, first_ts), pc.less_equal(ts, last_ts))
@@ -92,10 +94,20 @@ def _inside(bucket: Bucket, first_ts: int, last_ts: int) -> list[RunEntry]:
     return [run for run in bucket.runs if run.max_ts >= first_ts and run.min_ts <= last_ts]
 
 
-def _bucket_steps(runs: Sequence[Run], limit: int, with_keys: bool) -> Iterator[list[Run]]:
-    if len(runs) == 1 and not with_keys:  # read where it lies, and nothing is made: no need to cut it
-        return iter([list(runs)])
-    return _steps([Part(run, 0, run.key_count) for run in runs if run.row_count], limit)
+def _pieces(
+    spec: StoreSpec, runs: Sequence[Run], limit: int, with_keys: bool
+) -> Iterator[tuple[Run, int, int]]:
+    """Rows to read, each piece as (run, first row, row after the last): of a single run where they lie."""
+    if len(runs) == 1:
+        (run,) = runs
+        # Without keys nothing is made, so there is no need to cut it.
+        step = limit if with_keys else max(1, run.row_count)
+        for first in range(0, run.row_count, step):
+            yield run, first, min(first + step, run.row_count)
+        return
+    for cut in _steps([Part(run, 0, run.key_count) for run in runs if run.row_count], limit):
+        for merged in merge_runs(spec, cut, max_rows=NO_LIMIT, drop_tombstones=True):
+            yield merged, 0, merged.row_count
 
 
 def _steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
@@ -133,14 +145,14 @@ def _cut(part: Part, hashed: np.uint64, side: str = "right") -> int:
 
 def _key_steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
     """Keys of one hash, almost always one key, with many rows: key by key, and then by time."""
-    names = sorted({part.run.keys[at].as_py() for part in parts for at in range(part.first, part.stop)})
-    for name in names:
-        ranges = []
-        for part in parts:
-            for at in range(part.first, part.stop):
-                if part.run.keys[at].as_py() == name:
-                    ranges.append((part.run, int(part.run.starts[at]), int(part.run.starts[at + 1])))
-        yield from _time_steps(ranges, limit)
+    ranges: dict[bytes, list[tuple[Run, int, int]]] = {}
+    for part in parts:
+        starts = part.run.starts[part.first : part.stop + 1].tolist()
+        names = part.run.keys.slice(part.first, part.stop - part.first).to_pylist()
+        for name, first, stop in zip(names, starts, starts[1:], strict=False):
+            ranges.setdefault(name, []).append((part.run, first, stop))
+    for name in sorted(ranges):
+        yield from _time_steps(ranges.pop(name), limit)
 
 
 def _time_steps(ranges: Sequence[tuple[Run, int, int]], limit: int) -> Iterator[list[Run]]:
@@ -172,14 +184,14 @@ def _run(part: Part) -> Run:
     return slice_rows(part.run, int(part.run.starts[part.first]), int(part.run.starts[part.stop]))
 
 
-def _batch(schema: pa.Schema, run: Run) -> pa.RecordBatch:
-    columns = [_keys(run) if name == "key" else run.rows.column(name) for name in schema.names]
+def _batch(schema: pa.Schema, run: Run, first: int, stop: int) -> pa.RecordBatch:
+    columns = [
+        row_keys(run.keys, run.starts, first, stop)
+        if name == "key"
+        else run.rows.column(name).slice(first, stop - first)
+        for name in schema.names
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _keys(run: Run) -> pa.Array:
-    owners = np.repeat(np.arange(run.key_count, dtype=np.int32), np.diff(run.starts))
-    return run.keys.take(pa.array(owners))
 
 
 class RangeScan:

@@ -18,12 +18,14 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.reading.lookup import Found, Int32s, cut, gather, stretch_ends
+from tidegate.storage.runs.hashing import UInt64s
 from tidegate.storage.runs.run import Int64s
 from tidegate.storage.spec import Cursor
 
@@ -58,6 +60,42 @@ class Holding:
                 self._releases = ()
         if last:
             release_all(releases)
+
+
+class KeyUse(Protocol):
+    """Who wants to know which keys are read: the task's clock of key accesses."""
+
+    def touch(self, hashes: UInt64s) -> None:
+        """These keys were accessed now."""
+
+    def hold(self, hashes: UInt64s) -> None:
+        """These keys are in use until `unhold` is called with the same."""
+
+    def unhold(self, hashes: UInt64s) -> None: ...
+
+    def begin_use(self, key_hash: int) -> None:
+        """One key was accessed now, and is in use until `end_use`."""
+
+    def end_use(self, key_hash: int) -> None: ...
+
+
+class KeyHolding(Holding):
+    """All that a read of one hot key takes: the key is in use."""
+
+    __slots__ = ("_hash", "_use")
+
+    def __init__(self, use: KeyUse, key_hash: int) -> None:
+        use.begin_use(key_hash)
+        self._holders = 1
+        self._use = use
+        self._hash = key_hash
+
+    def release(self) -> None:
+        with _COUNTING:
+            self._holders -= 1
+            last = self._holders == 0
+        if last:
+            self._use.end_use(self._hash)
 
 
 def release_all(releases: Sequence[Callable[[], None]]) -> None:

@@ -14,12 +14,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.kernels.run_merge import copy_keys, gather_words, measure_lines
+from tidegate.errors import InvalidError
+from tidegate.kernels.run_merge import (
+    copy_even_keys,
+    copy_keys,
+    gather_halves,
+    gather_words,
+    measure_keys,
+    measure_lines,
+)
 from tidegate.storage.runs.hashing import Int32s, UInt64s, aligned, binary_parts
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 
 _BINARY, _INT32, _INT64, _UINT64 = pa.binary(), pa.int32(), pa.int64(), pa.uint64()
 NO_NUMBERS = np.empty(0, np.int64)
+MOST_BYTES = 2**31 - 1
 
 
 class KeySource(NamedTuple):
@@ -28,6 +37,15 @@ class KeySource(NamedTuple):
     hashes: UInt64s
     data: npt.NDArray[np.uint8]
     bounds: Int32s
+    width: int = 0
+    """What all keys measure, if that is 8 to 16 bytes; else 0."""
+
+
+def even_width(bounds: Int32s) -> int:
+    """The width of keys that all have one of 8 to 16 bytes; else 0."""
+    if len(bounds) < 2 or not 8 <= (width := int(bounds[1]) - int(bounds[0])) <= 16:
+        return 0
+    return width if bool((np.diff(bounds) == width).all()) else 0
 
 
 def assemble(
@@ -60,15 +78,40 @@ def keys_between(starts: Int32s, start: int, stop: int) -> tuple[int, int]:
 
 
 def make_run(bucket: int, keys: KeySource, lines: Int32s, starts: Int32s, rows: pa.RecordBatch) -> Run:
-    """A run of these lines of `keys`, whose rows begin at `starts` and end with the last of them.
+    """A run of these lines of `keys`, whose rows begin at `starts` and end with the last of them."""
+    count = len(lines)
+    hashes = np.empty(count, np.uint64)
+    if keys.width:
+        gather_words(keys.hashes.view(np.int64), lines, hashes.view(np.int64))
+        content, bounds = _even_keys(keys.data, keys.bounds, keys.width, lines)
+    else:
+        bounds = np.empty(count + 1, np.int32)
+        content = np.empty(measure_lines(lines, keys.hashes, keys.bounds, hashes, bounds), np.uint8)
+        copy_keys(lines, keys.data, keys.bounds, bounds, content)
+    return finished_run(bucket, hashes, bounds, content, starts.astype(np.int32, copy=False), rows)
+
+
+def _even_keys(
+    data: npt.NDArray[np.uint8], bounds: Int32s, width: int, lines: Int32s
+) -> tuple[npt.NDArray[np.uint8], Int32s]:
+    content = np.empty(width * len(lines), np.uint8)
+    copy_even_keys(lines, data, int(bounds[0]), width, content)
+    return content, np.arange(0, content.size + 1, width, dtype=np.int32)
+
+
+def finished_run(
+    bucket: int,
+    hashes: UInt64s,
+    bounds: Int32s,
+    content: npt.NDArray[np.uint8],
+    starts: Int32s,
+    rows: pa.RecordBatch,
+) -> Run:
+    """A run of a directory's arrays, where bounds and starts also say where the last key ends, and its rows.
 
     What a run derives from its columns when asked is at hand here, so it is handed over.
     """
-    count = len(lines)
-    hashes, bounds = np.empty(count, np.uint64), np.empty(count + 1, np.int32)
-    content = np.empty(measure_lines(lines, keys.hashes, keys.bounds, hashes, bounds), np.uint8)
-    copy_keys(lines, keys.data, keys.bounds, bounds, content)
-    starts = starts.astype(np.int32, copy=False)
+    count = len(hashes)
     directory = pa.RecordBatch.from_arrays(
         [
             numbers_column(_UINT64, hashes),
@@ -126,13 +169,40 @@ def gather(column: pa.Array, rows: Int32s) -> pa.Array:
         into = np.empty(len(rows), np.int64)
         gather_words(words(column), rows, into)
         return numbers_column(column.type, into)
+    if is_half(column.type) and not column.null_count and len(column):
+        halves = np.empty(len(rows), np.int32)
+        held = np.frombuffer(column.buffers()[1], np.int32, len(column), 4 * column.offset)
+        gather_halves(aligned(held), rows, halves)
+        return numbers_column(column.type, halves)
     return column.take(numbers_column(_INT32, rows))
+
+
+def gather_keys(keys: pa.Array, rows: Int32s) -> pa.BinaryArray:
+    """The keys at these rows, in buffers of their own."""
+    source, count = binary_parts(keys), len(rows)
+    width = even_width(source.bounds)
+    if width and width * count <= MOST_BYTES:
+        content, bounds = _even_keys(*source, width, rows)
+    else:
+        bounds = np.empty(count + 1, np.int32)
+        size = measure_keys(rows, source.bounds, bounds)
+        if size > MOST_BYTES:
+            raise InvalidError(f"{count} keys are {size} bytes, above 2 GiB: give smaller batches")
+        content = np.empty(size, np.uint8)
+        copy_keys(rows, source.data, source.bounds, bounds, content)
+    return pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0)
 
 
 @lru_cache(maxsize=256)
 def is_word(type_: pa.DataType) -> bool:
     """Whether values of this type are eight plain bytes."""
     return bool(pa.types.is_primitive(type_) and type_.bit_width == 64)
+
+
+@lru_cache(maxsize=256)
+def is_half(type_: pa.DataType) -> bool:
+    """Whether values of this type are four plain bytes."""
+    return bool(pa.types.is_primitive(type_) and type_.bit_width == 32)
 
 
 def own_slice(column: pa.Array, start: int, stop: int) -> pa.Array:

@@ -4,60 +4,51 @@ What comes in is one record batch with the columns `key` (binary), `ts` (int64, 
 `last` maybe `deleted` (bool), and the payload (for `fold`: the aggregates' inputs). What comes out has each
 identity once: for `append` every row is its own, `last` keeps the last of a batch, `fold` makes one state.
 
-Cost: a pass over the rows with one look-up each, and a sort of one number for each distinct key. Rows are sorted
-only where a key has several cursors that do not ascend already. Keys that were chosen to share a hash cost one sort
-of the batch's keys.
+Cost: a sort of one number for each row (`ordering.py`), and every column read once in that order. Rows are compared
+only where a key has several, and their cursors sorted only where they do not ascend already.
 
-Thread rule: pure, but for a table that each thread keeps for its next batch; the loops run without the interpreter
-lock.
+Thread rule: pure; the loops run without the interpreter lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import local
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.group_order import place_groups, settle_hashes
-from tidegate.kernels.grouping import (
-    CROWDED,
-    EMPTY,
-    GROUP_WORDS,
-    group_rows,
-    mark_identities,
-    move_groups,
-    number_rows,
-    place_rows,
-    sort_cursors,
-)
 from tidegate.storage.runs.assembling import (
     NO_NUMBERS,
     KeySource,
     assemble,
+    even_width,
     gather,
+    gather_keys,
     gather_numbers,
     int64_column,
+    is_word,
     own_slice,
     words,
 )
 from tidegate.storage.runs.hashing import Int32s, UInt64s, binary_parts, hash_parts
+from tidegate.storage.runs.ordering import Identities, order_rows
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import Merge, StoreSpec
 
 LOWEST_TS = -(2**63)
-MOST_SLOTS = 1 << 19  # of a table of groups to begin with, and of one that is kept
-MOST_STEPS = 256  # from a row's slot to its group; by chance it is never half as far
-SPREAD = np.uint64(0xC2B2AE3D27D4EB4F)
-MOST_BUCKETS = 1 << 16  # that are counted, and how far apart the first and the last of them may be
-LONGEST = 1 << 62
-MARK_BITS = 44  # of a mark for bucket and row; what is left for the hash tells nearly all keys apart
-BucketPart = tuple[int, int, int]  # a bucket that has groups, and its part of them in order, from and up to
 RowsBetween = Callable[[int, int], pa.RecordBatch]
+
+
+class FoldedRows(NamedTuple):
+    """What the runs of a folded batch hold, all of it in one piece, row by row in the order of the runs."""
+
+    keys: pa.BinaryArray
+    ts: Int64s
+    seq: Int64s
+    """No elements where all are 0."""
+    states: list[pa.Array]
 
 
 def build_runs(
@@ -67,11 +58,12 @@ def build_runs(
     first_seq: int | None,
     max_rows: int,
     hashes: UInt64s | None = None,
+    whole: list[FoldedRows] | None = None,
 ) -> list[Run]:
     """The runs of a batch by ascending bucket; a bucket of more than `max_rows` rows is several, disjoint.
 
     `append` numbers rows from `first_seq` on, in the order they came (None: a `seq` column does). `hashes` are
-    the keys' hashes where the caller has them already.
+    the keys' hashes where the caller has them already. `whole` gets what was folded, for who goes on with it.
     """
     if max_rows < 1:
         raise InvalidError(f"store {spec.name}: max_rows is {max_rows}; a run needs at least one row")
@@ -79,20 +71,24 @@ def build_runs(
         return []
     batch = _check(spec, rows, first_seq)
     parts = binary_parts(batch.key)
-    keys = KeySource(hash_parts(parts) if hashes is None else hashes, *parts)
-    grouped = _group(keys, batch, spec.bucket_ms)
+    keys = KeySource(hash_parts(parts) if hashes is None else hashes, *parts, even_width(parts.bounds))
+    ordered = order_rows(keys, batch.ts, batch.seq, spec.bucket_ms)
+    starts, lines = ordered.starts, ordered.rows[ordered.starts[:-1]]
     if spec.merge is Merge.APPEND:
-        placed, starts = grouped.place_rows(batch.ts, batch.seq)
-        rows_between = _numbered(spec, batch, rows, placed, first_seq)
+        rows_between = _numbered(spec, batch, rows, ordered.rows, first_seq)
     else:
-        numbers, lasts, starts = grouped.number_identities(batch.ts, batch.seq)
+        identities = ordered.identities()
+        starts = identities.starts
         if spec.merge is Merge.LAST:
-            rows_between = _overwritten(spec, batch, rows, lasts)
+            rows_between = _overwritten(spec, batch, rows, ordered.rows[identities.firsts[1:] - 1])
         else:
-            rows_between = _folded(spec, batch, rows, numbers, lasts)
-    lines = grouped.lines
+            folded = _folded(spec, rows, ordered.rows, identities)
+            rows_between = _slices(spec, *folded)
+            if whole is not None:
+                firsts = ordered.rows[identities.firsts[:-1]]
+                whole.append(FoldedRows(gather_keys(batch.key, firsts), *folded))
     runs: list[Run] = []
-    for bucket, first, stop in grouped.buckets:
+    for bucket, first, stop in ordered.buckets:
         runs += assemble(bucket, keys, lines[first:stop], starts[first : stop + 1], rows_between, max_rows)
     return runs
 
@@ -155,156 +151,6 @@ def _column(
     return column
 
 
-class _Grouped(NamedTuple):
-    """Of each row its group; groups are in order of (bucket, hash, key)."""
-
-    groups: Int32s
-    lines: Int32s
-    """Of each group in order, its first row."""
-    places: Int32s
-    """Of each group, where it stands in order."""
-    buckets: list[BucketPart]
-    is_mixed: bool
-    """Whether a group has rows of different cursors."""
-
-    def place_rows(self, ts: Int64s, seq: Int64s) -> tuple[Int32s, Int32s]:
-        """Rows by group and cursor, and where each group's start."""
-        count = len(self.lines)
-        placed, starts = np.empty(len(ts), np.int32), np.empty(count + 1, np.int32)
-        counts = np.bincount(self.groups, minlength=count).astype(np.int32)
-        order = self.groups[self.lines]
-        place_rows(order, counts, self.groups, np.empty(count, np.int32), starts, placed)
-        if self.is_mixed:
-            sort_cursors(placed, starts, ts, seq, np.empty(len(ts), np.int32))
-        return placed, starts
-
-    def number_identities(self, ts: Int64s, seq: Int64s) -> tuple[Int32s, Int32s, Int32s]:
-        """Of each row its identity, of each identity the last row, and where each group's identities start."""
-        count = len(self.lines)
-        numbers = np.empty(len(ts), np.int32)
-        if not self.is_mixed:
-            lasts = np.empty(count, np.int32)
-            number_rows(self.places, self.groups, numbers, lasts)
-            return numbers, lasts, np.arange(count + 1, dtype=np.int32)
-        placed, starts = self.place_rows(ts, seq)
-        lasts, identity_starts = np.empty(len(ts), np.int32), np.empty(count + 1, np.int32)
-        identities = mark_identities(placed, starts, ts, seq, numbers, lasts, identity_starts)
-        return numbers, lasts[:identities], identity_starts
-
-
-def _group(keys: KeySource, batch: _Batch, width: int) -> _Grouped:
-    """The groups of rows whose keys are the lines of `keys`."""
-    ts, count = batch.ts, len(batch.ts)
-    start = batch.lowest - batch.lowest % width
-    length = int(ts.max()) - start
-    number = length // width + 1
-    bucket_bits, row_bits = (number - 1).bit_length(), (count - 1).bit_length()
-    is_counted = length < LONGEST and number <= min(MOST_BUCKETS, 4 * count + 64)
-    if is_counted and bucket_bits + row_bits <= MARK_BITS:
-        found = _group_by(keys, batch, width, (start, bucket_bits, row_bits), MOST_STEPS)
-        if found.is_whole:
-            lines, places = np.empty(len(found.marks), np.int32), np.empty(len(found.marks), np.int32)
-            ends = np.zeros(number, np.int64)
-            found.marks.sort()
-            if place_groups(
-                keys.data, keys.bounds, keys.hashes, found.marks, row_bits, bucket_bits,
-                found.groups, lines, places, ends,
-            ):  # fmt: skip
-                return _Grouped(found.groups, lines, places, _parts(start, width, ends), found.is_mixed)
-    else:
-        found = _group_by(keys, batch, width, (0, 0, row_bits), MOST_STEPS)
-    if not found.is_whole:  # keys were chosen so that their hashes meet; numbers from sorting do not
-        numbered = keys._replace(hashes=_key_numbers(keys) * SPREAD)
-        found = _group_by(numbered, batch, width, (0, 0, row_bits), count)
-    firsts = (found.marks & np.uint64((1 << row_bits) - 1)).astype(np.int32)
-    return _Grouped(found.groups, *_order_by_comparing(keys, found.groups, firsts, ts, width), found.is_mixed)
-
-
-class _Groups(NamedTuple):
-    """As `_Grouped`, in no order but with marks; not whole when a row was further from its slot than it may be."""
-
-    groups: Int32s
-    marks: UInt64s
-    is_mixed: bool
-    is_whole: bool
-
-
-def _group_by(
-    keys: KeySource, batch: _Batch, width: int, marking: tuple[int, int, int], most_steps: int
-) -> _Groups:
-    count = len(batch.ts)
-    groups, progress = np.empty(count, np.int32), np.zeros(3, np.int64)
-    found, marks = np.empty(GROUP_WORDS * count, np.int64), np.empty(count, np.uint64)
-    table = _empty_table(min(MOST_SLOTS, 1 << (2 * count - 1).bit_length()))
-    while (
-        done := group_rows(
-            keys.data, keys.bounds, keys.hashes, batch.ts, batch.seq, width, *marking,
-            table, most_steps, progress, groups, found, marks,
-        )
-    ) < count and done != CROWDED:  # fmt: skip
-        number = int(progress[1])
-        expected = min(number * count // int(progress[0]), count)  # if rows go on as they began
-        table = _empty_table(max(1 << (2 * expected - 1).bit_length(), 2 * len(table)))
-        move_groups(keys.hashes, found, number, width, table)
-    return _Groups(groups, marks[: int(progress[1])], bool(progress[2]), done != CROWDED)
-
-
-def _key_numbers(keys: KeySource) -> UInt64s:
-    """A number for each distinct key, equal for equal keys."""
-    count = len(keys.bounds) - 1
-    buffers = [None, pa.py_buffer(keys.bounds), pa.py_buffer(keys.data)]
-    column = pa.Array.from_buffers(pa.binary(), count, buffers)
-    order = pc.sort_indices(column)
-    ordered = column.take(order)
-    is_new = pc.not_equal(ordered.slice(1), ordered.slice(0, count - 1)).to_numpy(zero_copy_only=False)
-    numbers = np.zeros(count, np.uint64)
-    numbers[order.to_numpy()[1:]] = np.cumsum(is_new, dtype=np.uint64)
-    return numbers
-
-
-class _Kept(local):
-    """A thread's table: large enough that asking for fresh memory each time would show."""
-
-    table: Int64s = np.empty(0, np.int64)
-
-
-_kept = _Kept()
-
-
-def _empty_table(slots: int) -> Int64s:
-    if slots > MOST_SLOTS:
-        return np.full(slots, EMPTY, np.int64)
-    if len(_kept.table) < slots:
-        _kept.table = np.empty(slots, np.int64)
-    table = _kept.table[:slots]
-    table.fill(EMPTY)
-    return table
-
-
-def _parts(start: int, width: int, ends: Int64s) -> list[BucketPart]:
-    parts, first = [], 0
-    for index in np.flatnonzero(ends).tolist():
-        stop = int(ends[index])
-        parts.append((start + index * width, first, stop))
-        first = stop
-    return parts
-
-
-def _order_by_comparing(
-    keys: KeySource, groups: Int32s, lines: Int32s, ts: Int64s, width: int
-) -> tuple[Int32s, Int32s, list[BucketPart]]:
-    """For groups that lie far apart in time, or that have one hash, by their first rows."""
-    moments = ts[lines]
-    buckets = moments - moments % width
-    order = np.lexsort((keys.hashes[lines], buckets))
-    ordered, buckets = lines[order], buckets[order]
-    settle_hashes(keys.data, keys.bounds, keys.hashes, buckets, ordered)
-    places = np.empty(len(ordered), np.int32)
-    places[groups[ordered]] = np.arange(len(ordered), dtype=np.int32)
-    ends = [*(np.flatnonzero(buckets[1:] != buckets[:-1]) + 1).tolist(), len(buckets)]
-    return ordered, places, [(int(buckets[a]), a, b) for a, b in zip([0, *ends], ends, strict=False)]
-
-
 def _numbered(
     spec: StoreSpec, batch: _Batch, rows: pa.RecordBatch, placed: Int32s, first_seq: int | None
 ) -> RowsBetween:
@@ -343,14 +189,31 @@ def _overwritten(spec: StoreSpec, batch: _Batch, rows: pa.RecordBatch, lasts: In
 
 
 def _folded(
-    spec: StoreSpec, batch: _Batch, rows: pa.RecordBatch, numbers: Int32s, lasts: Int32s
-) -> RowsBetween:
-    states = [
-        state for aggregate in spec.aggregates for state in aggregate.partial(rows, numbers, len(lasts))
-    ]
+    spec: StoreSpec, rows: pa.RecordBatch, ordered: Int32s, identities: Identities
+) -> tuple[Int64s, Int64s, list[pa.Array]]:
+    """Cursors and states of identities. What aggregates read is put in order first where that is quick: they then go
+    from front to back, too."""
+    count, numbers = len(identities.firsts) - 1, identities.numbers
+    names = dict.fromkeys(name for aggregate in spec.aggregates for name in aggregate.inputs)
+    read = {name: rows.column(name) for name in names if rows.schema.get_field_index(name) >= 0}
+    if read and all(is_word(column.type) and not column.null_count for column in read.values()):
+        columns = [gather(column, ordered) for column in read.values()]
+        rows = pa.RecordBatch.from_arrays(columns, names=list(read))
+    else:
+        by_row = np.empty(len(ordered), np.int32)
+        by_row[ordered] = numbers
+        numbers = by_row
+    states = [state for aggregate in spec.aggregates for state in aggregate.partial(rows, numbers, count)]
+    if count == len(identities.ts):
+        return identities.ts, identities.seq, states
+    firsts = identities.firsts[:-1]
+    return identities.ts[firsts], identities.seq[firsts] if len(identities.seq) else NO_NUMBERS, states
 
+
+def _slices(spec: StoreSpec, ts: Int64s, seq: Int64s, states: list[pa.Array]) -> RowsBetween:
     def rows_between(start: int, stop: int) -> pa.RecordBatch:
-        columns = _cursor_columns(batch, lasts[start:stop])
+        own_seq = seq[start:stop].copy() if len(seq) else np.zeros(stop - start, np.int64)
+        columns = [int64_column(ts[start:stop].copy()), int64_column(own_seq)]
         columns += [own_slice(state, start, stop) for state in states]
         return pa.RecordBatch.from_arrays(columns, schema=spec.rows)
 

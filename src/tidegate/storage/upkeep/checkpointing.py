@@ -10,6 +10,7 @@ C2  every pack it names is pinned from the cut until it is held for the checkpoi
     released, or a later one is begun that finds enough newer ones retained (INV-10).
 C3  incremental: runs that are stored already are named, not written.
 C4  a bucket that does not come to rest fails the checkpoint with its name; none is left out.
+C5  when nothing came, went or moved since the last one, that one's token is given again, and nothing is written.
 
 Runs on the operator's thread. A generator: the phases of the dumps, `cut`, `written`.
 """
@@ -17,6 +18,7 @@ Runs on the operator's thread. A generator: the phases of the dumps, `cut`, `wri
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -28,7 +30,7 @@ from tidegate.storage.packs.manifest import Manifest, StoreState
 from tidegate.storage.packs.token import Token
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
-from tidegate.storage.tasks import AttachedStore, TaskStorage
+from tidegate.storage.tasks import AttachedStore, Mark, Standing, TaskStorage, mark_of
 from tidegate.storage.upkeep.dump import dump
 from tidegate.storage.upkeep.operations import Operation
 
@@ -44,20 +46,75 @@ class Cut:
     cursors: dict[str, bytes]
     marks: list[tuple[AttachedStore, int]]
     touched: dict[str, set[int]]  # buckets that may differ from the last checkpoint's
+    stand: dict[str, Mark]
 
 
-def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[Token]:
+def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
     """Make the checkpoint; its token."""
     started = parts.clock.monotonic_ms()
     _let_old_ones_go(parts, task)
+    token = _unchanged(parts, task)
+    packs: Collection[str] = ()
+    if token is None:
+        token, packs = yield from _write(parts, task)
+    parts.stats.checkpointed(task.task, packs=len(packs), ms=parts.ms_since(started))
+    return token
+
+
+def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
+    """Whether the task holds exactly what it held at this checkpoint (None: nothing yet), and may go on from it.
+
+    Merging and storing do not change what it holds. But where a master deletes, packs that no checkpoint names are
+    his after a while: a task that holds some for half of that time is to be restored instead.
+    """
+    if not task.is_as_at(token) or parts.states.dirty(task.task):
+        return False
+    since_ms = task.unnamed_since_ms
+    return (
+        parts.config.deletes
+        or since_ms is None
+        or 2 * parts.ms_since(since_ms) < parts.config.garbage_grace_ms
+    )
+
+
+def _unchanged(parts: StorageParts, task: TaskStorage) -> bytes | None:
+    """The last token, if a checkpoint made now would say the same (C5)."""
+    standing = task.standing
+    if standing is None or standing.token is None or not is_at(parts, task, standing.token):
+        return None
+    stores = task.attached()
+    names = {*task.restored, *(store.spec.name for store in stores)}
+    if names != standing.named or not all(store.state.index.is_exported for store in stores):
+        return None
+    if parts.config.deletes and not _hold_again(parts, task, Token.decode(standing.token).number):
+        return None
+    return standing.token
+
+
+def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
+    """One more who will release this checkpoint; False when nobody holds it any more."""
+    if not parts.holds.hold_again(task.task, number):
+        return False
+    task.retained.append(number)
+    return True
+
+
+def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Collection[str]]]:
+    """The token of a new manifest, and the packs it names."""
     with ExitStack() as pinned:
         cut = yield from _come_to_rest(parts, task, pinned)
+        since_ms, task.unnamed_since_ms = task.unnamed_since_ms, None
         yield "cut"
         manifest = Manifest(task.task, task.number + 1, {**task.restored, **cut.stores}, cut.cursors)
         before = set(task.chain.names())
         touched = {name: cut.touched.get(name, set()) for name in manifest.stores}
-        token = task.chain.write(manifest, parts.randomness.uuid().hex, touched=touched)
+        try:
+            token = task.chain.write(manifest, parts.randomness.uuid().hex, touched=touched).encode()
+        except BaseException:
+            task.unnamed_since_ms = since_ms
+            raise
         task.number = manifest.number
+        task.standing = Standing(token, frozenset(manifest.stores), cut.stand)
         packs = manifest.packs()
         retain(parts, task, manifest.number, {*packs, *task.chain.names()})
         # Manifests that neither the next one builds on nor a retained checkpoint needs can go.
@@ -65,12 +122,13 @@ def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[Token]:
         for store, mark in cut.marks:
             store.state.index.exported(mark)
         yield "written"
-    parts.stats.checkpointed(task.task, packs=len(packs), ms=parts.ms_since(started))
-    return token
+    return token, packs
 
 
 def retain(parts: StorageParts, task: TaskStorage, number: int, names: set[str]) -> None:
-    """Hold all that a checkpoint needs until it is released."""
+    """Hold all that a checkpoint needs until it is released; nothing where the worker deletes nothing."""
+    if not parts.config.deletes:
+        return
     parts.holds.hold(task.task, number, names)
     if number in task.retained:
         task.retained.remove(number)
@@ -112,7 +170,7 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
     for cache in parts.states.of(task.task):
         if cache.dirty:
             return None, f"state {cache.namespace}"
-    cut = Cut({}, {}, [], {})
+    cut = Cut({}, {}, [], {}, {})
     with ExitStack() as leases:
         for store in task.attached():
             index, name = store.state.index, store.spec.name
@@ -131,7 +189,8 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
             if changed is None:
                 return None, f"a bucket of store {name}"
             cut.touched[name] = changed
-            cut.stores[name] = _store_state(store, entries)
+            cut.stores[name] = state = _store_state(store, entries)
+            cut.stand[name] = mark_of(store, state.extra)
             if index.max_cursor is not None:
                 cut.cursors[_cursor_name(name)] = _CURSOR.pack(*index.max_cursor)
             cut.marks.append((store, mark))

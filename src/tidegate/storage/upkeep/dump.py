@@ -5,11 +5,12 @@ neither lose nor repeat a row. What has a stored copy already is not written aga
 
 D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies. A bucket that changed meanwhile
     keeps its runs as they were, and its slots in the new pack are given up (INV-7).
-D2  an error between puts publishes nothing, and retires what was written.
+D2  an error in a put publishes nothing, and retires whatever was written; the packs of a round are put together.
 D3  each new pack is counted as used and pinned until the last bucket is settled, so that nobody retires it
     while runs of it are about to go live.
 
-A generator: phases `captured`, `stored` (one for each pack), `published` (one for each bucket).
+A generator: phases `captured`, `stored` (one for each pack, all of them put by then), `published` (one for each
+bucket).
 """
 
 from __future__ import annotations
@@ -87,14 +88,17 @@ def store_runs(
         if run.stored is None and run.hot is not None:
             segments.setdefault(spec.segment_of(run.bucket), []).append((run, run.hot.run))
     places: Places = {}
-    for segment, members in segments.items():
-        refs = parts.store(task, spec, segment, [hot for _, hot in members])
+    stored = parts.store_all(
+        task, spec, [(segment, [hot for _, hot in members]) for segment, members in segments.items()]
+    )
+    for members, refs in zip(segments.values(), stored, strict=True):
         for (entry, _), ref in zip(members, refs, strict=True):
             places[id(entry)] = ref
         # One undo for each run: those that were published are taken out again.
         for ref in refs:
             undo.push(partial(parts.retire, task, [ref]), name=ref)
         held.callback(parts.pins.pin(task.task, refs).close)
+    for _ in segments:
         yield "stored"
     return places
 

@@ -22,13 +22,15 @@ from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
 from tidegate.storage.packs.token import Token
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.spec import Cursor
-from tidegate.storage.tasks import AttachedStore, TaskStorage
+from tidegate.storage.tasks import AttachedStore, Standing, TaskStorage, mark_of
 from tidegate.storage.upkeep.checkpointing import cursor_of, retain
 
 
-def restore(parts: StorageParts, task: TaskStorage, encoded: bytes, retained: Sequence[bytes] = ()) -> None:
-    """Make the task what it was at the checkpoint of this token; `retained` stay restorable."""
-    chain, manifest = _load(parts, task, encoded)
+def restore(
+    parts: StorageParts, task: TaskStorage, encoded: bytes | None, retained: Sequence[bytes] = ()
+) -> None:
+    """Make the task what it was at the checkpoint of this token, or empty; `retained` stay restorable."""
+    chain, manifest = _beginning(parts, task) if encoded is None else _load(parts, task, encoded)
     others = [_load(parts, task, each) for each in retained]
     for store in task.attached():
         state = manifest.stores.get(store.spec.name)
@@ -44,8 +46,11 @@ def restore(parts: StorageParts, task: TaskStorage, encoded: bytes, retained: Se
     parts.backlog.force(charge, task=task.task)
     task.chain = chain
     task.number = max(task.number, manifest.number)
-    for their_chain, other in sorted([*others, (chain, manifest)], key=lambda each: each[1].number):
+    restorable = others if encoded is None else [*others, (chain, manifest)]
+    for their_chain, other in sorted(restorable, key=lambda each: each[1].number):
         retain(parts, task, other.number, {*other.packs(), *their_chain.names()})
+    task.standing = Standing(encoded, frozenset(manifest.stores))
+    task.unnamed_since_ms = None
     task.restored = dict(manifest.stores)
     task.cursors = {name: cursor_of(manifest, name) for name in manifest.stores}
     for store in task.attached():
@@ -53,8 +58,14 @@ def restore(parts: StorageParts, task: TaskStorage, encoded: bytes, retained: Se
             fill(task, store)
         elif isinstance(store.state, ExtraState):
             store.state.restore_extra(b"")  # it did not exist then: its clocks and counters begin anew, too
+        task.standing.marks[store.spec.name] = mark_of(store)
     task.is_measured = False
     task.failure = None
+
+
+def _beginning(parts: StorageParts, task: TaskStorage) -> tuple[ManifestChain, Manifest]:
+    """Before the first checkpoint: nothing."""
+    return ManifestChain(parts.backend, task.task), Manifest(task.task, 0)
 
 
 def _load(parts: StorageParts, task: TaskStorage, encoded: bytes) -> tuple[ManifestChain, Manifest]:
@@ -95,7 +106,7 @@ def fill(task: TaskStorage, store: AttachedStore) -> None:
 
 
 def check_fingerprint(task: TaskStorage, store: AttachedStore, state: StoreState) -> None:
-    if store.spec.fingerprint != state.fingerprint:
+    if not store.spec.reads(state.fingerprint):
         raise InvalidError(
             f"store {store.spec.name} of task {task.task} has another shape than in the checkpoint (columns, kind of "
             "merge, aggregates or bucket width differ): attach the state with the shape it was written with, or "

@@ -7,6 +7,7 @@ does `delete_once` remove it.
 R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
 R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded, by `revive` or by `clear`.
 R3  a failed delete is tried again later, each time after a longer pause.
+R4  without `deletes` nothing is ever queued: a master deletes, who knows what other processes need.
 
 The queue is lost with the process; packs left behind are found by garbage collection. Safe from any thread; no
 lock is held while the backend deletes.
@@ -15,6 +16,7 @@ lock is held while the backend deletes.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -37,6 +39,7 @@ class CheckpointHolds:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, int], frozenset[str]] = {}
+        self._again: Counter[tuple[str, int]] = Counter()  # holders beyond the first
         self._counts: dict[tuple[str, str], int] = {}
 
     def hold(self, task: str, number: int, packs: Iterable[str]) -> None:
@@ -48,9 +51,21 @@ class CheckpointHolds:
             for pack in added:
                 self._counts[task, pack] = self._counts.get((task, pack), 0) + 1
 
+    def hold_again(self, task: str, number: int) -> bool:
+        """One more release is to come before the checkpoint is given up; False when it is given up already."""
+        with self._lock:
+            if (task, number) not in self._held:
+                return False
+            self._again[task, number] += 1
+            return True
+
     def release(self, task: str, number: int) -> frozenset[str]:
         """The checkpoint is given up; the packs that no checkpoint of the task holds any more."""
         with self._lock:
+            if self._again[task, number]:
+                self._again[task, number] -= 1
+                return frozenset()
+            del self._again[task, number]
             packs = self._held.pop((task, number), frozenset())
             return frozenset(pack for pack in packs if self._let_go(task, pack))
 
@@ -72,6 +87,7 @@ class CheckpointHolds:
         """Forget all holds of a task that leaves the worker; its files are then garbage collection's."""
         with self._lock:
             for owner, number in [key for key in self._held if key[0] == task]:
+                del self._again[owner, number]
                 for pack in self._held.pop((owner, number)):
                     self._let_go(task, pack)
 
@@ -120,6 +136,7 @@ class BatchRetirementQueue:
         backoff_ms: int,
         backoff_max_ms: int,
         deletes_at_once: int = 1,
+        deletes: bool = True,
     ) -> None:
         self._backend = backend
         self._pins = pins
@@ -128,11 +145,14 @@ class BatchRetirementQueue:
         self._backoff_ms = backoff_ms
         self._backoff_max_ms = backoff_max_ms
         self._deletes_at_once = deletes_at_once
+        self._deletes = deletes
         self._lock = threading.Lock()
         self._tasks: dict[str, dict[str, _Retired]] = {}
 
     def retire(self, task: str, packs: Iterable[str]) -> int:
         """Queue packs that no live metadata names; how many were not queued already."""
+        if not self._deletes:
+            return 0
         with self._lock:
             queue = self._tasks.setdefault(task, {})
             before = len(queue)

@@ -16,6 +16,7 @@ included. Thread rule: pure functions, but for the dead letters handed in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from tidegate.windows.keys.columns import decode_keys
 
 Int64s = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+NONE = np.empty(0, np.int64)
 
 ROWS = pa.schema(
     [
@@ -56,6 +58,14 @@ class Letters:
         return cls(DeadLetters(topic, rules.on_bad_key), DeadLetters(topic, rules.consumed.on_bad_value))
 
 
+class Seen(NamedTuple):
+    """Window and offset of every record that could be read, and which of them came when the window had expired."""
+
+    ts: Int64s
+    offsets: Int64s
+    expired: Int64s
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The rows to write for a batch, and what became of its records."""
@@ -64,10 +74,11 @@ class Taken:
     observed_ms: int
     newest_ms: int
     counts: Counts
+    seen: Seen
 
 
 @dataclass(slots=True)
-class _Cells:
+class _Keys:
     """Keys of a batch, taken apart; `ts` and `seq` as rows have them."""
 
     inner: pa.Array
@@ -83,18 +94,20 @@ def take_records(
     counts = Counts()
     raw_keys, values = batch.column("key"), batch.column("value")
     offsets: Int64s = batch.column("offset").to_numpy()
-    cells = _cells(rules, batch, raw_keys, offsets, letters, counts)
-    keep = _without_bad_values(rules, batch, cells, offsets, letters, counts)
+    keys = _keys(rules, batch, raw_keys, offsets, letters, counts)
+    keep = _without_bad_values(rules, batch, keys, offsets, letters, counts)
     times = _times(batch.column("timestamp"))
+    seen = Seen(NONE, NONE, NONE)
     if rules.shape.is_windowed:
-        observed_ms, keep = _without_expired(rules, cells, keep, values, observed_ms, counts)
+        seen, keep, observed_ms = _without_expired(rules, keys, keep, offsets, observed_ms)
+        counts.expired = _count_expired(rules, values, np.searchsorted(offsets, seen.offsets[seen.expired]))
     if len(times):
         newest_ms = max(newest_ms, int(times.max()))
     rows = pa.RecordBatch.from_arrays(
         [
-            cells.inner,
-            pa.array(cells.ts),
-            pa.array(cells.seq),
+            keys.inner,
+            pa.array(keys.ts),
+            pa.array(keys.seq),
             values.is_null(),
             values,
             pa.array(times),
@@ -106,17 +119,17 @@ def take_records(
         rows = rows.filter(pa.array(keep))
     counts.deleted = rows.column("deleted").true_count
     counts.applied = rows.num_rows - counts.deleted
-    return Taken(rows, observed_ms, newest_ms, counts)
+    return Taken(rows, observed_ms, newest_ms, counts, seen)
 
 
-def _cells(
+def _keys(
     rules: TableRules,
     batch: pa.RecordBatch,
     raw_keys: pa.Array,
     offsets: Int64s,
     letters: Letters,
     counts: Counts,
-) -> _Cells:
+) -> _Keys:
     shape, rows = rules.shape, batch.num_rows
     if not shape.is_windowed:
         good = np.ones(rows, np.bool_)
@@ -124,22 +137,22 @@ def _cells(
             good = raw_keys.is_valid().to_numpy(zero_copy_only=False)
             counts.null_keys = raw_keys.null_count
         zeros = np.zeros(rows, np.int64)
-        cells, bad, reasons = _Cells(raw_keys, zeros, zeros, good), np.empty(0, np.int64), []
+        keys, bad, reasons = _Keys(raw_keys, zeros, zeros, good), np.empty(0, np.int64), []
     else:
         size_ms = shape.size_ms if shape.kind == "window" else None
-        keys = decode_keys(raw_keys, rules.key_format, size_ms=size_ms, checks=rules.checks)
-        bad = np.flatnonzero(keys.bad) if keys.bad_rows else np.empty(0, np.int64)
+        decoded = decode_keys(raw_keys, rules.key_format, size_ms=size_ms, checks=rules.checks)
+        bad = np.flatnonzero(decoded.bad) if decoded.bad_rows else np.empty(0, np.int64)
         if len(bad) and letters.keys.policy is DeadLetterPolicy.FAIL:
             partition = batch.column("partition")[0].as_py()
-            keys.require_good(offsets=offsets, topic=shape.topic, partition=partition)
-        reasons = [keys.reason(int(row)) for row in bad]
-        good = keys.good
+            decoded.require_good(offsets=offsets, topic=shape.topic, partition=partition)
+        reasons = [decoded.reason(int(row)) for row in bad]
+        good = decoded.good
         counts.null_keys = rows - int(np.count_nonzero(good)) - len(bad)
         if shape.kind == "session":
-            cells = _Cells(keys.inner, keys.end, keys.start, good)
+            keys = _Keys(decoded.inner, decoded.end, decoded.start, good)
         else:
-            cells = _Cells(keys.inner, keys.start, np.zeros(rows, np.int64), good)
-    unreadable, why = _unreadable_keys(rules, cells)
+            keys = _Keys(decoded.inner, decoded.start, np.zeros(rows, np.int64), good)
+    unreadable, why = _unreadable_keys(rules, keys)
     if len(unreadable):
         if letters.keys.policy is DeadLetterPolicy.FAIL:
             raise WindowedKeyFormatError(
@@ -147,36 +160,36 @@ def _cells(
                 f"{int(offsets[unreadable[0]])}: the key cannot be read as {rules.key!r}: {why[0]}. Give the serde "
                 "its producer used, or set such records aside with on_bad_key='skip'"
             )
-        cells.good = cells.good.copy()
-        cells.good[unreadable] = False
+        keys.good = keys.good.copy()
+        keys.good[unreadable] = False
         bad, reasons = np.concatenate([bad, unreadable]), [*reasons, *why]
     if len(bad):
         counts.bad_keys = len(bad)
         _set_aside(letters.keys, bad, reasons, batch, offsets)
-    return cells
+    return keys
 
 
-def _unreadable_keys(rules: TableRules, cells: _Cells) -> tuple[Int64s, list[str]]:
+def _unreadable_keys(rules: TableRules, keys: _Keys) -> tuple[Int64s, list[str]]:
     if type(rules.key) is Bytes:
         return np.empty(0, np.int64), []
-    decoded = rules.key.decode_column(cells.inner)
+    decoded = rules.key.decode_column(keys.inner)
     return decoded.bad_rows, list(decoded.reasons)
 
 
 def _without_bad_values(
     rules: TableRules,
     batch: pa.RecordBatch,
-    cells: _Cells,
+    keys: _Keys,
     offsets: Int64s,
     letters: Letters,
     counts: Counts,
 ) -> Flags:
     if type(rules.value) is Bytes:
-        return cells.good
+        return keys.good
     decoded = rules.value.decode_column(batch.column("value"))
     if len(decoded.bad_rows) == 0:
-        return cells.good
-    mine = cells.good[decoded.bad_rows]
+        return keys.good
+    mine = keys.good[decoded.bad_rows]
     bad = decoded.bad_rows[mine]
     _set_aside(
         letters.values,
@@ -186,33 +199,33 @@ def _without_bad_values(
         offsets,
     )
     counts.bad_values = len(bad)
-    keep = cells.good.copy()
+    keep = keys.good.copy()
     keep[bad] = False
     return keep
 
 
 def _without_expired(
-    rules: TableRules, cells: _Cells, keep: Flags, values: pa.Array, observed_ms: int, counts: Counts
-) -> tuple[int, Flags]:
-    """The observed time after the batch, and the rows whose time segment was alive when they came."""
-    width, retention_ms = rules.shape.segment_ms, rules.shape.retention_ms
-    all_kept = bool(keep.all())
-    ts = cells.ts if all_kept else cells.ts[keep]
-    if len(ts) == 0:
-        return observed_ms, keep
-    after = max(observed_ms, int(ts.max()))
-    if int(ts.min()) // width >= max(0, after - retention_ms) // width:
-        return after, keep
-    running = np.maximum(np.maximum.accumulate(ts), observed_ms)
-    live = ts // width >= np.maximum(running - retention_ms, 0) // width
-    dropped = ~live
-    if rules.shape.kind == "session":  # removing an expired session is nothing, and is not counted
-        given = values.is_valid().to_numpy(zero_copy_only=False)
-        dropped = dropped & (given if all_kept else given[keep])
-    counts.expired = int(np.count_nonzero(dropped))
+    rules: TableRules, keys: _Keys, keep: Flags, offsets: Int64s, observed_ms: int
+) -> tuple[Seen, Flags, int]:
+    """What was seen, the rows whose time segment was alive when they came, and the observed time after them."""
+    ts = keys.ts
+    if not keep.all():
+        ts, offsets = ts[keep], offsets[keep]
+    if not len(ts):
+        return Seen(NONE, NONE, NONE), keep, observed_ms
+    live, observed_ms = rules.shape.expiry.judge(ts, observed_ms)
+    if live is None:
+        return Seen(ts, offsets, NONE), keep, observed_ms
     kept = keep.copy()
-    kept[np.flatnonzero(keep)[~live]] = False
-    return after, kept
+    kept[keep] = live
+    return Seen(ts, offsets, np.flatnonzero(~live)), kept, observed_ms
+
+
+def _count_expired(rules: TableRules, values: pa.Array, expired: Int64s) -> int:
+    """Removing an expired session is nothing, and is not counted."""
+    if rules.shape.kind != "session" or not len(expired):
+        return len(expired)
+    return len(expired) - int(values.take(pa.array(expired)).null_count)
 
 
 def _set_aside(

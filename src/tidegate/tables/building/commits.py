@@ -54,6 +54,12 @@ def lease_name(table: str) -> str:
     return f"tables/{table}/lease"
 
 
+def stored_tables(backend: StorageBackend) -> list[str]:
+    """The names of the tables that are kept in this backend."""
+    found = {each.name.split("/")[1] for each in backend.list("tables") if each.name.endswith("/commits")}
+    return sorted(found)
+
+
 def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
     """The list as it is now, and its version; None when there is no such table yet."""
     found = backend.read_published(commits_name(table))

@@ -24,7 +24,8 @@ class Consumed:
     `on_bad_value`: a value that its serde cannot read stops the table (`fail`) or becomes a dead letter (`skip`).
     `on_gap`: when records aged out of the topic before the table saw them, go on at the earliest one there is, with
     a warning and a count (`earliest`), or stop (`fail`). `advance` is what every window start is a multiple of,
-    where that is known: keys that break it are refused.
+    where that is known: keys that break it are refused. Of dead letters at most `dead_letter_bytes` are kept; those
+    beyond are counted.
     """
 
     key: Serde[Any] | None = None
@@ -33,6 +34,7 @@ class Consumed:
     on_bad_value: DeadLetterPolicy | str = DeadLetterPolicy.FAIL
     on_gap: Literal["earliest", "fail"] = "earliest"
     advance: int | None = None
+    dead_letter_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         for serde in (self.key, self.value):
@@ -43,3 +45,5 @@ class Consumed:
             raise InvalidError(f"isolation={self.isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         if self.on_gap not in ("earliest", "fail"):
             raise InvalidError(f"on_gap={self.on_gap!r}: choose 'earliest' or 'fail'")
+        if self.dead_letter_bytes < 0:
+            raise InvalidError(f"dead_letter_bytes={self.dead_letter_bytes}: give 0 or more")

@@ -72,33 +72,42 @@ class TopicTail:
         rules = self._source.rules
         topic, starts = rules.shape.topic, {}
         for state in self._source.partitions:
-            number, wanted = state.partition, positions[state.partition]
-            try:
-                # Position 0 means that nothing was read yet: then the first record there is will do.
-                with self._log.reader(topic, [number], start={number: wanted or "earliest"}) as probe:
-                    starts[number] = probe.positions()[number]
-            except OffsetOutOfRangeError as error:
-                starts[number] = self._after_gap(state, wanted, error)
+            number = state.partition
+            # Asked for, not tried: a cluster's reader learns of offsets that are gone only as it reads.
+            with self._log.reader(topic, [number], start="earliest") as probe:
+                first, end = probe.positions()[number], probe.end_offsets()[number]
+            starts[number] = self._start(state, positions[number], first, end)
         self._told = dict(positions)
         # A cluster's client decides for itself how much it fetches.
         size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}
         return self._log.reader(topic, list(starts), start=starts, isolation=rules.consumed.isolation, **size)
 
-    def _after_gap(self, state: PartitionState, wanted: int, error: OffsetOutOfRangeError) -> int:
+    def _start(self, state: PartitionState, wanted: int, first: int, end: int) -> int:
+        """Where to read on, when the partition holds `first` up to `end` (T1)."""
         shape = self._source.rules.shape
-        if wanted > error.end:
+        place = f"{shape.topic}-{state.partition}"
+        if wanted > end:
             raise InvalidError(
-                f"table {shape.name} has read {shape.topic}-{state.partition} up to offset {wanted}, and the topic "
-                f"ends at {error.end}: it was made anew. Build the table anew too, in another state folder"
-            ) from error
+                f"table {shape.name} has read {place} up to offset {wanted}, and the topic "
+                f"ends at {end}: it was made anew. Build the table anew too, in another state folder"
+            )
+        if wanted >= first:
+            return wanted
+        if wanted == 0:
+            return first  # nothing was read yet: the first record there is will do
         if self._source.rules.consumed.on_gap == "fail":
-            raise error
-        missing = error.first - wanted
-        state.counts.skipped_offsets += missing
+            raise OffsetOutOfRangeError(
+                f"table {shape.name}: offsets {wanted} to {first - 1} of {place} aged out before "
+                "they were read. Go on without them with on_gap='earliest', or build the table anew from a copy",
+                offset=wanted,
+                first=first,
+                end=end,
+            )
+        state.counts.skipped_offsets += first - wanted
         warnings.warn(
-            f"table {shape.name}: {missing} offsets of {shape.topic}-{state.partition} from {wanted} on aged out "
-            f"before they were read; going on at {error.first}. Deletions among them are not in the table",
+            f"table {shape.name}: {first - wanted} offsets of {place} from {wanted} on aged out "
+            f"before they were read; going on at {first}. Deletions among them are not in the table",
             TidegateWarning,
             stacklevel=2,
         )
-        return error.first
+        return first

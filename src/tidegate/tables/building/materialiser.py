@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.clock import Clock
 from tidegate.errors import (
@@ -34,12 +35,13 @@ from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, 
 from tidegate.tables.building.commits import KEPT, Commit, Commits
 from tidegate.tables.building.consuming import TopicTail
 from tidegate.tables.building.lease import Lease
+from tidegate.tables.building.letter_box import LetterBox
 from tidegate.tables.building.order_watch import OrderWatch
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.building.validating import Validation
 from tidegate.tables.queries.changes import ChangeHub
-from tidegate.tables.serdes.dead_letters import DeadLetters
+from tidegate.windows.stores.time_segments import TimeSegments
 
 PAUSE_MS = 50
 MAINTAIN_MS = 20
@@ -80,6 +82,8 @@ class Materialiser:
         self._clock = clock
         self._cadence = cadence
         self._letters = Letters.of(source.rules)
+        self._box = LetterBox(source)
+        self._segments = {state.partition: _opened_segments(source, state) for state in source.partitions}
         self._order = OrderWatch(source, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
@@ -287,38 +291,24 @@ class Materialiser:
         taken = take_records(self.source.rules, records, state.observed_ms, state.newest_ms, self._letters)
         self._order.look(state, taken)
         changed = self.changes.before(state, taken.rows)
-        runtime, task = self.source.runtime, self.source.task
-        writer = runtime.writer()
-        state.index.insert(writer.append(task, state, taken.rows))
+        writer, task, rows = self.source.runtime.writer(), self.source.task, taken.rows
+        if len(taken.seen.ts):
+            # As a store's put does: enter the time segments first (which drops expired ones), write second.
+            self._segments[state.partition].enter_segments(taken.seen.ts, taken.observed_ms)
+            first = state.expiry.first_live_ts(taken.observed_ms)
+            if int(taken.seen.ts.min()) < first:
+                rows = rows.filter(pc.greater_equal(rows.column("ts"), first))
+        if rows.num_rows:
+            state.index.insert(writer.append(task, state, rows))
         state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
-        if state.live_from > 0:
-            writer.drop_segments(task, state, state.live_from)
-        self._keep_letters(self._letters.keys)
-        self._keep_letters(self._letters.values)
+        state.cells.note(*taken.seen, state.readable_from)
+        taken.counts.letters_not_kept = self._box.put(self._letters.keys) + self._box.put(
+            self._letters.values
+        )
         self._count(state, taken)
         if writer.is_over_limit(task):
             writer.relieve(task)
         self.changes.publish(changed)
-
-    def _keep_letters(self, letters: DeadLetters) -> None:
-        if not len(letters):
-            return
-        table = letters.take()
-        rows = table.num_rows
-        partitions = [number.to_bytes(4, "big") for number in table.column("partition").to_pylist()]
-        batch = pa.record_batch(
-            {
-                "key": pa.array(partitions, pa.binary()),
-                "ts": pa.array([0] * rows, pa.int64()),
-                "seq": table.column("offset").combine_chunks(),
-                "deleted": pa.array([False] * rows),
-                "reason": table.column("reason").combine_chunks(),
-                "value": table.column("value").combine_chunks(),
-                "record_key": table.column("key").combine_chunks(),
-            }
-        )
-        state, runtime = self.source.letters, self.source.runtime
-        state.index.insert(runtime.writer().append(self.source.task, state, batch))
 
     def _count(self, state: PartitionState, taken: Taken) -> None:
         for outcome in taken.counts.__struct_fields__:
@@ -333,6 +323,15 @@ class Materialiser:
                 return
             if not self._threads:  # one thread does both: make room itself
                 self.drain_once()
+
+
+def _opened_segments(source: TableSource, state: PartitionState) -> TimeSegments:
+    """The time segments that the restored rows lie in, but for those that are too old."""
+    context = source.runtime.context(source.task)
+    segments = TimeSegments(context, state, state.expiry)
+    if state.shape.is_windowed:
+        segments.open_existing(state.observed_ms)
+    return segments
 
 
 def kept_checkpoints() -> int:

@@ -6,8 +6,8 @@ Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 
     value_ts   the record's timestamp, -1 for none
     offset     where the record lies in its partition
 
-The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time and the drainer's validation
-state belong to exactly these rows (I1), so a restart neither reads twice nor leaves out.
+The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time, the drainer's validation
+state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads twice nor leaves out.
 
 Thread rule: changed by the draining thread alone; `observed_ms` and `next_offset` may be read from any.
 """
@@ -22,7 +22,9 @@ import pyarrow as pa
 
 from tidegate.errors import CorruptError
 from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.tables.building.cells import Cell, OffsetCells
 from tidegate.tables.building.shape import TableShape
+from tidegate.windows.stores.expiry import NOTHING_OBSERVED
 
 NEVER: Final = -1
 EARLIEST: Final = -(2**63)
@@ -33,7 +35,7 @@ PAYLOAD: Final = pa.schema(
         pa.field("offset", pa.int64(), nullable=False),
     ]
 )
-VERSION: Final = 1
+VERSION: Final = 2
 KEY_BUCKET_MS: Final = 60_000
 
 
@@ -48,6 +50,7 @@ class Counts(msgspec.Struct):
     expired: int = 0
     repeated: int = 0  # left out by validation
     skipped_offsets: int = 0  # aged out of the topic before they were read
+    letters_not_kept: int = 0  # dead letters beyond the bytes that are kept of them
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -59,6 +62,7 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     newest_ms: int
     drainer: bytes
     counts: Counts
+    cells: dict[int, Cell]
 
 
 class PartitionState:
@@ -77,8 +81,10 @@ class PartitionState:
                 segment_ms=width,
             )
         )
+        self.expiry = shape.expiry
+        self.cells = OffsetCells(self.expiry, shape.size_ms)
         self.next_offset = 0
-        self.observed_ms = NEVER
+        self.observed_ms = NOTHING_OBSERVED
         self.newest_ms = NEVER
         self.counts = Counts()
         self.drainer = b""
@@ -93,19 +99,26 @@ class PartitionState:
         """The earliest ts that is not expired for readers."""
         if not self.shape.is_windowed:
             return EARLIEST
-        return max(0, self.observed_ms - self.shape.retention_ms + 1)
+        return self.expiry.first_readable_ts(self.observed_ms)
 
     @property
     def live_from(self) -> int:
         """Where the earliest live time segment begins: what lies before it is given back."""
-        width = self.shape.segment_ms
-        return max(0, self.observed_ms - self.shape.retention_ms) // width * width
+        return self.expiry.first_live_ts(self.observed_ms)
 
     def encode_extra(self) -> bytes:
         if self.encode_drainer is not None:
             self.drainer = self.encode_drainer()
         return msgspec.msgpack.encode(
-            Progress(VERSION, self.next_offset, self.observed_ms, self.newest_ms, self.drainer, self.counts)
+            Progress(
+                VERSION,
+                self.next_offset,
+                self.observed_ms,
+                self.newest_ms,
+                self.drainer,
+                self.counts,
+                self.cells.cells,
+            )
         )
 
     def restore_extra(self, data: bytes) -> None:
@@ -125,3 +138,4 @@ class PartitionState:
             )
         self.next_offset, self.observed_ms = found.next_offset, found.observed_ms
         self.newest_ms, self.drainer, self.counts = found.newest_ms, found.drainer, found.counts
+        self.cells.cells = found.cells

@@ -34,10 +34,10 @@ from tidegate.tables.building.materialized import (
 )
 from tidegate.tables.serdes.plain import Bytes, Serde
 from tidegate.windows.keys.layouts import LATEST, KeyChecks, KeyFormat
+from tidegate.windows.stores.expiry import Expiry, default_interval_ms
 
 Kind = Literal["window", "session", "key"]
 DEFAULT_RETENTION_MS: Final = 86_400_000
-LEAST_SEGMENT_MS: Final = 60_000
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,149}\Z")
 _SUPPLIER_OF = {"window": WindowSupplier, "session": SessionSupplier, "key": KeyValueSupplier}
 
@@ -60,7 +60,12 @@ class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def segment_ms(self) -> int:
         """The interval of time segments."""
-        return max(self.retention_ms // 2, LEAST_SEGMENT_MS)
+        return default_interval_ms(self.retention_ms)
+
+    @property
+    def expiry(self) -> Expiry:
+        """When its windows may be written and read: the rules of all window stores."""
+        return Expiry(self.retention_ms, self.segment_ms)
 
     @property
     def is_windowed(self) -> bool:

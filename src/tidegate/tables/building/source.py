@@ -10,13 +10,14 @@ Thread rule: reading from any thread; `Snapshot.show` and `close` by one at a ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from tidegate.clock import Clock
+from tidegate.scheduling import NoScheduler
 from tidegate.storage import BucketIndex, Merge, StorageConfig, StoreSpec, WorkerStorageRuntime
 from tidegate.tables.building.commits import Commit
 from tidegate.tables.building.partition_state import PartitionState
@@ -42,14 +43,21 @@ LETTERS = StoreSpec(
 
 
 class LettersState:
-    """The dead letters of a table."""
+    """The dead letters of a table; beside them in every checkpoint, how many bytes of them are kept."""
 
     def __init__(self) -> None:
         self._index = BucketIndex(LETTERS)
+        self.kept_bytes = 0
 
     @property
     def index(self) -> BucketIndex:
         return self._index
+
+    def encode_extra(self) -> bytes:
+        return self.kept_bytes.to_bytes(8, "big")
+
+    def restore_extra(self, data: bytes) -> None:
+        self.kept_bytes = int.from_bytes(data, "big")
 
 
 @dataclass(frozen=True)
@@ -105,8 +113,9 @@ class Snapshot:
 
     def __init__(self, backend: StorageBackend, rules: TableRules, commit: Commit, *, clock: Clock) -> None:
         self._rules = rules
+        self.backend = backend
         self._runtime = WorkerStorageRuntime.open(
-            StorageConfig(retained_checkpoints=2), kept_open(backend), clock=clock, scheduler=_NoScheduler()
+            StorageConfig(retained_checkpoints=2), kept_open(backend), clock=clock, scheduler=NoScheduler()
         )
         self._source: TableSource | None = None
         self.commit = commit
@@ -147,15 +156,3 @@ def kept_open(backend: StorageBackend) -> StorageBackend:
     """The backend for one of several runtimes that share it."""
     shared: Any = _KeptOpen(backend)
     return cast("StorageBackend", shared)
-
-
-class _NoScheduler:
-    """Maintenance of a snapshot never runs, so it needs no thread."""
-
-    def after(self, delay_ms: int, action: Callable[[], None], name: str) -> Any:
-        raise RuntimeError(f"{name}: a snapshot does no work in the background")
-
-    def every(self, interval_ms: int, action: Callable[[], None], name: str, **settings: Any) -> Any:
-        raise RuntimeError(f"{name}: a snapshot does no work in the background")
-
-    def close(self) -> None: ...

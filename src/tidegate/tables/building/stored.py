@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.tables.building.commits import load_commits
+from tidegate.tables.building.commits import load_commits, stored_tables
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import Snapshot
@@ -23,15 +23,11 @@ from tidegate.tables.windowed_table import WindowedTableAt
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
+__all__ = ["SERDES", "open_committed", "serde_named", "stored_tables"]
+
 KINDS: dict[str, type[TableAt]] = {"window": WindowedTableAt, "session": SessionedTableAt, "key": KeyTableAt}
 _ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
 SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
-
-
-def stored_tables(backend: StorageBackend) -> list[str]:
-    """The names of the tables that are kept in this backend."""
-    found = {each.name.split("/")[1] for each in backend.list("tables") if each.name.endswith("/commits")}
-    return sorted(found)
 
 
 def open_committed(

@@ -1,6 +1,7 @@
 """The read-only questions a table answers, one class for each kind of table.
 
-Bounds are inclusive at both ends, as in Kafka Streams; times are epoch milliseconds. Answers come in order of key
+Bounds are inclusive at both ends, as in Kafka Streams; times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`;
+UTC where no zone is given) or a `datetime`. Answers come in order of key
 bytes and then window, or backwards. What lies beyond the table's retention is not answered, wherever it still lies.
 `at_least` waits until the table has seen these offsets (partition → next offset), at most `timeout`.
 
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike
+from tidegate.durations import DurationLike, MomentLike, moment_ms
 from tidegate.errors import TidegateWarning
 from tidegate.tables.building.partition_state import EARLIEST
 from tidegate.tables.building.shape import TableRules
@@ -28,7 +29,21 @@ from tidegate.tables.queries.results import RAW_SCHEMA, Rows, typed
 
 Answer = TypeVar("Answer")
 Positions: TypeAlias = "Mapping[int, int] | None"
+Looked: TypeAlias = Sequence[pa.RecordBatch]
 DEFAULT_TIMEOUT = "30s"
+
+
+class Waiting(TypedDict, total=False):
+    """What every question takes: which offsets the answer must have seen, and how long to wait for that."""
+
+    at_least: Positions
+    timeout: DurationLike
+
+
+class Asking(Waiting, total=False):
+    """What questions for many rows take: also, whether the last come first."""
+
+    backward: bool
 
 
 class TableQueries(ABC):
@@ -100,102 +115,93 @@ class TableQueries(ABC):
 
     def _rows(
         self,
-        look: Callable[[TableSource], Sequence[pa.RecordBatch]],
-        at_least: Positions,
-        timeout: DurationLike,
-        backward: bool,
+        look: Callable[[TableSource], Looked],
+        *,
+        backward: bool = False,
+        at_least: Positions = None,
+        timeout: DurationLike = DEFAULT_TIMEOUT,
     ) -> Rows:
         return Rows.of(self._read(look, at_least, timeout), self.rules, backward=backward)
+
+    def _one(self, look: Callable[[TableSource], Looked], **waiting: Unpack[Waiting]) -> Any:
+        """The value of the only row; of several partitions' the last."""
+        found = self._rows(look, **waiting)
+        return found[-1].value if len(found) else None
+
+    def _between(
+        self,
+        from_key: Any,
+        to_key: Any,
+        look: Callable[[TableSource, KeyEnds], Looked],
+        **asking: Unpack[Asking],
+    ) -> Rows:
+        """The rows of all keys from one to another."""
+        ends = self._ends(from_key, to_key)
+        if ends is None:
+            return Rows.of([], self.rules)
+        return self._rows(lambda source: look(source, ends), **asking)
 
 
 class WindowQueries(TableQueries):
     """Time windows: bounds are on the window's start."""
 
-    def get(
-        self, key: Any, start: int, *, at_least: Positions = None, timeout: DurationLike = DEFAULT_TIMEOUT
-    ) -> Any:
+    def get(self, key: Any, start: MomentLike, **waiting: Unpack[Waiting]) -> Any:
         """The value of the window that starts there; None when there is none."""
-        found = self.fetch(key, start, start, at_least=at_least, timeout=timeout)
-        return found[-1].value if len(found) else None
+        raw, at = self._key(key), moment_ms(start)
+        return self._one(lambda source: rows_of_key(source, raw, max(0, at), at), **waiting)
 
     def fetch(
-        self,
-        key: Any,
-        start_from: int = 0,
-        start_to: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
     ) -> Rows:
         """One key's windows that start in [from, to]."""
-        raw, first = self._key(key), max(0, start_from)
-        return self._rows(
-            lambda source: rows_of_key(source, raw, first, start_to), at_least, timeout, backward
-        )
+        raw, (first, last) = self._key(key), _bounds(start_from, start_to)
+        return self._rows(lambda source: rows_of_key(source, raw, first, last), **asking)
 
     def fetch_many(
         self,
         keys: Sequence[Any],
-        start_from: int = 0,
-        start_to: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        start_from: MomentLike = 0,
+        start_to: MomentLike = LATEST,
+        **asking: Unpack[Asking],
     ) -> Rows:
         """Many keys' windows that start in [from, to], in one go."""
-        raw, first = [self._key(key) for key in keys], max(0, start_from)
-        return self._rows(
-            lambda source: rows_of_keys(source, raw, first, start_to), at_least, timeout, backward
-        )
+        raw, (first, last) = [self._key(key) for key in keys], _bounds(start_from, start_to)
+        return self._rows(lambda source: rows_of_keys(source, raw, first, last), **asking)
 
     def fetch_range(
         self,
         from_key: Any,
         to_key: Any,
-        start_from: int = 0,
-        start_to: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        start_from: MomentLike = 0,
+        start_to: MomentLike = LATEST,
+        **asking: Unpack[Asking],
     ) -> Rows:
         """The windows of all keys from one to another by their bytes, None for an open end."""
-        ends, first = self._ends(from_key, to_key), max(0, start_from)
-        if ends is None:
-            return Rows.of([], self.rules)
-        return self._rows(
-            lambda source: list(all_rows(source, first, start_to, keys=ends)), at_least, timeout, backward
+        first, last = _bounds(start_from, start_to)
+        return self._between(
+            from_key,
+            to_key,
+            lambda source, ends: list(all_rows(source, first, last, keys=ends)),
+            **asking,
         )
 
-    def fetch_all(
-        self,
-        start_from: int,
-        start_to: int,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def fetch_all(self, start_from: MomentLike, start_to: MomentLike, **asking: Unpack[Asking]) -> Rows:
         """All keys' windows that start in [from, to]."""
-        first = max(0, start_from)
-        return self._rows(lambda source: list(all_rows(source, first, start_to)), at_least, timeout, backward)
+        return self.fetch_range(None, None, start_from, start_to, **asking)
 
-    def all(
-        self,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def all(self, **asking: Unpack[Asking]) -> Rows:
         """Everything; for large tables `batches` needs less memory."""
-        return self.fetch_all(0, LATEST, backward=backward, at_least=at_least, timeout=timeout)
+        return self.fetch_all(0, LATEST, **asking)
 
-    def backward_fetch(self, key: Any, start_from: int = 0, start_to: int = LATEST) -> Rows:
+    def backward_fetch(self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> Rows:
         return self.fetch(key, start_from, start_to, backward=True)
 
-    def backward_fetch_all(self, start_from: int, start_to: int) -> Rows:
+    def backward_fetch_range(
+        self, from_key: Any, to_key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST
+    ) -> Rows:
+        return self.fetch_range(from_key, to_key, start_from, start_to, backward=True)
+
+    def backward_fetch_all(self, start_from: MomentLike, start_to: MomentLike) -> Rows:
         return self.fetch_all(start_from, start_to, backward=True)
 
     def backward_all(self) -> Rows:
@@ -205,111 +211,75 @@ class WindowQueries(TableQueries):
 class SessionQueries(TableQueries):
     """Sessions: a query's bounds are moments, and finds the sessions that touch them."""
 
-    def get(
-        self,
-        key: Any,
-        start: int,
-        end: int,
-        *,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Any:
+    def get(self, key: Any, start: MomentLike, end: MomentLike, **waiting: Unpack[Waiting]) -> Any:
         """The value of exactly this session; None when there is none."""
-        raw = self._key(key)
-        batches = self._read(lambda source: rows_of_key(source, raw, end, end), at_least, timeout)
-        found = Rows.of(_started(batches, start, start), self.rules)
-        return found[-1].value if len(found) else None
+        raw, first, last = self._key(key), moment_ms(start), moment_ms(end)
+        return self._one(
+            lambda source: _started(rows_of_key(source, raw, max(0, last), last), first, first), **waiting
+        )
 
     def fetch(
         self,
         key: Any,
-        earliest_end: int = 0,
-        latest_start: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        earliest_end: MomentLike = 0,
+        latest_start: MomentLike = LATEST,
+        **asking: Unpack[Asking],
     ) -> Rows:
         """One key's sessions that end at or after the first moment and start at or before the second."""
-        raw, first = self._key(key), max(0, earliest_end)
-        return self._rows(
-            lambda source: _started(rows_of_key(source, raw, first, LATEST), 0, latest_start),
-            at_least,
-            timeout,
-            backward,
-        )
+        raw, (first, last) = self._key(key), _bounds(earliest_end, latest_start)
+        return self._rows(lambda source: _started(rows_of_key(source, raw, first, LATEST), 0, last), **asking)
 
     find_sessions = fetch
 
     def fetch_many(
         self,
         keys: Sequence[Any],
-        earliest_end: int = 0,
-        latest_start: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        earliest_end: MomentLike = 0,
+        latest_start: MomentLike = LATEST,
+        **asking: Unpack[Asking],
     ) -> Rows:
         """Many keys' sessions, in one go."""
-        raw, first = [self._key(key) for key in keys], max(0, earliest_end)
+        raw, (first, last) = [self._key(key) for key in keys], _bounds(earliest_end, latest_start)
         return self._rows(
-            lambda source: _started(rows_of_keys(source, raw, first, LATEST), 0, latest_start),
-            at_least,
-            timeout,
-            backward,
+            lambda source: _started(rows_of_keys(source, raw, first, LATEST), 0, last), **asking
         )
 
     def fetch_range(
         self,
         from_key: Any,
         to_key: Any,
-        earliest_end: int = 0,
-        latest_start: int = LATEST,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        earliest_end: MomentLike = 0,
+        latest_start: MomentLike = LATEST,
+        **asking: Unpack[Asking],
     ) -> Rows:
         """The sessions of all keys from one to another by their bytes, None for an open end."""
-        ends, first = self._ends(from_key, to_key), max(0, earliest_end)
-        if ends is None:
-            return Rows.of([], self.rules)
-        return self._rows(
-            lambda source: _started(list(all_rows(source, first, LATEST, keys=ends)), 0, latest_start),
-            at_least,
-            timeout,
-            backward,
+        first, last = _bounds(earliest_end, latest_start)
+        return self._between(
+            from_key,
+            to_key,
+            lambda source, ends: _started(all_rows(source, first, LATEST, keys=ends), 0, last),
+            **asking,
         )
 
-    def fetch_all(
-        self,
-        earliest_end: int,
-        latest_start: int,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def fetch_all(self, earliest_end: MomentLike, latest_start: MomentLike, **asking: Unpack[Asking]) -> Rows:
         """All keys' sessions that touch these moments."""
-        return self.fetch_range(
-            None, None, earliest_end, latest_start, backward=backward, at_least=at_least, timeout=timeout
-        )
+        return self.fetch_range(None, None, earliest_end, latest_start, **asking)
 
-    def all(
-        self,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def all(self, **asking: Unpack[Asking]) -> Rows:
         """Everything; for large tables `batches` needs less memory."""
-        return self.fetch_all(0, LATEST, backward=backward, at_least=at_least, timeout=timeout)
+        return self.fetch_all(0, LATEST, **asking)
 
-    def backward_fetch(self, key: Any, earliest_end: int = 0, latest_start: int = LATEST) -> Rows:
+    def backward_fetch(
+        self, key: Any, earliest_end: MomentLike = 0, latest_start: MomentLike = LATEST
+    ) -> Rows:
         return self.fetch(key, earliest_end, latest_start, backward=True)
 
-    def backward_fetch_all(self, earliest_end: int, latest_start: int) -> Rows:
+    def backward_fetch_range(
+        self, from_key: Any, to_key: Any, earliest_end: MomentLike = 0, latest_start: MomentLike = LATEST
+    ) -> Rows:
+        return self.fetch_range(from_key, to_key, earliest_end, latest_start, backward=True)
+
+    def backward_fetch_all(self, earliest_end: MomentLike, latest_start: MomentLike) -> Rows:
         return self.fetch_all(earliest_end, latest_start, backward=True)
 
     def backward_all(self) -> Rows:
@@ -319,40 +289,33 @@ class SessionQueries(TableQueries):
 class KeyQueries(TableQueries):
     """Plain keys, one value each."""
 
-    def get(self, key: Any, *, at_least: Positions = None, timeout: DurationLike = DEFAULT_TIMEOUT) -> Any:
+    def get(self, key: Any, **waiting: Unpack[Waiting]) -> Any:
         """The key's value; None when there is none."""
         raw = self._key(key)
-        batches = self._read(lambda source: rows_of_key(source, raw, 0, 0), at_least, timeout)
-        found = Rows.of(batches, self.rules)
-        return found[-1].value if len(found) else None
+        return self._one(lambda source: rows_of_key(source, raw, 0, 0), **waiting)
 
-    def fetch_range(
-        self,
-        from_key: Any,
-        to_key: Any,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def fetch_many(self, keys: Sequence[Any], **asking: Unpack[Asking]) -> Rows:
+        """Many keys' values, in one go."""
+        raw = [self._key(key) for key in keys]
+        return self._rows(lambda source: rows_of_keys(source, raw, 0, 0), **asking)
+
+    def fetch_range(self, from_key: Any, to_key: Any, **asking: Unpack[Asking]) -> Rows:
         """All keys from one to another by their bytes, None for an open end."""
-        ends = self._ends(from_key, to_key)
-        if ends is None:
-            return Rows.of([], self.rules)
-        return self._rows(lambda source: list(all_rows(source, 0, 0, keys=ends)), at_least, timeout, backward)
+        return self._between(
+            from_key, to_key, lambda source, ends: list(all_rows(source, 0, 0, keys=ends)), **asking
+        )
 
-    def all(
-        self,
-        *,
-        backward: bool = False,
-        at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
-    ) -> Rows:
+    def all(self, **asking: Unpack[Asking]) -> Rows:
         """Everything; for large tables `batches` needs less memory."""
-        return self.fetch_range(None, None, backward=backward, at_least=at_least, timeout=timeout)
+        return self.fetch_range(None, None, **asking)
 
 
-def _started(batches: Sequence[pa.RecordBatch], first: int, last: int) -> list[pa.RecordBatch]:
+def _bounds(first: MomentLike, last: MomentLike) -> tuple[int, int]:
+    """Both as epoch milliseconds; nothing lies before the epoch."""
+    return max(0, moment_ms(first)), moment_ms(last)
+
+
+def _started(batches: Iterable[pa.RecordBatch], first: int, last: int) -> list[pa.RecordBatch]:
     """Sessions whose start lies in [first, last]."""
     return [
         batch.filter(

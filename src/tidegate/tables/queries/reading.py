@@ -47,10 +47,12 @@ def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[
     return found
 
 
-def rows_of_keys(source: TableSource, keys: Sequence[bytes], first: int, last: int) -> list[pa.RecordBatch]:
+def rows_of_keys(
+    source: TableSource, keys: Sequence[bytes] | pa.BinaryArray, first: int, last: int
+) -> list[pa.RecordBatch]:
     """Many keys' rows, in one look at each partition."""
     reader, found = source.runtime.reader(), []
-    column = pa.array(keys, pa.binary()).unique()
+    column = (keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())).unique()
     for state in source.partitions:
         earliest = max(first, state.readable_from)
         if earliest > last or len(column) == 0:

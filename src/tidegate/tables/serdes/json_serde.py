@@ -4,8 +4,8 @@
 these fields, in this order, without blanks; null fields are written as null. `Json()` declares nothing: one value
 at a time it is any JSON value, and in columns it stays the text it is.
 
-Columns are written by Arrow, field by field, with no Python object per record. Doubles are written with the fewest
-digits that read back as the same double; `NaN` and infinities have no JSON and are refused.
+Columns are written with no Python object per record (`json_objects`). Doubles are written with the fewest digits that
+read back as the same double; `NaN` and infinities have no JSON and are refused.
 
 Values; use them from any thread.
 """
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.tables.serdes.json_columns import DecodedValues, JsonDecoder
 from tidegate.tables.serdes.json_fields import Declared
+from tidegate.tables.serdes.json_objects import write_objects
 from tidegate.tables.serdes.json_values import Refused, as_array, parse, parse_row
 from tidegate.tables.serdes.plain import DecodedColumn, String
 
@@ -120,13 +121,9 @@ class Json:
 
 def encode_objects(batch: pa.RecordBatch) -> pa.BinaryArray:
     """One JSON object a row, with the columns as fields, in their order."""
-    parts: list[Any] = []
-    for index, field in enumerate(batch.schema):
-        parts.append(("{" if index == 0 else ",") + json.dumps(field.name, ensure_ascii=False) + ":")
-        parts.append(_texts(batch.column(index), field.name).fill_null("null"))
-    if not parts:
+    if not batch.num_columns:
         return pa.array([b"{}"] * batch.num_rows, pa.binary())
-    return pc.binary_join_element_wise(*parts, "}", "").cast(pa.binary())
+    return write_objects(batch, _texts)
 
 
 def _texts(column: pa.Array, name: str) -> pa.StringArray:

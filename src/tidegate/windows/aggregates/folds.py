@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.assignment import note_records
+from tidegate.kernels.assignment import note_in_order, note_records
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.windows.events import EventBatch, Int64s
@@ -67,8 +67,19 @@ def _noted(
     ones: Int64s, times: Int64s, lows: Int64s, highs: Int64s, groups: Int32s, count: int
 ) -> list[pa.Array]:
     noted = [np.empty(count, np.int64) for _ in NOTES]
-    note_records(ones, times, lows, highs, groups, np.zeros(4 * count, np.int64), *noted)
+    if _is_whole_and_ascends(groups, count):
+        note_in_order(ones, times, lows, highs, groups, *noted)
+    else:
+        note_records(ones, times, lows, highs, groups, np.zeros(4 * count, np.int64), *noted)
     return [int64_column(column) for column in noted]
+
+
+def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
+    """Whether each of `count` groups has rows, one group's after the other's."""
+    if len(groups) < count or not len(groups) or groups[0] != 0 or groups[-1] != count - 1:
+        return False
+    steps = np.diff(groups)
+    return bool(steps.min(initial=0) >= 0 and steps.max(initial=0) <= 1)
 
 
 @dataclass(frozen=True, slots=True)

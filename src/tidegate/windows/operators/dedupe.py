@@ -16,9 +16,9 @@ The verdicts depend on the order of records and on nothing else: not on cuts, re
 several partitions that meet in one task (a re-keyed stream), the order is that of arrival.
 
 Kept are D + grace of stream time: nothing older is ever asked for. State: a `last` store, key = fingerprint of the
-identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits under
-a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129 of
-n), and nobody who chooses ids can make them meet.
+identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
+under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
+of n), and nobody who chooses ids can make them meet.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -35,30 +35,21 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.kernels.dedupe import (
-    DUPLICATE,
-    LATE,
-    NEW,
-    NO_ID,
-    PRINT_BYTES,
-    REPLAY,
-    decide,
-    fingerprint_pairs,
-    gather_new,
-    group_prints,
-    order_prints,
-)
+from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_kept
+from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
     AppendBatch,
     BucketIndex,
     BucketIndexState,
+    SortedRows,
     Time,
     WorkerStorageRuntime,
 )
 from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s
+from tidegate.storage.runs.hashing import UInt64s, binary_parts
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.keeping import keep_events
 from tidegate.windows.keys.binary_columns import binary_column
 from tidegate.windows.kinds import LATEST
 from tidegate.windows.operators.dedupe_state import DedupeState, Deduplicate, ids_spec
@@ -76,6 +67,7 @@ Flags = npt.NDArray[np.bool_]
 LEAST_BUCKET_MS = 60_000
 BUCKETS = 8  # that D + grace is cut into
 EARLIEST = -(2**63)
+_NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
 
 
@@ -94,14 +86,16 @@ class DedupeOperator:
         late_table: LateSettings | None = None,
         idle_close: DurationLike | None = None,
         stamped: bool = False,
+        ahead_ms: int | None = None,
         randomness: Randomness | None = None,
         bucket_ms: int | None = None,
     ) -> None:
         """Attach the operator's stores to the task; `values` is the schema of the user's columns.
 
         `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, after how long a
-        silent one is not waited for any more, and whether stream times come from before a shuffle. `bucket_ms` is how
-        much stream time is dropped at a time: an eighth of what is kept, but at least a minute.
+        silent one is not waited for any more, and whether stream times come from before a shuffle. Records further than
+        `ahead_ms` ahead of the round's time move no clock, as with a window's future guard. `bucket_ms` is how much
+        stream time is dropped at a time: an eighth of what is kept, but at least a minute.
         """
         check_columns(definition.columns, values)
         self.name = name
@@ -109,6 +103,7 @@ class DedupeOperator:
         self._values = values
         self._runtime, self._task, self._is_stamped = runtime, task, stamped
         self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        self._ahead_ms = ahead_ms
         chance = randomness or SystemRandomness()
         secret = b"".join(chance.below(2**64).to_bytes(8, "little") for _ in range(2))
         width = (
@@ -150,7 +145,7 @@ class DedupeOperator:
         saved = self._state.encode_extra()
         try:
             judged = self._judge(batch, moment)
-            counts = np.bincount(judged.verdicts, minlength=NO_ID + 1).tolist()
+            counts = [int(np.count_nonzero(judged.verdicts == verdict)) for verdict in range(NO_ID + 1)]
             counters = {name: counts[verdict] for name, verdict in _COUNTED.items() if counts[verdict]}
             for name, number in counters.items():
                 self._state.progress.count(name, number)
@@ -168,7 +163,7 @@ class DedupeOperator:
         goes_on = judged.verdicts != DUPLICATE
         if late is not None:
             goes_on &= judged.verdicts != LATE
-        return Output(judged.events.take(goes_on), late, counters)
+        return Output(keep_events(judged.events, goes_on), late, counters)
 
     def tick(self, moment: Moment) -> Output:
         """A round without records: ids that nothing can meet any more go."""
@@ -183,31 +178,33 @@ class DedupeOperator:
         ids = id_column([_column(batch.values, name) for name in self.definition.columns])
         has_id = _both(batch.key, ids)
         counted = batch if has_id is None else replace(batch, key=_masked(batch.key, has_id))
-        stamped = self.clocks.stamp(counted, moment.now_ms, trusted=self._is_stamped)
-        rows = (np.arange(len(batch)) if has_id is None else np.flatnonzero(has_id)).astype(np.int32)
-        groups = self._group(batch.key, ids, has_id, rows)
-        verdicts = np.full(len(batch), NO_ID, np.uint8)
+        latest = LATEST if self._ahead_ms is None else min(moment.now_ms + self._ahead_ms, LATEST)
+        stamped = self.clocks.stamp(counted, moment.now_ms, latest=latest, trusted=self._is_stamped)
+        groups = self._group(batch.key, ids, has_id)
+        verdicts = np.zeros(len(batch), np.uint8)
+        if has_id is not None:
+            verdicts[~has_id] = NO_ID
         new = self._decide(batch, stamped.judged, groups, verdicts)
         events = replace(batch, stream_time=stamped.stream_time)
         return _Judged(events, verdicts, stamped.judged, groups, *new)
 
-    def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None, rows: Int32s) -> _Groups:
+    def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None) -> _Groups:
         """Rows by identity, in the order runs have."""
-        keys, id_parts = binary_column(key), binary_column(ids)
-        mask = np.ones(len(key), np.bool_) if has_id is None else has_id
-        prints = np.empty((len(key), 2), np.uint64)
+        keys, id_parts = binary_parts(key), binary_parts(ids)
         secret = np.frombuffer(self._state.secret, "<u8")
-        fingerprint_pairs(
-            keys.content, keys.bounds, id_parts.content, id_parts.bounds, mask, secret[0], secret[1], prints
+        prints, marks = np.empty((len(key), 2), np.uint64), np.empty(len(key), np.uint64)
+        row_bits = max(len(key) - 1, 1).bit_length()
+        count = fingerprint_pairs(
+            *keys, *id_parts, _NO_FLAGS if has_id is None else has_id, *secret, row_bits, prints, marks
         )
-        content = prints.reshape(-1).view(np.uint8)
-        count = len(rows)
-        hashes = np.empty(count, np.uint64)
-        order_prints(content, hashes, rows, np.empty(count, np.uint64), np.empty(count, np.int32))
-        starts, own = np.empty(count + 1, np.int32), np.empty(count, np.uint64)
-        group_words = np.empty(2 * count, np.uint64)
-        found = group_prints(content, hashes, rows, starts, own, group_words)
-        return _Groups(rows, starts[: found + 1], own[:found], group_words[: 2 * found].view(np.uint8))
+        marks = marks[:count]
+        marks.sort()
+        rows, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
+        found = arrange_rows(marks, row_bits, prints.reshape(-1).view(np.uint8), rows, starts)
+        starts = starts[: found + 1]
+        group_prints, hashes = np.empty(2 * found, np.uint64), np.empty(found, np.uint64)
+        gather_prints(rows, starts, prints.reshape(-1), group_prints, hashes)
+        return _Groups(rows, starts, hashes, group_prints.view(np.uint8))
 
     def _decide(
         self, batch: EventBatch, judged: Int64s, groups: _Groups, verdicts: npt.NDArray[np.uint8]
@@ -223,20 +220,29 @@ class DedupeOperator:
         )
         keys = _prints_column(groups.prints)
         known = self._runtime.reader().join(self._task, self._state, keys, groups.hashes, reach)
-        known_starts = np.zeros(count + 1, np.int64)
-        np.cumsum(np.bincount(known.numbers, minlength=count), out=known_starts[1:])
-        largest = int(np.diff(groups.starts).max()) + int(np.diff(known_starts).max())
-        room = (np.empty(largest, np.int64), np.empty(largest, np.int64))
-        places = (np.empty(largest, np.int32), np.empty(largest, np.int32))
+        late: Flags = ts < judged - definition.grace_ms
+        is_any_late = bool(late.any())
+        sizes = np.diff(groups.starts)
+        is_chosen = sizes > 1  # others are new, but for what is known of them
+        is_chosen[known.numbers] = True
+        if is_any_late:
+            is_chosen[late[groups.rows[groups.starts[:-1]]]] = True
+        chosen = np.flatnonzero(is_chosen).astype(np.int32)
+        if len(chosen):
+            largest = int(sizes[chosen].max()) + _most_alike(known.numbers)
+            room = (np.empty(largest, np.int64), np.empty(largest, np.int64))
+            places = (np.empty(largest, np.int32), np.empty(largest, np.int32))
+            decide(
+                groups.rows, groups.starts, chosen, late if is_any_late else _NO_FLAGS, ts,
+                np.ascontiguousarray(judged), np.ascontiguousarray(batch.offset),
+                np.ascontiguousarray(batch.partition),
+                known.numbers, words(known.rows.column("ts")), words(known.rows.column("offset")),
+                known.rows.column("partition").to_numpy(),
+                definition.within_ms, definition.retention_ms, int(definition.refresh),
+                *room, *places, verdicts,
+            )  # fmt: skip
         new_groups, new_rows = np.empty(len(groups.rows), np.int32), np.empty(len(groups.rows), np.int32)
-        kept = decide(
-            groups.rows, groups.starts, ts < judged - definition.grace_ms, ts, np.ascontiguousarray(judged),
-            np.ascontiguousarray(batch.offset), np.ascontiguousarray(batch.partition),
-            known_starts, words(known.rows.column("ts")), words(known.rows.column("offset")),
-            known.rows.column("partition").to_numpy(),
-            definition.within_ms, definition.retention_ms, int(definition.refresh),
-            *room, *places, verdicts, new_groups, new_rows,
-        )  # fmt: skip
+        kept = list_kept(groups.rows, groups.starts, new_groups, new_rows)
         return new_groups[:kept], new_rows[:kept]
 
     def _keep(self, batch: EventBatch, judged: _Judged, late: LateRows | None) -> None:
@@ -245,43 +251,41 @@ class DedupeOperator:
         if late is not None and self.late_table is not None:
             parts = self.late_table.prepare(late, self._state.progress)
         try:
-            self._keep_ids(batch, judged.groups, judged.new_groups, judged.new_rows)
+            self._keep_ids(batch, judged)
         except BaseException:
             self._runtime.writer().undo(self._task, parts)
             raise
         if self.late_table is not None:
             self.late_table.state.index.insert(parts)
 
-    def _keep_ids(self, batch: EventBatch, groups: _Groups, new_groups: Int32s, new_rows: Int32s) -> None:
-        oldest = self._oldest()
-        if (
-            len(batch) and int(batch.ts.min()) < oldest
-        ):  # time leapt inside the batch: some is of no use any more
-            rows = np.where(new_rows < 0, -1 - new_rows, new_rows)
-            needed = batch.ts[rows] >= oldest
+    def _keep_ids(self, batch: EventBatch, judged: _Judged) -> None:
+        groups, new_groups, new_rows = judged.groups, judged.new_groups, judged.new_rows
+        is_old = batch.ts < self._oldest()
+        is_kept = judged.verdicts <= (DUPLICATE if self.definition.refresh else NEW)
+        if (is_old & is_kept).any():  # time leapt inside the batch: some is of no use any more
+            needed = ~is_old[np.where(new_rows < 0, -1 - new_rows, new_rows)]
             new_groups, new_rows = new_groups[needed], new_rows[needed]
-        count = len(new_rows)
-        if not count:
+        if not len(new_rows):
             return
-        ts, offset, partition = (
-            np.empty(count, np.int64),
-            np.empty(count, np.int64),
-            np.empty(count, np.int32),
-        )
-        hashes, prints = np.empty(count, np.uint64), np.empty(2 * count, np.uint64)
-        gather_new(
-            new_groups, new_rows, np.ascontiguousarray(batch.ts), np.ascontiguousarray(batch.offset),
-            np.ascontiguousarray(batch.partition), groups.hashes, groups.prints.view(np.uint64),
-            ts, offset, partition, hashes, prints,
-        )  # fmt: skip
+        offset = np.ascontiguousarray(batch.offset)
+        if self.definition.refresh:
+            is_refresh = new_rows < 0
+            new_rows = np.where(is_refresh, -1 - new_rows, new_rows)
+            offset = offset.copy()
+            offset[new_rows[is_refresh]] ^= -1
         columns = {
-            "key": _prints_column(prints.view(np.uint8)),
-            "ts": int64_column(ts),
+            "ts": int64_column(np.ascontiguousarray(batch.ts)),
             "offset": int64_column(offset),
-            "partition": pa.array(partition),
+            "partition": pa.array(batch.partition),
         }
-        writer, kept = self._runtime.writer(), pa.RecordBatch.from_pydict(columns)
-        self._state.index.insert(writer.append_sorted(self._task, self._state, kept, hashes))
+        kept = SortedRows(
+            _prints_column(groups.prints),
+            groups.hashes,
+            pa.RecordBatch.from_pydict(columns),
+            new_groups,
+            new_rows,
+        )
+        self._state.index.insert(self._runtime.writer().append_sorted(self._task, self._state, kept))
 
     def _late_rows(self, judged: _Judged) -> LateRows:
         rows = np.flatnonzero(judged.verdicts == LATE)
@@ -337,6 +341,14 @@ def _prints_column(prints: npt.NDArray[np.uint8]) -> pa.BinaryArray:
     bounds = np.arange(0, len(prints) + 1, PRINT_BYTES, dtype=np.int32)
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(prints)]
     return pa.Array.from_buffers(pa.binary(), len(prints) // PRINT_BYTES, buffers, 0)
+
+
+def _most_alike(numbers: Int64s) -> int:
+    """How often the most frequent of ascending numbers comes."""
+    if not len(numbers):
+        return 0
+    changes = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1, append=numbers[-1] + 1))
+    return int(np.diff(changes).max())
 
 
 def _column(values: pa.RecordBatch, name: str) -> pa.Array:

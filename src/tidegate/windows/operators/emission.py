@@ -9,6 +9,7 @@ Thread rule: pure, but for reading panes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.kernels.assignment import list_windows
+from tidegate.storage.runs.assembling import gather_keys, is_word, numbers_column, words
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys.binary_columns import Int32s
 from tidegate.windows.kinds import LATEST, Hopping, Unlimited
-from tidegate.windows.operators.panes import PaneRows, Panes
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.panes import Changed, PaneRows, Panes, Touched
+from tidegate.windows.operators.shapes import WindowRows, no_rows
 
 DENSE = 4  # times as much room as numbers may be marked in
 CHUNK_BUCKETS = 4  # of window starts that are put together at once
@@ -43,19 +45,32 @@ class Emission:
         self._panes = panes
         self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms
 
-    def changed(self, pieces: Sequence[PaneRows]) -> list[WindowRows]:
-        """The windows that these panes, just changed, belong to, with all they hold now."""
-        if self._is_plain:
-            return [self._rows(piece.keys, piece.ts, piece.states) for piece in pieces]
-        return [self._changed(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
+    @property
+    def is_plain(self) -> bool:
+        """Whether a window is one pane."""
+        return self._is_plain
 
-    def _changed(self, pieces: Sequence[PaneRows]) -> WindowRows:
+    def changed(self, changed: Changed) -> WindowRows:
+        """The windows of panes that just changed, each of one pane, with all they hold now."""
+        fresh, places = changed.rows, changed.places
+        rows = self._rows(fresh.keys, fresh.ts, fresh.states)
+        if not len(places):
+            return rows
+        merged = self._rows(gather_keys(fresh.keys, places), fresh.ts[places], changed.merged)
+        return put_rows(rows, places, merged)
+
+    def touched(self, pieces: Sequence[Touched]) -> list[WindowRows]:
+        """The windows that these panes, just folded into, belong to, with all they hold now."""
+        return [self._touched(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
+
+    def _touched(self, pieces: Sequence[Touched]) -> WindowRows:
         kind = self._hopping
         keys = pa.concat_arrays([piece.keys for piece in pieces]).dictionary_encode()
         ts = np.concatenate([piece.ts for piece in pieces])
         seq = np.concatenate([piece.seq for piece in pieces])
         first, last = self._first_start(int(ts.min())), int(ts.max()) // kind.advance_ms * kind.advance_ms
-        owners = keys.indices.to_numpy().astype(np.int64)
+        counts = np.concatenate([piece.counts for piece in pieces])
+        owners = np.repeat(keys.indices.to_numpy().astype(np.int64), counts)
         room = len(keys.dictionary) * self._stride(first, last)
         wanted = _distinct(self._list(owners, ts, seq, first, last).windows, room)
         codes, panes = self._panes.of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
@@ -86,6 +101,17 @@ class Emission:
                 rows = self._merged(keys.dictionary, codes, joined, low, high, None)
                 if len(rows):
                     yield in_order(rows)
+
+    def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+        """The windows of these different keys that start from `first` to `last`, in no promised order."""
+        if self._is_plain:
+            _, panes = self._panes.of_keys(keys, first, last)
+            return self._rows(panes.keys, panes.ts, panes.states)
+        codes, panes = self._panes.of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
+        if not len(panes.ts):
+            return no_rows(self._folds.results)
+        low, high = max(first, self._first_start(int(panes.ts.min()))), min(last, int(panes.ts.max()))
+        return self._merged(keys, codes, panes, low, high, None)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,9 +184,41 @@ def in_order(rows: WindowRows) -> WindowRows:
     return rows.take(order)
 
 
-def _clusters(pieces: Sequence[PaneRows], size: int) -> list[list[PaneRows]]:
+def put_rows(rows: WindowRows, places: Int32s, others: WindowRows) -> WindowRows:
+    """The rows with others put in some places; key and window are the same there."""
+
+    def put(mine: Int64s, theirs: Int64s) -> Int64s:
+        changed = mine.copy()
+        changed[places] = theirs
+        return changed
+
+    values = [
+        _put(mine, places, theirs)
+        for mine, theirs in zip(rows.values.columns, others.values.columns, strict=True)
+    ]
+    return replace(
+        rows,
+        ts=put(rows.ts, others.ts),
+        values=pa.RecordBatch.from_arrays(values, schema=rows.values.schema) if values else rows.values,
+        count=put(rows.count, others.count),
+        min_offset=put(rows.min_offset, others.min_offset),
+        max_offset=put(rows.max_offset, others.max_offset),
+    )
+
+
+def _put(mine: pa.Array, places: Int32s, theirs: pa.Array) -> pa.Array:
+    if is_word(mine.type) and not mine.null_count and not theirs.null_count:
+        changed = words(mine).copy()
+        changed[places] = words(theirs)
+        return numbers_column(mine.type, changed)
+    chosen = np.arange(len(mine), dtype=np.int64)
+    chosen[places] = len(mine) + np.arange(len(places))
+    return pa.concat_arrays([mine, theirs]).take(pa.array(chosen))
+
+
+def _clusters(pieces: Sequence[Touched], size: int) -> list[list[Touched]]:
     """Pieces by ascending bucket, put together where a window can reach from one into the next."""
-    clusters: list[list[PaneRows]] = []
+    clusters: list[list[Touched]] = []
     highest = 0
     for piece in pieces:
         if clusters and int(piece.ts.min()) - highest < size:

@@ -27,11 +27,10 @@ from tidegate.windows.keys.binary_columns import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Session, Sliding
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
+from tidegate.windows.operators.layout import StateLayout, grown, window_layout
 from tidegate.windows.operators.shapes import LateRows, Moment, Output, WindowRows, join_rows, no_rows
 from tidegate.windows.operators.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, Stamped, StreamClocks
 from tidegate.windows.operators.windows import Compat, Emit, FutureGuard, WindowOperatorState
-
-LEAST_BUCKET_MS = 60_000
 
 
 class Taken(NamedTuple):
@@ -70,6 +69,7 @@ class KeyWindowOperator(ABC):
         idle_close: DurationLike | None = None,
         stamped: bool = False,
         compat: Compat | None = None,
+        layout: StateLayout | None = None,
     ) -> None:
         """Attach the operator's stores to the task; the arguments are those of `WindowOperator`."""
         if compat not in (None, "kafka-streams"):
@@ -84,7 +84,8 @@ class KeyWindowOperator(ABC):
         self._idle_ms = None if idle_close is None else duration_ms(idle_close)
         self._folds = Folds(aggregates)
         self._grace_ms, self._retention_ms = kind.grace_ms, kind.retention_ms
-        index = BucketIndex(self._spec(name))
+        layout = window_layout(kind) if layout is None else layout
+        index = BucketIndex(grown(self._spec(name, layout), self._folds, layout, values))
         self._state = WindowOperatorState(index, StreamClocks(partitions), forgets=compat is not None)
         runtime.attach(task, self._state)
         self.late_table = (
@@ -138,10 +139,17 @@ class KeyWindowOperator(ABC):
         pieces = list(self._ending(max(first, self._oldest_end()), last))
         return join_rows(pieces) if pieces else no_rows(self._folds.results)
 
+    def windows_of(self, keys: pa.BinaryArray, first: int = 0, last: int = LATEST) -> WindowRows:
+        """The windows of these different keys that end from `first` to `last`; no other key's rows are read."""
+        first = max(first, self._oldest_end())
+        if first > last or not len(keys):
+            return no_rows(self._folds.results)
+        return self._of_keys(keys, first, last)
+
     # ── what a kind says ─────────────────────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def _spec(self, name: str) -> StoreSpec:
+    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         """The store of its rows."""
 
     @abstractmethod
@@ -151,6 +159,10 @@ class KeyWindowOperator(ABC):
     @abstractmethod
     def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
         """Every window that ends from `first` to `last`, both inclusive, ascending by (end, key), in pieces."""
+
+    @abstractmethod
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+        """The windows of these keys that end from `first` to `last`, in no promised order."""
 
     @abstractmethod
     def _close_time(self, floor: int) -> int:
@@ -295,10 +307,3 @@ def place(codes: Int32s, keys: int) -> tuple[Int32s, Int32s]:
     rows, starts = np.empty(len(codes), np.int32), np.empty(keys + 1, np.int32)
     place_rows(np.arange(keys, dtype=np.int32), counts, codes, np.empty(keys, np.int32), starts, rows)
     return rows, starts
-
-
-def widths(least_bucket: int, retention: int) -> tuple[int, int]:
-    """Buckets of at least a minute, time segments of half the retention in whole buckets."""
-    bucket = max(LEAST_BUCKET_MS, least_bucket)
-    interval = max(retention // 2, LEAST_BUCKET_MS)
-    return bucket, -(-interval // bucket) * bucket

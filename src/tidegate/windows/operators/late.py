@@ -33,14 +33,24 @@ BUCKET_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, init=False)
 class LateSettings:
-    """How long and how much of what came too late is kept."""
+    """How long and how much of what came too late is kept.
+
+    `segment_ms` is how much stream time is dropped at a time; None: half the retention, in whole buckets. A table that
+    has rows keeps the one it was made with.
+    """
 
     retention_ms: int
     max_bytes: int
+    segment_ms: int
 
-    def __init__(self, retention: DurationLike = "7d", max_bytes: int = 64 << 20) -> None:
-        object.__setattr__(self, "retention_ms", duration_ms(retention))
+    def __init__(
+        self, retention: DurationLike = "7d", max_bytes: int = 64 << 20, segment_ms: int | None = None
+    ) -> None:
+        kept_ms = duration_ms(retention)
+        buckets = max(1, -(-kept_ms // 2 // BUCKET_MS))
+        object.__setattr__(self, "retention_ms", kept_ms)
         object.__setattr__(self, "max_bytes", max_bytes)
+        object.__setattr__(self, "segment_ms", buckets * BUCKET_MS if segment_ms is None else segment_ms)
         if self.retention_ms < 0 or max_bytes < 0:
             raise InvalidError(f"a late table of {retention} and {max_bytes} bytes: neither can be negative")
 
@@ -58,9 +68,8 @@ def late_spec(name: str, values: pa.Schema, settings: LateSettings) -> StoreSpec
             pa.field("values", pa.struct(list(values))),
         ]
     )
-    segments = max(1, -(-settings.retention_ms // 2 // BUCKET_MS))
     return StoreSpec(
-        f"{name}.late", Merge.APPEND, payload=payload, bucket_ms=BUCKET_MS, segment_ms=segments * BUCKET_MS
+        f"{name}.late", Merge.APPEND, payload=payload, bucket_ms=BUCKET_MS, segment_ms=settings.segment_ms
     )
 
 

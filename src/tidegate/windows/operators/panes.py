@@ -6,8 +6,8 @@
 folded under the start of the first that was open: a window reads only what lies under its own start or an earlier
 one, so records that came too late for a window never change it, whenever and however often it is read.
 
-`fold` can answer the merged state of all it touched. It captures the runs that were there before and inserts its
-own, so the answer is the one content plus the other whatever maintenance does meanwhile; a sorted walk through
+`fold_and_merge` answers the merged state of all it touched. It captures the runs that were there before and inserts
+its own, so the answer is the one content plus the other whatever maintenance does meanwhile; a sorted walk through
 each older run finds the few rows that matter (`kernels/run_matching.py`), and only those are merged.
 
 Thread rule: the operator's thread folds; any thread reads.
@@ -35,16 +35,14 @@ from tidegate.storage import (
     Time,
     WorkerStorageRuntime,
 )
-from tidegate.storage.index.entries import Bucket, RunEntry
+from tidegate.storage.index.entries import RunEntry
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.runs.assembling import numbers_column, words
+from tidegate.storage.runs.assembling import gather, words
 from tidegate.storage.runs.hashing import binary_parts
 from tidegate.storage.runs.run import Run
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys.binary_columns import Int32s
-
-_INT32 = pa.int32()
 
 
 class PaneRows(NamedTuple):
@@ -54,6 +52,23 @@ class PaneRows(NamedTuple):
     ts: Int64s
     seq: Int64s
     states: list[pa.Array]
+
+
+class Changed(NamedTuple):
+    """What a batch folded into panes, and at some places what these hold together with what was there before."""
+
+    rows: PaneRows
+    places: Int32s
+    merged: list[pa.Array]
+
+
+class Touched(NamedTuple):
+    """Panes that a batch was folded into: different keys, how many panes each has, and these, key by key."""
+
+    keys: pa.BinaryArray
+    counts: Int32s
+    ts: Int64s
+    seq: Int64s
 
 
 def pane_spec(name: str, folds: Folds, bucket_ms: int, segment_ms: int) -> StoreSpec:
@@ -78,20 +93,36 @@ class Panes:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def fold(self, rows: pa.RecordBatch, *, answer: bool) -> list[PaneRows]:
-        """Fold records in; with `answer`, the merged state of every pane that changed, by ascending bucket."""
+    def fold(self, rows: pa.RecordBatch) -> list[Touched]:
+        """Fold records in; the panes they belong to, by ascending bucket."""
         writer = self._runtime.writer()
         parts = writer.append(self._task, self._state, rows)
-        if not parts:
-            return []
+        try:
+            self.index.insert(parts)
+        except BaseException:
+            writer.undo(self._task, parts)
+            raise
+        runs = [part.hot.run for part in parts]
+        return [Touched(run.keys, np.diff(run.starts), run.ts, run.seq) for run in runs]
+
+    def fold_and_merge(self, rows: pa.RecordBatch) -> Changed:
+        """Fold records in, at least one; every pane that changed, with all it holds by now."""
+        writer = self._runtime.writer()
+        parts, whole = writer.append_folded(self._task, self._state, rows)
         with _Held() as held:
             try:
-                before = self._capture(parts, held) if answer else {}
+                before = self._capture(parts, held)
                 self.index.insert(parts)
             except BaseException:
                 writer.undo(self._task, parts)
                 raise
-            return [self._merged(part.hot.run, before.get(part.bucket), held) for part in parts if answer]
+            runs = [part.hot.run for part in parts]
+            others = [list(before.get(run.bucket, ())) for run in runs]
+            if whole is not None:
+                return self._changed(PaneRows(*whole), runs, others, held)
+            for at, run in enumerate(runs):  # pieces of a batch that was cut may have panes in common
+                others[at] += [each for each in runs[:at] if each.bucket == run.bucket]
+            return self._changed(_joined(runs), runs, others, held)
 
     def drop_before(self, ts: int) -> int:
         """Drop whole time segments that end at or before `ts`; how many rows went."""
@@ -125,55 +156,42 @@ class Panes:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _capture(self, parts: Sequence[AppendBatch], held: _Held) -> dict[int, Bucket]:
-        """The buckets as they are without these parts, safe to read until `held` is closed."""
+    def _capture(self, parts: Sequence[AppendBatch], held: _Held) -> dict[int, list[RunEntry | Run]]:
+        """The runs of the buckets as they are without these parts, safe to read until `held` is closed."""
         wanted = {part.bucket for part in parts}
         buckets, lease = self.index.capture(
             min(wanted), max(wanted), lambda refs: self._runtime.pins.pin(self._task, refs)
         )
         if lease is not None:
             held.callback(lease.close)
-        return {bucket.start: bucket for bucket in buckets if bucket.start in wanted}
+        return {bucket.start: list(bucket.runs) for bucket in buckets if bucket.start in wanted}
 
-    def _merged(self, run: Run, before: Bucket | None, held: _Held) -> PaneRows:
-        """The run's rows, with what older runs have for the same identities merged in."""
-        owners = np.repeat(np.arange(run.key_count, dtype=np.int32), np.diff(run.starts))
-        keys = run.keys if run.key_count == run.row_count else run.keys.take(numbers_column(_INT32, owners))
-        fresh = PaneRows(keys, run.ts, run.seq, run.rows.columns[2:])
-        older, matched = [], []
-        for entry in before.runs if before is not None else ():
-            if entry.max_ts < run.min_ts or entry.min_ts > run.max_ts:
-                continue
-            other = self._load(entry, held)
-            mine, theirs = _match(run, other)
-            if len(mine):
-                matched.append(mine)
-                older.append(other.rows.take(numbers_column(_INT32, theirs)).columns[2:])
+    def _changed(
+        self, rows: PaneRows, runs: Sequence[Run], others: Sequence[Sequence[RunEntry | Run]], held: _Held
+    ) -> Changed:
+        """Merge what older runs, some for each run, have for the same panes; `rows` are those of all runs."""
+        matched, older, first = [], [], 0
+        for run, older_runs in zip(runs, others, strict=True):
+            for entry in older_runs:
+                if entry.max_ts < run.min_ts or entry.min_ts > run.max_ts:
+                    continue
+                other = entry if isinstance(entry, Run) else self._load(entry, held)
+                mine, theirs = _match(run, other)
+                if len(mine):
+                    matched.append(mine + np.int32(first))
+                    older.append([gather(column, theirs) for column in other.rows.columns[2:]])
+            first += run.row_count
         if not matched:
-            return fresh
-        return self._merge(fresh, np.concatenate(matched), older)
-
-    def _merge(self, fresh: PaneRows, matched: Int32s, older: Sequence[Sequence[pa.Array]]) -> PaneRows:
-        """Rows that are new as they are, then the others, merged."""
-        number = np.full(len(fresh.ts), -1, np.int32)
-        number[matched] = 0
-        changed = np.flatnonzero(number == 0).astype(np.int32)
-        number[changed] = np.arange(len(changed), dtype=np.int32)
-        untouched = np.flatnonzero(number < 0).astype(np.int32)
-        chosen = numbers_column(_INT32, changed)
-        pieces = [[column.take(chosen) for column in fresh.states], *older]
+            return Changed(rows, np.empty(0, np.int32), [])
+        met = np.concatenate(matched)
+        number = np.full(first, -1, np.int32)
+        number[met] = 0
+        places = np.flatnonzero(number == 0).astype(np.int32)
+        number[places] = np.arange(len(places), dtype=np.int32)
+        pieces = [[gather(column, places) for column in rows.states], *older]
         states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
-        groups = np.concatenate([number[changed], number[matched]])
-        states = self._folds.merge(states, groups, len(changed))
-        if len(untouched):
-            kept = numbers_column(_INT32, untouched)
-            states = [
-                pa.concat_arrays([column.take(kept), merged])
-                for column, merged in zip(fresh.states, states, strict=True)
-            ]
-        order = np.concatenate([untouched, changed])
-        keys = fresh.keys.take(numbers_column(_INT32, order))
-        return PaneRows(keys, fresh.ts[order], fresh.seq[order], states)
+        groups = np.concatenate([np.arange(len(places), dtype=np.int32), number[met]])
+        return Changed(rows, places, self._folds.merge(states, groups, len(places)))
 
     def _load(self, entry: RunEntry, held: _Held) -> Run:
         if entry.hot is not None and entry.is_hot:
@@ -192,6 +210,15 @@ class _Held(ExitStack):
     """What one reading holds: a lease on packs, and a place to read them once it needs one."""
 
     has_permit = False
+
+
+def _joined(runs: Sequence[Run]) -> PaneRows:
+    """What runs hold, one after the other."""
+    columns = [
+        pa.concat_arrays([run.rows.column(at) for run in runs]) for at in range(runs[0].rows.num_columns)
+    ]
+    keys = pa.concat_arrays([run.row_keys().dictionary_decode() for run in runs])
+    return PaneRows(keys, words(columns[0]), words(columns[1]), columns[2:])
 
 
 def _match(run: Run, other: Run) -> tuple[Int32s, Int32s]:

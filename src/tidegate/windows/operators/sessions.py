@@ -36,7 +36,8 @@ from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.binary_columns import Int32s
 from tidegate.windows.kinds import LATEST, Session
 from tidegate.windows.operators.emission import in_order
-from tidegate.windows.operators.key_windows import ByKey, KeyWindowOperator, Taken, by_key, widths
+from tidegate.windows.operators.key_windows import ByKey, KeyWindowOperator, Taken, by_key
+from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.operators.shapes import WindowRows
 from tidegate.windows.operators.windows import Emit
 
@@ -83,11 +84,12 @@ class SessionOperator(KeyWindowOperator):
         super().__init__(runtime, task, name, kind, aggregates, **settings)
         self._reach = self._allowed + 1 if self._emit is Emit.CLOSE else self._kept
 
-    def _spec(self, name: str) -> StoreSpec:
+    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         # A session that is deleted has no state: every column may be null.
         payload = pa.schema([each.with_nullable(True) for fold in self._folds.stored for each in fold.state])
-        bucket_ms, segment_ms = widths(self._allowed // 4, self._kept)
-        return StoreSpec(name, Merge.LAST, payload=payload, bucket_ms=bucket_ms, segment_ms=segment_ms)
+        return StoreSpec(
+            name, Merge.LAST, payload=payload, bucket_ms=layout.bucket_ms, segment_ms=layout.segment_ms
+        )
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,6 +219,14 @@ class SessionOperator(KeyWindowOperator):
             if batches:
                 keys, end, start, *states = pa.concat_batches(batches).columns
                 yield in_order(self._rows(keys, words(start), words(end), states))
+
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+        found = self._find(keys, first)
+        chosen = np.flatnonzero(found.end <= last)
+        rows = pa.array(chosen)
+        states = [state.take(rows) for state in found.states]
+        owners = keys.take(pa.array(found.codes[chosen]))
+        return self._rows(owners, found.start[chosen], found.end[chosen], states)
 
     def _close_time(self, floor: int) -> int:
         return self._kind.close_time(floor)

@@ -16,6 +16,9 @@ Kafka Streams derives each new window from neighbouring ones; it forgets a recor
 it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
 records give the same windows.
 
+A record that some of its windows had closed to is taken by the others, and only by them; set aside as late is a record
+that no window takes. Which windows there were to miss depends on records that may come later, so none is listed.
+
 Thread rule: one operator belongs to its task's thread.
 """
 
@@ -38,8 +41,9 @@ from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.binary_columns import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Sliding
 from tidegate.windows.operators.emission import in_order
-from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken, place, widths
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken, place
+from tidegate.windows.operators.layout import StateLayout
+from tidegate.windows.operators.shapes import WindowRows, no_rows
 from tidegate.windows.operators.windows import Emit
 
 FIRST_END = "first_end"
@@ -77,11 +81,12 @@ class SlidingOperator(KeyWindowOperator):
         self._kind, self._width = kind, kind.difference_ms
         super().__init__(runtime, task, name, kind, aggregates, **settings)
 
-    def _spec(self, name: str) -> StoreSpec:
+    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         states = [each for fold in self._folds.stored for each in fold.state]
         payload = pa.schema([pa.field(FIRST_END, pa.int64(), nullable=False), *states])
-        bucket_ms, segment_ms = widths(self._width // 4, self._kind.retention_ms)
-        return StoreSpec(name, Merge.APPEND, payload=payload, bucket_ms=bucket_ms, segment_ms=segment_ms)
+        return StoreSpec(
+            name, Merge.APPEND, payload=payload, bucket_ms=layout.bucket_ms, segment_ms=layout.segment_ms
+        )
 
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,6 +189,13 @@ class SlidingOperator(KeyWindowOperator):
             records = _Records(codes, words(ts), words(first_end), states)
             for rows in self._windows(encoded.dictionary, records, _NO_FLAGS, low, high):
                 yield in_order(rows)
+
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+        records = self._near(keys, max(0, first - 1), last)
+        if not len(records.codes):
+            return no_rows(self._folds.results)
+        pieces = self._windows(keys, records, _NO_FLAGS, first, last)
+        return pieces[0] if pieces else no_rows(self._folds.results)
 
     def _chunks(self, first: int, last: int, step: int) -> list[int]:
         """The numbers of stretches in which windows that end from `first` to `last` may end."""

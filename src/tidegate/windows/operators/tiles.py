@@ -115,7 +115,7 @@ class Tiles:
         inputs = self._folds.inputs(events)
         for width, panes in self._panes.items():
             columns = {"key": events.key, "ts": int64_column(events.ts // width * width), **inputs}
-            panes.fold(pa.RecordBatch.from_pydict(columns), answer=False)
+            panes.fold(pa.RecordBatch.from_pydict(columns))
 
     def drop_before(self, ts: int) -> None:
         """Drop tiles that end at or before `ts`, as whole time segments."""

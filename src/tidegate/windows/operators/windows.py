@@ -37,12 +37,12 @@ from tidegate.windows.operators.assignment import Assigned, assign, assign_unlim
 from tidegate.windows.operators.emission import Emission
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
-from tidegate.windows.operators.panes import PaneRows, Panes, pane_spec
+from tidegate.windows.operators.layout import StateLayout, grown, window_layout
+from tidegate.windows.operators.panes import Changed, Panes, Touched, pane_spec
 from tidegate.windows.operators.progress import Progress, decode, encode
 from tidegate.windows.operators.shapes import LateRows, Moment, Output, WindowRows, join_rows, no_rows
 from tidegate.windows.operators.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, Stamped, StreamClocks
 
-LEAST_BUCKET_MS = 60_000
 Compat = Literal["kafka-streams"]
 
 
@@ -117,12 +117,14 @@ class WindowOperator:
         idle_close: DurationLike | None = None,
         stamped: bool = False,
         compat: Compat | None = None,
+        layout: StateLayout | None = None,
     ) -> None:
         """Attach the operator's stores to the task.
 
         `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
         needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored.
+        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored. `layout` is that of a store
+        which was made for a shorter retention, or fewer aggregates.
         """
         if not isinstance(kind, Hopping | Unlimited):
             raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
@@ -140,8 +142,9 @@ class WindowOperator:
         self._future, self._is_stamped = future, stamped
         self._idle_ms = None if idle_close is None else duration_ms(idle_close)
         self._folds = Folds(aggregates)
-        bucket_ms, segment_ms = _widths(kind)
-        index = BucketIndex(pane_spec(name, self._folds, bucket_ms, segment_ms))
+        layout = window_layout(kind) if layout is None else layout
+        spec = pane_spec(name, self._folds, layout.bucket_ms, layout.segment_ms)
+        index = BucketIndex(grown(spec, self._folds, layout, values))
         self._state = WindowOperatorState(index, StreamClocks(partitions), forgets=compat is not None)
         runtime.attach(task, self._state)
         self._panes = Panes(runtime, task, self._state, self._folds)
@@ -187,7 +190,7 @@ class WindowOperator:
             except BaseException:
                 self._state.roll_back(saved)
                 raise
-            pieces = self._emission.changed(changed)
+            pieces = self._updates(changed)
         pieces += self._advance(moment)
         return self._output(pieces, late, before)
 
@@ -202,6 +205,13 @@ class WindowOperator:
         pieces = list(self._emission.between(first, last)) if first <= last else []
         return join_rows(pieces) if pieces else no_rows(self._folds.results)
 
+    def windows_of(self, keys: pa.BinaryArray, first: int = 0, last: int = LATEST) -> WindowRows:
+        """The windows of these different keys that start from `first` to `last`; no other key's rows are read."""
+        first = max(first, self._oldest())
+        if first > last or not len(keys):
+            return no_rows(self._folds.results)
+        return self._emission.of_keys(keys, first, last)
+
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _assign(self, batch: EventBatch, stamped: Stamped) -> Assigned:
@@ -211,8 +221,8 @@ class WindowOperator:
             return assign_unlimited(self._kind, ts, stamped, also=also)
         return assign(self._kind, ts, stamped, also=also)
 
-    def _keep(self, batch: EventBatch, assigned: Assigned, late: LateRows | None) -> list[PaneRows]:
-        """Put records into panes and the late table, or neither; the panes that changed, if anybody asks."""
+    def _keep(self, batch: EventBatch, assigned: Assigned, late: LateRows | None) -> Changed | list[Touched]:
+        """Put records into panes and the late table, or neither; what they changed."""
         table, parts = self.late_table, []
         if table is not None and late is not None:
             parts = table.prepare(late, self._state.progress)
@@ -225,14 +235,22 @@ class WindowOperator:
             table.state.index.insert(parts)
         return changed
 
-    def _fold(self, batch: EventBatch, assigned: Assigned) -> list[PaneRows]:
+    def _fold(self, batch: EventBatch, assigned: Assigned) -> Changed | list[Touched]:
         columns = {"key": batch.key, "ts": int64_column(assigned.pane_start)}
         if assigned.partly:
             columns["seq"] = int64_column(assigned.first_start)
         rows = pa.RecordBatch.from_pydict({**columns, **self._folds.inputs(batch)})
         if assigned.accepted < len(batch):
             rows = rows.take(pa.array(np.flatnonzero(assigned.taken)))
-        return self._panes.fold(rows, answer=self._emit is Emit.UPDATE)
+        if self._emit is Emit.UPDATE and self._emission.is_plain:
+            return self._panes.fold_and_merge(rows)
+        return self._panes.fold(rows)
+
+    def _updates(self, changed: Changed | list[Touched]) -> list[WindowRows]:
+        """What is to be sent on about what changed."""
+        if isinstance(changed, Changed):
+            return [self._emission.changed(changed)]
+        return self._emission.touched(changed) if changed and self._emit is Emit.UPDATE else []
 
     def _count(self, batch: EventBatch, stamped: Stamped, assigned: Assigned) -> None:
         count = self._state.progress.count
@@ -323,14 +341,3 @@ class WindowOperator:
             if number != before.get(name, 0)
         }
         return Output(rows, late, counters)
-
-
-def _widths(kind: Hopping | Unlimited) -> tuple[int, int]:
-    """Buckets of at least a minute, a quarter of a window and an eighth of the retention, whole panes; time segments
-    of half the retention. Fewer, larger buckets are fewer runs in every batch and every checkpoint."""
-    if isinstance(kind, Unlimited):
-        return LEAST_BUCKET_MS, LEAST_BUCKET_MS
-    pane = kind.pane_ms
-    bucket = -(-max(LEAST_BUCKET_MS, kind.size_ms // 4, kind.retention_ms // 8, pane) // pane) * pane
-    interval = max(kind.retention_ms // 2, LEAST_BUCKET_MS)
-    return bucket, -(-interval // bucket) * bucket

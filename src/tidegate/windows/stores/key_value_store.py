@@ -1,7 +1,8 @@
 """A key-value store: the last value of every key, kept until it is deleted, on the worker's storage.
 
 All rows lie in one bucket at time 0; there is no clock and nothing expires. A null value deletes. Ranges of keys
-include both ends, compared as unsigned bytes; None leaves an end open. No order between keys is promised.
+include both ends, compared as unsigned bytes; None leaves an end open. `range` and `all` answer in the order of the
+key's bytes, the reverse forms against it, and hold what they answer in memory; `batches` streams, in no order.
 
 The changelog is told the raw keys. Thread rule: the task's thread.
 """
@@ -9,7 +10,7 @@ The changelog is told the raw keys. Thread rule: the task's thread.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -145,27 +146,22 @@ class KeyValueStore:
         return found.select(PAYLOAD.names).take(pc.index_in(inner, value_set=found.column("key")))
 
     def range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[tuple[bytes, Value]]:
-        """(key, value) of the keys between."""
-        if key_from is not None and key_to is not None and key_from > key_to:
-            warnings.warn(
-                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
-                " are compared as unsigned bytes",
-                TidegateWarning,
-                stacklevel=2,
-            )
-            return StoreIterator(iter(()))
-        batches = self.batches(key_from=key_from, key_to=key_to)
+        """(key, value) of the keys between, ascending."""
+        return self._between(key_from, key_to, "ascending")
 
-        def rows() -> Iterator[tuple[bytes, Value]]:
-            for batch in batches:
-                for key, value, stamp in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                    yield key, self._value(value, stamp)
-
-        return StoreIterator(rows(), batches.close)
+    def reverse_range(
+        self, key_from: bytes | None, key_to: bytes | None
+    ) -> StoreIterator[tuple[bytes, Value]]:
+        """`range`, the largest key first."""
+        return self._between(key_from, key_to, "descending")
 
     def all(self) -> StoreIterator[tuple[bytes, Value]]:
-        """Every key and its value."""
+        """Every key and its value, ascending."""
         return self.range(None, None)
+
+    def reverse_all(self) -> StoreIterator[tuple[bytes, Value]]:
+        """`all`, the largest key first."""
+        return self.reverse_range(None, None)
 
     def batches(
         self, *, key_from: bytes | None = None, key_to: bytes | None = None
@@ -173,6 +169,24 @@ class KeyValueStore:
         """Every key between and its value, as batches of key, value, value_ts."""
         scan = scan_batches(self._context, self.state, HERE, key_from=key_from, key_to=key_to)
         return StoreIterator((batch.select(ROWS.names) for batch in scan), scan.close)
+
+    def _between(
+        self, key_from: bytes | None, key_to: bytes | None, order: Literal["ascending", "descending"]
+    ) -> StoreIterator[tuple[bytes, Value]]:
+        if key_from is not None and key_to is not None and key_from > key_to:
+            warnings.warn(
+                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
+                " are compared as unsigned bytes",
+                TidegateWarning,
+                stacklevel=3,
+            )
+            return StoreIterator(iter(()))
+        with self.batches(key_from=key_from, key_to=key_to) as batches:
+            found = pa.Table.from_batches(list(batches), ROWS).sort_by([("key", order)])
+        columns = [column.to_pylist() for column in found.columns]
+        return StoreIterator(
+            (key, self._value(value, stamp)) for key, value, stamp in zip(*columns, strict=True)
+        )
 
     def _value(self, value: bytes, stamp: int) -> Value:
         return TimestampedValue(value, stamp) if self.is_timestamped else value

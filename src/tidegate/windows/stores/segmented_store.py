@@ -27,7 +27,7 @@ from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError, TidegateWarning
 from tidegate.metrics import Metrics
 from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
-from tidegate.windows.keys.columns import encode_keys
+from tidegate.windows.keys.columns import DecodedKeys, encode_keys
 from tidegate.windows.keys.layouts import KeyFormat
 from tidegate.windows.stores.expiry import (
     LATEST,
@@ -47,8 +47,10 @@ from tidegate.windows.stores.store_rows import (
     StoreIterator,
     TimestampedValue,
     Value,
+    ValueColumn,
     number_column,
     scan_batches,
+    value_column,
 )
 from tidegate.windows.stores.time_segments import TimeSegments
 
@@ -78,11 +80,11 @@ class SegmentedStore:
         name: str,
         *,
         retention: DurationLike,
-        segment_interval: DurationLike | None,
-        timestamped: bool,
-        compat: Compat | str,
-        changelog: Changelog | None,
-        metrics: Metrics | None,
+        segment_interval: DurationLike | None = None,
+        timestamped: bool = False,
+        compat: Compat | str = Compat.TIDEGATE,
+        changelog: Changelog | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         retention_ms = _retention(name, retention)
         interval_ms = (
@@ -156,7 +158,7 @@ class SegmentedStore:
             return PutResult(np.ones(0, np.bool_), 0)
         state, expiry = self.state, self._expiry
         accepted, after = expiry.judge(times, state.observed_time)
-        self._enter_segments(times, after)
+        self.segments.enter_segments(times, after)
         kept = None if accepted is None else accepted & (times >= expiry.first_live_ts(after))
         self._append(keys, times, seconds, values, value_ts, kept)
         state.observed_time = after
@@ -174,15 +176,29 @@ class SegmentedStore:
         if not len(times):
             return
         after = max(self.state.observed_time, int(times.max()))
-        self._enter_segments(times, after)
+        self.segments.enter_segments(times, after)
         first = self._expiry.first_live_ts(after)
         kept = None if int(times.min()) >= first else times >= first
         self._append(keys, times, seconds, values, value_ts, kept)
         self.state.observed_time = after
 
-    def _enter_segments(self, times: Int64s, observed_time: int) -> None:
-        for segment_id in self._expiry.segment_ids(times):
-            self.segments.get_or_create_segment_if_live(segment_id, observed_time)
+    def _restore_records(
+        self,
+        decoded: DecodedKeys,
+        times: Int64s,
+        seconds: Int64s | None,
+        values: ValueColumn,
+        timestamps: NumberColumn,
+    ) -> None:
+        """Records of a changelog, their keys taken apart; those without a key say nothing about any window."""
+        keys, rows = decoded.inner, len(times)
+        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
+        if keys.null_count:
+            good = np.flatnonzero(decoded.good)
+            chosen = pa.array(good)
+            keys, column, times, stamps = keys.take(chosen), column.take(chosen), times[good], stamps[good]
+            seconds = None if seconds is None else seconds[good]
+        self._restore(keys, times, seconds, column, stamps)
 
     def _append(
         self,

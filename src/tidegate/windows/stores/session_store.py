@@ -16,16 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
-from tidegate.metrics import Metrics
-from tidegate.storage import Cursor, RangeRequest, RuntimeContext
+from tidegate.storage import Cursor, RangeRequest
 from tidegate.windows.keys.columns import decode_keys, encode_keys
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
 from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
 from tidegate.windows.stores.segmented_store import SegmentedStore
 from tidegate.windows.stores.store_rows import (
-    Changelog,
     KeyColumn,
     NumberColumn,
     PutResult,
@@ -54,29 +51,6 @@ SessionRow = tuple[Windowed[bytes], Value]
 
 class SessionStore(SegmentedStore):
     """Values by key and session."""
-
-    def __init__(
-        self,
-        context: RuntimeContext,
-        name: str,
-        *,
-        retention: DurationLike,
-        segment_interval: DurationLike | None = None,
-        timestamped: bool = False,
-        compat: Compat | str = Compat.TIDEGATE,
-        changelog: Changelog | None = None,
-        metrics: Metrics | None = None,
-    ) -> None:
-        super().__init__(
-            context,
-            name,
-            retention=retention,
-            segment_interval=segment_interval,
-            timestamped=timestamped,
-            compat=compat,
-            changelog=changelog,
-            metrics=metrics,
-        )
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,14 +145,7 @@ class SessionStore(SegmentedStore):
         rows = len(keys)
         seen = None if offsets is None else number_column("offsets", offsets, rows)
         decoded = decode_keys(keys, KeyFormat.SESSION).require_good(offsets=seen, topic=topic or None)
-        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
-        inner, first, last = decoded.inner, decoded.start, decoded.end
-        if inner.null_count:  # records without a key say nothing about any session
-            good = np.flatnonzero(decoded.good)
-            chosen = pa.array(good)
-            inner, column = inner.take(chosen), column.take(chosen)
-            first, last, stamps = first[good], last[good], stamps[good]
-        self._restore(inner, last, first, column, stamps)
+        self._restore_records(decoded, decoded.end, decoded.start, values, timestamps)
         self._see(topic, partitions, seen, rows)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,9 +4,11 @@ A time segment is all rows whose time lies in [id * interval, (id + 1) * interva
 buckets and never mixes two in one pack, so that dropping one gives back its memory, its backlog and, with the next
 checkpoint that does not name it, its disk.
 
-    put, restore ──► get_or_create_segment_if_live ──► cleanup_expired_segments
-    open         ──► open_existing                 ──► cleanup_expired_segments
+    put, restore ──► enter_segments ──► get_or_create_segment_if_live ──► cleanup_expired_segments
+    open         ──► open_existing  ──────────────────────────────────► cleanup_expired_segments
     fetch, get, all, remove, checkpoint, close, the wall clock: none of them
+
+Window and session stores and the partitions of tables all write through here, so that the rule exists once.
 
 T1  `get_or_create_segment_if_live` looks up first and cleans up second, also when it answers None.
 T2  nothing but the observed time makes a time segment old: an idle store keeps everything.
@@ -22,9 +24,8 @@ import time
 from bisect import bisect_left, bisect_right, insort
 from typing import NamedTuple
 
-from tidegate.storage import RuntimeContext
-from tidegate.windows.stores.expiry import Expiry
-from tidegate.windows.stores.state import WindowsState
+from tidegate.storage import BucketIndexState, RuntimeContext
+from tidegate.windows.stores.expiry import Expiry, Int64s
 
 
 class TimeSegment(NamedTuple):
@@ -39,7 +40,7 @@ class TimeSegment(NamedTuple):
 class TimeSegments:
     """The time segments of one store."""
 
-    def __init__(self, context: RuntimeContext, state: WindowsState, expiry: Expiry) -> None:
+    def __init__(self, context: RuntimeContext, state: BucketIndexState, expiry: Expiry) -> None:
         self._context = context
         self._state = state
         self._expiry = expiry
@@ -74,6 +75,11 @@ class TimeSegments:
             self._segment(each) for each in self._ids[first : bisect_right(self._ids, self.segment_id(to_ts))]
         ]
         return found if forward else found[::-1]
+
+    def enter_segments(self, times: Int64s, observed_time: int) -> None:
+        """Before rows of these times are written: their time segments, as far as they are live."""
+        for segment_id in self._expiry.segment_ids(times):
+            self.get_or_create_segment_if_live(segment_id, observed_time)
 
     def get_or_create_segment_if_live(self, segment_id: int, observed_time: int) -> TimeSegment | None:
         """The time segment to write to, made if need be; None when it is too old. Drops those that are (T1)."""

@@ -192,17 +192,10 @@ class WindowStore(SegmentedStore):
             size_ms=self.window_size_ms,
             checks=LENIENT if self.retains_duplicates else STRICT,
         ).require_good(offsets=seen, topic=topic or None)
-        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
         numbers = decoded.sequence.astype(np.int64) if self.retains_duplicates else None
-        inner, times = decoded.inner, decoded.start
-        if inner.null_count:  # records without a key say nothing about any window
-            good = np.flatnonzero(decoded.good)
-            chosen = pa.array(good)
-            inner, column, times, stamps = inner.take(chosen), column.take(chosen), times[good], stamps[good]
-            numbers = None if numbers is None else numbers[good]
-        self._restore(inner, times, numbers, column, stamps)
-        if numbers is not None and len(numbers) and not self.compat.forgets_clocks:
-            largest = int(numbers.max())  # no later put may replace a restored row
+        self._restore_records(decoded, decoded.start, numbers, values, timestamps)
+        if numbers is not None and decoded.good.any() and not self.compat.forgets_clocks:
+            largest = int(numbers[decoded.good].max())  # no later put may replace a restored row
             self.state.sequence = max(self.state.sequence, largest)
             self.state.logged_sequence = max(self.state.logged_sequence, largest)
         self._see(topic, partitions, seen, rows)
