@@ -14,9 +14,10 @@ from pyspark.sql.types import StructType
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
-from tidegate.spark.planning import Planner
-from tidegate.spark.ranges import OffsetRange, to_json_object
-from tidegate.spark.source import (
+from tidegate.spark.topics.options import SourceOptions
+from tidegate.spark.topics.planning import Planner
+from tidegate.spark.topics.ranges import OffsetRange, to_json_object
+from tidegate.spark.topics.source import (
     COLUMNS,
     RangePartition,
     TopicReader,
@@ -24,7 +25,6 @@ from tidegate.spark.source import (
     read_range,
     to_spark,
 )
-from tidegate.spark.source_options import SourceOptions
 
 START_MS = 1_767_225_600_000
 ALL = {("t", 0): 100, ("t", 1): 100}

@@ -11,13 +11,19 @@ import pytest
 
 import tidegate.spark
 from tidegate.errors import UnavailableError
-from tidegate.spark.session import settings
+from tidegate.spark.session import check_session, settings
 
 
 def test_every_setting_is_set_once_and_has_a_reason() -> None:
     made = list(settings(sockets=Path("/tmp/somewhere")))
     assert len({setting.key for setting in made}) == len(made) > 8
     assert all(setting.key.startswith("spark.") and len(setting.reason) > 20 for setting in made)
+
+
+def test_the_guide_for_clusters_names_every_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "run-on-a-spark-cluster.md").read_text()
+    missing = [each.key for each in settings(sockets=Path("/tmp/x")) if f"`{each.key}`" not in page]
+    assert missing == []
 
 
 def test_nothing_listens_beyond_this_machine_unless_asked() -> None:
@@ -47,6 +53,28 @@ def test_a_missing_pyspark_is_a_sentence_with_the_command(monkeypatch: pytest.Mo
         tidegate.spark.session()
 
 
+class PlainSession:
+    """As much of a user's session as advice looks at."""
+
+    def __init__(self, **settings: str) -> None:
+        self.conf = {key.replace("_", "."): value for key, value in settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("master", "better"), [("local", "local[1,4]"), ("local[*]", "local[*,4]"), ("local[3]", "local[3,4]")]
+)
+def test_a_master_that_never_tries_again_is_told(master: str, better: str) -> None:
+    told = {each.key: each for each in check_session(PlainSession(spark_master=master))}  # type: ignore[arg-type]
+    assert told["spark.master"].better == better
+    assert "spark.python.unix.domain.socket.enabled" in told and told["spark.master"].at_start
+
+
+def test_a_cluster_keeps_its_own_checkpoint_manager_and_master() -> None:
+    told = {each.key for each in check_session(PlainSession(spark_master="yarn"))}  # type: ignore[arg-type]
+    assert not told & {"spark.master", "PYSPARK_PYTHON", "spark.sql.streaming.checkpointFileManagerClass"}
+    assert "spark.sql.python.filterPushdown.enabled" in told
+
+
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 class TestRunning:
@@ -57,6 +85,17 @@ class TestRunning:
 
     def test_a_running_session_is_returned_as_it_is(self, spark: Any) -> None:
         assert tidegate.spark.session("another name") is spark
+
+    def test_a_session_of_ours_needs_no_advice_and_another_gets_a_sentence(self, spark: Any) -> None:
+        assert tidegate.spark.check_session(spark) == []
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+        try:
+            (advice,) = tidegate.spark.check_session(spark)
+        finally:
+            spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        assert str(advice).startswith(
+            "spark.sql.python.filterPushdown.enabled is false; set true at any time: "
+        )
 
     def test_workers_run_this_python(self, spark: Any) -> None:
         found = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.spark.source_options import SourceOptions
+from tidegate.spark.topics.options import SourceOptions
 
 LEAST = {"log": "./data/log", "topic": "orders"}
 
 
 def test_the_least_that_must_be_said() -> None:
     options = SourceOptions.parse(LEAST)
-    assert options.log == Path("data/log").absolute()
+    assert options.log == str(Path("data/log").absolute())
     assert options.topics == ("orders",)
     assert options.fail_on_data_loss
     assert (options.max_records, options.max_bytes, options.min_partitions) == (None, None, 0)
@@ -35,7 +35,7 @@ def test_everything_that_can_be_said_in_any_case() -> None:
         }
     )
     assert options == SourceOptions(
-        log=Path("/data/log"),
+        log="/data/log",
         topics=("b", "a"),
         starting_timestamp=1_767_225_600_000,
         ending_timestamp=1_767_225_600_000,
@@ -51,7 +51,7 @@ def test_everything_that_can_be_said_in_any_case() -> None:
     ("wrong", "complaint"),
     [
         ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
-        ({"kafka.bootstrap.servers": "x:1"}, "no option"),
+        ({"kafka.security.protocol": "SSL"}, "is a folder"),
         ({"startingOffsets": "latest", "startingTimestamp": "0"}, "keep one"),
         ({"endingOffsets": "latest", "endingTimestamp": "0"}, "keep one"),
         ({"maxRecordsPerTrigger": "0"}, "at least 1"),
@@ -63,7 +63,7 @@ def test_everything_that_can_be_said_in_any_case() -> None:
         ({"isolation": "serializable"}, "none of"),
         ({"startingTimestamp": "yesterday"}, "not a moment"),
         ({"path": "elsewhere"}, "given twice"),
-        ({"log": "kafka://broker:9092"}, "Spark's own source"),
+        ({"log": "kafka://broker:9092", "maxBytesPerTrigger": "1"}, "maxRecordsPerTrigger"),
         ({"log": ""}, "option log is missing"),
         ({"topic": " , "}, "option topic is missing"),
     ],

@@ -1,8 +1,8 @@
 """A Spark session set up for this machine, each setting with its reason.
 
 `session()` is for people who have none; a session of your own works as well (`register(spark)` is all it
-needs). Settings passed in win over the ones below. A Java is looked for first (see `java.py`), so that a
-missing one is a sentence and not a stack trace.
+needs), and `check_session(spark)` says what would make it faster. Settings passed in win over the ones below. A Java
+is looked for first (see `java.py`), so that a missing one is a sentence and not a stack trace.
 
 Imports pyspark only when called.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,17 +26,40 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_NO_RETRIES = re.compile(r"local(\[(\*|\d+)\])?\Z")
+_LOCAL_ONLY = frozenset({"spark.sql.streaming.checkpointFileManagerClass"})
 _SOCKET_PATH_LIMIT = 107  # bytes a Unix socket's path may have
 _SOCKET_NAME_LENGTH = 50
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSetting:
-    """One Spark setting of ours and why it is set."""
+    """One Spark setting of ours and why it is set.
+
+    `advised`: worth having in a session of your own, too. `at_start`: only before the session starts.
+    """
 
     key: str
     value: str
     reason: str
+    advised: bool = False
+    at_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would make a session faster or safer: printed, it is a sentence."""
+
+    key: str
+    now: str | None
+    better: str
+    reason: str
+    at_start: bool = True
+
+    def __str__(self) -> str:
+        when = "when the session is made" if self.at_start else "at any time"
+        return f"{self.key} is {self.now or 'not set'}; set {self.better} {when}: {self.reason}"
 
 
 def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[SparkSetting]:
@@ -59,23 +83,36 @@ def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[Spark
         "200 is for clusters; here every partition is a task start",
     )
     yield SparkSetting(
-        "spark.sql.execution.arrow.pyspark.enabled", "true", "toPandas() by Arrow, not row by row"
+        FILTER_PUSHDOWN,
+        "true",
+        "tables look keys and windows up instead of reading all rows; off by default in Spark",
+        advised=True,
+    )
+    yield SparkSetting(
+        "spark.sql.execution.arrow.pyspark.enabled",
+        "true",
+        "toPandas() by Arrow, not row by row",
+        advised=True,
     )
     yield SparkSetting(
         "spark.sql.streaming.checkpointFileManagerClass",
         _FILE_MANAGER,
         "the default one starts about 16 processes a micro-batch to set file permissions",
+        advised=True,
     )
     yield SparkSetting(
         "spark.sql.streaming.checkpoint.fileChecksum.enabled",
         "false",
         "a second file for every checkpoint file; a local disk does not need it",
+        advised=True,
     )
     if sockets is not None:
         yield SparkSetting(
             "spark.python.unix.domain.socket.enabled",
             "true",
             "TCP over loopback costs each Python task about 40 ms",
+            advised=True,
+            at_start=True,
         )
         yield SparkSetting(
             "spark.python.unix.domain.socket.dir", str(sockets), "a folder of its own, for this user only"
@@ -124,10 +161,32 @@ def session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make `spark.read.format("tidegate")` and `spark.readStream.format("tidegate")` known to a session."""
-    from tidegate.spark.source import TidegateDataSource
+    """Make `format("tidegate")` (topics, read and written) and `format("tidegate.table")` known to a session."""
+    from tidegate.spark.tables.source import TableDataSource
+    from tidegate.spark.topics.source import TidegateDataSource
 
     spark.dataSource.register(TidegateDataSource)
+    spark.dataSource.register(TableDataSource)
+
+
+def check_session(spark: SparkSession) -> list[Advice]:
+    """What would make a session of your own faster with Tidegate; nothing is changed."""
+    master = str(spark.conf.get("spark.master", "") or "")
+    is_local = master.startswith("local")
+    found: list[Advice] = []
+    if _NO_RETRIES.match(master):
+        better = f"local[{(_NO_RETRIES.match(master) or [''])[2] or 1},4]"
+        found.append(Advice("spark.master", master, better, "local masters never try a failed task again"))
+    for setting in settings(sockets=Path(tempfile.gettempdir())):
+        now = spark.conf.get(setting.key, None)
+        local_only = setting.key in _LOCAL_ONLY and not is_local  # object stores need managers of their own
+        if setting.advised and not local_only and str(now or "").lower() != setting.value.lower():
+            found.append(Advice(setting.key, now, setting.value, setting.reason, setting.at_start))
+    python = os.environ.get("PYSPARK_PYTHON")
+    if is_local and (python is None or shutil.which(python) != shutil.which(sys.executable)):
+        reason = "workers run the first python3 on PATH, which may lack tidegate or be another version"
+        found.append(Advice("PYSPARK_PYTHON", python, sys.executable, reason))
+    return found
 
 
 def _socket_folder() -> Path | None:

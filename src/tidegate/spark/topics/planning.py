@@ -1,7 +1,6 @@
-"""What a Spark read will cover: options and limits turned into positions, by looking at the log's folder.
+"""What a Spark read will cover: options and limits turned into positions, by looking at the log.
 
-Runs in Spark's planning processes, beside the log; only reads. Every call opens the partitions it needs and
-lets them go again, so an object of this kind can be pickled and nothing is held between micro-batches.
+Runs in Spark's planning processes; only reads. Holds nothing but options, so it can be pickled.
 
 A *loss* is a record that a query was going to read and that is gone: retention removed it, or the topic was
 cut or made anew. It stops the query and the message says how to go on; or, with `failOnDataLoss=false`, it is
@@ -11,16 +10,15 @@ a warning.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tidegate.errors import OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.batches.batch import iter_headers
-from tidegate.spark.ranges import EARLIEST, LATEST, Place, Position, parse_bound, share
-from tidegate.spark.source_options import SourceOptions
+from tidegate.spark.topics.extents import Extents, FolderExtents, extents_of
+from tidegate.spark.topics.options import SourceOptions
+from tidegate.spark.topics.ranges import EARLIEST, LATEST, Place, Position, parse_bound, share
 
 _WALK_BYTES = 1 << 20
 
@@ -31,13 +29,13 @@ class Planner:
 
     options: SourceOptions
 
+    @property
+    def extents(self) -> Extents:
+        return extents_of(self.options)
+
     def places(self) -> list[Place]:
         """Every partition of the asked-for topics, in order."""
-        if not self.options.log.is_dir():
-            raise UnavailableError(f"{self.options.log} does not exist; option log names the log's folder")
-        with Log(self.options.log, read_only=True) as log:
-            found = [log.describe(topic) for topic in self.options.topics]
-        return sorted((topic.name, number) for topic in found for number in topic.partition_numbers)
+        return self.extents.places()
 
     def starting(self) -> Position:
         """Where a new query begins."""
@@ -51,18 +49,17 @@ class Planner:
 
     def latest(self) -> Position:
         """The end of every partition, as far as readers may see."""
-        return {place: self._end(place) for place in self.places()}
+        return {place: extent.readable for place, extent in self.extents.all().items()}
 
     def check_loss(self, start: Mapping[Place, int], end: Mapping[Place, int]) -> Position:
         """`start` as it can still be read; stops (or warns) where records between the two are gone."""
-        present = set(self.places())
+        present = self.extents.all()
         usable: Position = {}
         for place in sorted(end.keys() | start.keys()):
             if place not in present:
                 self.report_loss(place, start.get(place, 0), 0, "the topic or partition was deleted")
                 continue
-            with self._view(place) as (_, bounds):
-                first, last = bounds.log_start, bounds.high_watermark
+            first, _, last = present[place]
             wanted = start.get(place, first)
             if wanted < first and end.get(place, first) > wanted:
                 self.report_loss(place, wanted, first, "retention or deletion removed them")
@@ -95,51 +92,45 @@ class Planner:
 
     def admit_bytes(self, start: Mapping[Place, int], end: Position, limit: int) -> Position:
         """`end`, brought nearer so that `limit` stored bytes lie between: whole batches, at least one."""
-        backlog = {place: self._bytes_from(place, start[place]) for place in end if end[place] > start[place]}
+        folder = _folder(self.extents)
+        backlog = {
+            place: _bytes_from(folder, place, start[place]) for place in end if end[place] > start[place]
+        }
         admitted = dict(start)
         for place, budget in share(limit, backlog).items():
             if budget:
-                with self._view(place) as (view, bounds):
+                with folder.view(place) as (view, bounds):
                     admitted[place] = _end_within(view, bounds, start[place], end[place], budget)
         return {place: admitted[place] for place in end}
 
-    # -- one partition -----------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------
 
     def _bound(self, option: str, text: str | None, moment: int | None, default: int) -> Position:
-        places = self.places()
         if moment is not None:
-            return {place: self._at_time(place, moment) for place in places}
+            return self.extents.at_time(moment)
+        present = self.extents.all()
+        places = list(present)
         asked = dict.fromkeys(places, default) if text is None else parse_bound(text, places, option=option)
-        return {place: self._resolve(place, offset) for place, offset in asked.items()}
+        words = {
+            place: {LATEST: extent.readable, EARLIEST: extent.first} for place, extent in present.items()
+        }
+        return {place: words[place].get(offset, offset) for place, offset in asked.items()}
 
-    def _resolve(self, place: Place, offset: int) -> int:
-        if offset == LATEST:
-            return self._end(place)
-        with self._view(place) as (_, bounds):
-            return bounds.log_start if offset == EARLIEST else offset
 
-    def _end(self, place: Place) -> int:
-        with self._view(place) as (view, bounds):
-            committed = self.options.isolation == "read_committed"
-            return view.last_stable(bounds) if committed else bounds.high_watermark
+def _folder(extents: Extents) -> FolderExtents:
+    if not isinstance(extents, FolderExtents):
+        raise InvalidError(
+            "a cluster does not tell how many bytes lie between offsets; limit records instead"
+        )
+    return extents
 
-    def _at_time(self, place: Place, moment: int) -> int:
-        with self._view(place) as (view, bounds):
-            found = view.offset_for_time(moment, bounds)
-        return self._end(place) if found is None else found
 
-    def _bytes_from(self, place: Place, offset: int) -> int:
-        with self._view(place) as (view, _):
-            sizes = view.segment_sizes()
-        later = [size for base, size in sizes if base > offset]
-        holding = [size for base, size in sizes if base <= offset][-1:]
-        return max(1, sum(later) + sum(holding))
-
-    @contextmanager
-    def _view(self, place: Place) -> Iterator[tuple[PartitionView, Bounds]]:
-        with Log(self.options.log, read_only=True) as log:
-            view = log.view(*place)
-            yield view, view.bounds()
+def _bytes_from(folder: FolderExtents, place: Place, offset: int) -> int:
+    with folder.view(place) as (view, _):
+        sizes = view.segment_sizes()
+    later = [size for base, size in sizes if base > offset]
+    holding = [size for base, size in sizes if base <= offset][-1:]
+    return max(1, sum(later) + sum(holding))
 
 
 def _end_within(view: PartitionView, bounds: Bounds, start: int, end: int, budget: int) -> int:

@@ -1,11 +1,11 @@
-"""The `tidegate` data source: topics of a log folder as DataFrames and streams.
+"""The `tidegate` data source: topics of a log folder or a Kafka cluster as DataFrames and streams.
 
     spark.read.format("tidegate").option("log", "./data/log").option("topic", "orders").load()
     spark.readStream.format("tidegate").options(log=…, topic=…, maxRecordsPerTrigger=10_000).load()
 
-Columns: topic, partition, offset, timestamp, key, value, headers, typed as in Spark's Kafka source. Options:
-see `source_options.py`. One Spark task reads one range of offsets of one partition and yields Arrow batches;
-no record becomes a Python object.
+Columns: topic, partition, offset, timestamp, key, value, headers, typed as in Spark's Kafka source, and verdict
+where it is asked for. Options: see `options.py`. One Spark task reads one range of offsets of one partition
+and yields Arrow batches; of a log folder no record becomes a Python object. Writing is `sink`'s.
 
 What Spark's Python data source API asks for, and is easily missed:
 S1  positions are compared as JSON text: one spelling (`ranges.to_json_object`).
@@ -14,22 +14,26 @@ S3  Trigger.AvailableNow needs `SupportsTriggerAvailableNow`, or everything come
     end it was promised must be reached, so a limit always admits something.
 S4  a yielded batch must equal the declared Arrow schema exactly, field names of inner lists included.
 S5  the reader is pickled to the workers: it holds options, no handles.
-S6  a timestamp that Spark cannot hold (beyond the year 294246) is null.
-
-This module, `session.py` and the tests are the only places that know pyspark.
+S6  every process that Spark starts imports this module anew, so what only some need is imported when they need it.
+S7  a timestamp that Spark cannot hold (beyond the year 294246) is null.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -40,17 +44,23 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidegate.errors import OffsetOutOfRangeError
-from tidegate.spark.planning import Planner
-from tidegate.spark.ranges import OffsetRange, Position, from_json_object, split, to_json_object
-from tidegate.spark.source_options import SourceOptions
+from tidegate.log.access.embedded import Log
+from tidegate.spark.topics.extents import opened
+from tidegate.spark.topics.options import SourceOptions
+from tidegate.spark.topics.planning import Planner
+from tidegate.spark.topics.ranges import OffsetRange, Position, from_json_object, split, to_json_object
+from tidegate.spark.workers import freeze_once
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+    from tidegate.spark.topics.verdicts import RangeJudge
 
 COLUMNS = (
     "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
+VERDICT = ", verdict STRING"
 READ_BYTES = 4 << 20
 _LARGEST_MS = (2**63 - 1) // 1000
 
@@ -70,7 +80,7 @@ class TidegateDataSource(DataSource):
         return "tidegate"
 
     def schema(self) -> str:
-        return COLUMNS
+        return COLUMNS + (VERDICT if SourceOptions.parse(self.options).verdicts else "")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return TopicReader(SourceOptions.parse(self.options), schema)
@@ -79,6 +89,18 @@ class TidegateDataSource(DataSource):
         options = SourceOptions.parse(self.options)
         options.check_streaming()
         return TopicStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tidegate.spark.sink.options import SinkOptions
+        from tidegate.spark.sink.writers import TopicWriter
+
+        return TopicWriter(SinkOptions.parse(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from tidegate.spark.sink.options import SinkOptions
+        from tidegate.spark.sink.writers import TopicStreamWriter
+
+        return TopicStreamWriter(SinkOptions.parse(self.options), schema, overwrite)
 
 
 class TopicReader(DataSourceReader):
@@ -149,35 +171,56 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterator[pa.RecordBatch]:
     """The records of one range as Spark wants them; a loss while reading is reported as one."""
-    from tidegate.log.access.embedded import Log
-
-    _freeze_once()
+    freeze_once()
+    options = planner.options
     schema = to_arrow_schema(declared, timezone="UTC")
-    start = r.start
-    with Log(planner.options.log, read_only=True) as log:
+    with opened(options) as log:
+        settings = {"max_bytes": READ_BYTES} if isinstance(log, Log) else {}
+        judge = _judge(log, r, options) if options.verdicts else None
+        start = r.start if judge is None else judge.start
         while start < r.end:
             try:
-                reader = log.reader(
+                with log.reader(
                     r.topic,
                     partitions=[r.partition],
                     start={r.partition: start},
                     stop={r.partition: r.end},
-                    isolation=planner.options.isolation,
-                    max_bytes=READ_BYTES,
-                )
-                with reader:
+                    isolation=options.isolation,
+                    **settings,
+                ) as reader:
                     for batch in reader:
                         start = batch.column("offset")[-1].as_py() + 1
-                        yield to_spark(batch, schema)
-                return
+                        rows = _shown(batch, judge, options)
+                        if rows.num_rows:
+                            yield to_spark(rows, schema)
+                break
             except OffsetOutOfRangeError as error:
-                reason = "retention or deletion removed them while they were being read"
-                planner.report_loss((r.topic, r.partition), start, error.first, reason)
+                if max(start, error.first) > r.start:
+                    reason = "retention or deletion removed them while they were being read"
+                    planner.report_loss((r.topic, r.partition), max(start, r.start), error.first, reason)
                 start = max(error.first, start + 1)
+        if judge is not None:
+            judge.finish()
+
+
+def _judge(log: Any, r: OffsetRange, options: SourceOptions) -> RangeJudge:
+    from tidegate.spark.topics.verdicts import RangeJudge
+
+    return RangeJudge(log, r, options)
+
+
+def _shown(batch: pa.RecordBatch, judge: RangeJudge | None, options: SourceOptions) -> pa.RecordBatch:
+    if judge is not None:
+        return judge.judged(batch, control_records=options.control_records)
+    if options.control_records or len(batch.column("headers").flatten()) == 0:
+        return batch
+    from tidegate.integrity.columns import without_control
+
+    return without_control(batch)
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Records as the log gives them, in exactly the Arrow schema that Spark declared (S4, S6)."""
+    """Records as the log gives them, in exactly the Arrow schema that Spark declared (S4, S7)."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -193,10 +236,3 @@ def _within_sparks_range(timestamps: pa.Array) -> pa.Array:
         return timestamps
     holds = pc.less_equal(timestamps.cast(pa.int64()), _LARGEST_MS)
     return pc.if_else(holds, timestamps, pa.scalar(None, timestamps.type))
-
-
-@cache
-def _freeze_once() -> None:
-    """Spark's worker collects garbage after every task; what was imported by now is none (70 ms a task)."""
-    gc.collect()
-    gc.freeze()

@@ -1,0 +1,1 @@
+"""Committed tables as DataFrames."""

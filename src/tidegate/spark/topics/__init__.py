@@ -1,0 +1,1 @@
+"""Topics as DataFrames and streams: what is read, by whom, and what validation says of it."""
