@@ -13,7 +13,7 @@ setup: $(READY) ## virtual environment, dependencies, Java, warm kernels
 $(READY): pyproject.toml scripts/setup
 	@PYTHON=$(PYTHON) VENV=$(VENV) bash scripts/setup && touch $@
 
-demo: $(READY) ## see a log being written, rolled, aged out and explained
+demo: $(READY) ## faults planted and found, a pipeline that counts right, killed twice
 	@$(BIN)/tidegate demo
 
 test: lint types tests ## lint + types + tests: what CI runs
@@ -38,10 +38,14 @@ bench: $(READY) ## the benchmarks (nothing else should be running)
 soak: $(READY) ## what is too long for every commit
 	@$(BIN)/pytest -n $(WORKERS) -m soak --timeout 7200
 
+docs: $(READY) ## the handbook as a site, into build/site
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "build/site/index.html"
+
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 clean: ## remove everything that was built or fetched
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
-.PHONY: help setup demo test check lint types tests kafka bench soak format clean
+.PHONY: help setup demo test check lint types tests kafka bench soak docs format clean

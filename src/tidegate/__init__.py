@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     )
     from tidegate.log.access.embedded import Log
     from tidegate.log.topics.topics import TopicConfig
+    from tidegate.pipeline.definition.app import App
+    from tidegate.pipeline.definition.stream import Stream
     from tidegate.tables.building.consumed import Consumed
     from tidegate.tables.building.materialized import Materialized
     from tidegate.tables.key_table import table
@@ -52,20 +54,26 @@ if TYPE_CHECKING:
         top_k,
     )
     from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
+    from tidegate.windows.operators.late import LateSettings
+    from tidegate.windows.operators.windows import Emit, FutureGuard
 
 _HOMES = {
+    "App": "tidegate.pipeline.definition.app",
     "Avro": "tidegate.tables.serdes.avro",
     "Bytes": "tidegate.tables.serdes.plain",
     "ConflictError": "tidegate.errors",
     "Consumed": "tidegate.tables.building.consumed",
     "CorruptError": "tidegate.errors",
     "Double": "tidegate.tables.serdes.plain",
+    "Emit": "tidegate.windows.operators.windows",
     "FencedError": "tidegate.errors",
+    "FutureGuard": "tidegate.windows.operators.windows",
     "Hopping": "tidegate.windows.kinds",
     "Int": "tidegate.tables.serdes.plain",
     "IntegrityError": "tidegate.errors",
     "InvalidError": "tidegate.errors",
     "Json": "tidegate.tables.serdes.json_serde",
+    "LateSettings": "tidegate.windows.operators.late",
     "Log": "tidegate.log.access.embedded",
     "Long": "tidegate.tables.serdes.plain",
     "ManualClock": "tidegate.clock",
@@ -75,6 +83,7 @@ _HOMES = {
     "SchemaRegistry": "tidegate.tables.serdes.schema_registry",
     "Session": "tidegate.windows.kinds",
     "Sliding": "tidegate.windows.kinds",
+    "Stream": "tidegate.pipeline.definition.stream",
     "String": "tidegate.tables.serdes.plain",
     "SystemClock": "tidegate.clock",
     "TidegateError": "tidegate.errors",
@@ -102,18 +111,22 @@ _HOMES = {
 }
 
 __all__ = [
+    "App",
     "Avro",
     "Bytes",
     "ConflictError",
     "Consumed",
     "CorruptError",
     "Double",
+    "Emit",
     "FencedError",
+    "FutureGuard",
     "Hopping",
     "Int",
     "IntegrityError",
     "InvalidError",
     "Json",
+    "LateSettings",
     "Log",
     "Long",
     "ManualClock",
@@ -123,6 +136,7 @@ __all__ = [
     "SchemaRegistry",
     "Session",
     "Sliding",
+    "Stream",
     "String",
     "SystemClock",
     "TidegateError",

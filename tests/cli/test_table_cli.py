@@ -50,6 +50,9 @@ def test_fetch_prints_the_windows_of_a_key(capsys: pytest.CaptureFixture[str], f
     ]
     assert [row["value"] for row in lines(capsys, folder, "fetch", "counts", "a", "--backward")] == [2, 1, 0]
     assert lines(capsys, folder, "fetch", "counts", "nobody") == []
+    moments = ("--from", "1970-01-01T00:00:00.010Z", "--to", "1970-01-01T00:00:00.015")
+    assert [row["value"] for row in lines(capsys, folder, "fetch", "counts", "a", *moments)] == [1]
+    assert "is not a moment" in said(capsys, folder, "fetch", "counts", "a", "--from", "noon", code=2)
     (session,) = lines(capsys, folder, "fetch", "sessions", "a", "--value", "string")
     assert (session["window_start"], session["window_end"], session["value"]) == (5, 9, "one")
 
@@ -74,6 +77,7 @@ def test_explain_says_which_records_made_a_value(capsys: pytest.CaptureFixture[s
     told = said(capsys, folder, "explain", "counts", "a", "10", "--log", log)
     assert "offset 1" in told
     assert "current" in told
+    assert told == said(capsys, folder, "explain", "counts", "a", "1970-01-01T00:00:00.010Z", "--log", log)
     told = said(capsys, folder, "explain", "sessions", "a", "5", "9", "--log", log)
     assert "offset 0" in told
     assert "START and END" in said(capsys, folder, "explain", "sessions", "a", "--log", log, code=2)

@@ -158,7 +158,7 @@ def test_a_sessioned_table_over_a_broker(broker: Broker, tmp_path: Path) -> None
 
 
 def test_a_table_of_plain_keys_over_a_broker(broker: Broker, tmp_path: Path) -> None:
-    topic = "live-keys"
+    topic = "table-of-keys"
     broker.create(topic, {"cleanup.policy": "compact"}, partitions=PARTITIONS)
     chance = random.Random(4)
     said = [

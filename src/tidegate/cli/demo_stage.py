@@ -5,13 +5,18 @@ Plain text in a pipe or with `NO_COLOR`; on a terminal colours and rules by rich
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,3 +111,22 @@ def _console() -> Console | None:
     from rich.console import Console
 
     return Console()
+
+
+def run_verb(stage: Stage, arguments: Sequence[str], *, quiet: bool = False, expected: int = 0) -> str:
+    """Show a command, run it in this process and give what it printed."""
+    from tidegate.cli.main import run
+
+    if not quiet:
+        stage.command(" ".join(["tidegate", *map(quoted, arguments)]))
+    printed, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        code = run(list(arguments))
+    if code != expected:
+        raise TidegateError(f"{' '.join(arguments)} ended with {code}, not {expected}: {told.getvalue()}")
+    return printed.getvalue()
+
+
+def quoted(text: object) -> str:
+    """As a shell takes it."""
+    return shlex.quote(str(text))

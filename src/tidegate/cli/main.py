@@ -52,11 +52,13 @@ VERBS: dict[str, Place | Places] = {
         },
         "Look into the files of a log, and look after them.",
     ),
+    "run": Place("tidegate.cli.run", "Run a pipeline: from topics to windowed tables, on Spark or here."),
+    "app": Place("tidegate.cli.app", "See what an app did, and the ways out that messages name."),
     "table": Place("tidegate.cli.table", "Look into windowed tables: fetch, scan, info, explain."),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
-    "demo": Place("tidegate.cli.demo", "See a log written, rolled, aged out and explained."),
+    "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
 }
 
 

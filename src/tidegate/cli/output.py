@@ -107,8 +107,9 @@ def warn(message: str) -> None:
 def error_line(message: str, *, kafka_name: str | None = None) -> None:
     """The one line an unsuccessful run ends with."""
     named = f" [{kafka_name}]" if kafka_name and kafka_name not in message else ""
+    told = " ".join(printable(part) for part in message.split("\n"))  # a message of several lines, too
     _clear_line()
-    click.echo(f"{_colour('error:', 'red')} {printable(message)}{named}", err=True)
+    click.echo(f"{_colour('error:', 'red')} {told}{named}", err=True)
 
 
 class Progress:
@@ -228,6 +229,11 @@ def _plain_bytes(value: bytes) -> Any:
         from base64 import b64encode
 
         return {"base64": b64encode(value).decode("ascii")}
+
+
+def is_quiet() -> bool:
+    """Whether `-q` was given."""
+    return _level() < 1
 
 
 def _level() -> int:

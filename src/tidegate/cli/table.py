@@ -47,7 +47,7 @@ def command() -> None:
 
     \b
     tidegate table info                                       which tables there are
-    tidegate table fetch counts user-1 --from 1700000040000
+    tidegate table fetch counts user-1 --from 2026-01-01T10:00Z
     tidegate table scan counts -n 20
     tidegate table explain counts user-1 1700000040000
 
@@ -58,19 +58,22 @@ def command() -> None:
 @command.command("fetch")
 @click.argument("name")
 @click.argument("key")
-@click.option("--from", "first", type=int, default=0, help="Window starts from here on (session ends).")
-@click.option("--to", "last", type=int, default=2**63 - 1, help="Window starts up to here (session starts).")
+@click.option("--from", "first", default="0", help="Window starts from here on (session ends).")
+@click.option("--to", "last", help="Window starts up to here (session starts).")
 @click.option("--backward", is_flag=True, help="The latest first.")
 @format_option()
 @_reading_options
-def fetch(name: str, key: str, first: int, last: int, backward: bool, format: str, **options: Any) -> None:
-    """Print the windows of one KEY."""
+def fetch(
+    name: str, key: str, first: str, last: str | None, backward: bool, format: str, **options: Any
+) -> None:
+    """Print the windows of one KEY; times are epoch milliseconds or like 2026-01-01T10:00Z."""
+    bounds = (_moment(first), 2**63 - 1 if last is None else _moment(last))
     with _opened(name, **options) as table:
         wanted = _parsed(table, key)
         if table.rules.shape.kind == "key":
             rows = table.fetch_range(wanted, wanted)
         else:
-            rows = table.fetch(wanted, first, last, backward=backward)
+            rows = table.fetch(wanted, *bounds, backward=backward)
         print_rows(rows.to_arrow().to_pylist(), format=format, columns=rows.to_arrow().column_names)
         say(f"{counted(len(rows), 'window')} of {key} at commit {table.commit.number}")
 
@@ -148,11 +151,11 @@ def info(name: str | None, state: str, format: str) -> None:
 @command.command("explain")
 @click.argument("name")
 @click.argument("key")
-@click.argument("start", type=int, required=False)
-@click.argument("end", type=int, required=False)
+@click.argument("start", required=False)
+@click.argument("end", required=False)
 @log_option
 @_reading_options
-def explain(name: str, key: str, start: int | None, end: int | None, log_url: str, **options: Any) -> None:
+def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
     from tidegate.cli.topic import opened
     from tidegate.tables.queries.explain import explain as explained
@@ -165,9 +168,10 @@ def explain(name: str, key: str, start: int | None, end: int | None, log_url: st
         ):
             wanted = {"window": "START", "session": "START and END", "key": "neither START nor END"}[kind]
             raise InvalidError(f"table {name} is of kind {kind}: give {wanted}")
-        ts, seq = (end, start) if kind == "session" else (start, 0)
+        first, last = _moment(start or "0"), _moment(end or "0")
+        ts, seq = (last, first) if kind == "session" else (first, 0)
         raw = table.rules.key.encode(_parsed(table, key))
-        for line in explained(table.source, log, raw or b"", ts or 0, seq or 0).lines():
+        for line in explained(table.source, log, raw or b"", ts, seq).lines():
             click.echo(line)
 
 
@@ -208,6 +212,13 @@ def _opened(
 def _columns(table: Any) -> list[str]:
     windows = ["window_start", "window_end"] if table.rules.shape.is_windowed else []
     return ["key", *windows, "value", "timestamp", "partition", "offset"]
+
+
+def _moment(written: str) -> int:
+    """A time as typed on the command line: epoch milliseconds, or as people write it."""
+    from tidegate.durations import moment_ms
+
+    return moment_ms(int(written) if written.lstrip("+-").isdecimal() else written)
 
 
 def _parsed(table: Any, written: str) -> Any:

@@ -28,6 +28,7 @@ from tidegate.log.kafka.offsets import Offsets
 _FETCH_MESSAGES = 10_000
 _FETCH_WAIT_MS = 50  # of a range: how long a broker may take to say that only markers are left in it
 _FETCHED_AHEAD = 100_000
+_QUEUE_WAIT_MS = 10  # a client that has fetched enough looks again after that; a second is its own
 _STALL_MS = 10_000
 _NO_TIMESTAMP_TYPE = 0
 
@@ -239,6 +240,7 @@ def _of_range(records: int) -> dict[str, int]:
     return {
         "fetch.wait.max.ms": _FETCH_WAIT_MS,
         "queued.min.messages": min(max(records, 1), _FETCHED_AHEAD),
+        "fetch.queue.backoff.ms": _QUEUE_WAIT_MS,
     }
 
 

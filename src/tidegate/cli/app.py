@@ -1,0 +1,248 @@
+"""`tidegate app`: what apps did by their records, and the ways out that messages name. Thin over `ways_out`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidegate.cli.options import (
+    AnyFunction,
+    GroupVerb,
+    command_options,
+    format_option,
+    talk_options,
+    yes_option,
+)
+from tidegate.cli.output import print_object, print_rows, say
+from tidegate.durations import format_moment
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.rounds.ways_out import CommitInfo
+    from tidegate.storage.backends.port import StorageBackend
+
+
+def _state_option(command: AnyFunction) -> AnyFunction:
+    return click.option(
+        "--state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
+        show_default=True, help="Where the app keeps its state: a folder, or s3://BUCKET/PATH.",
+    )(command)  # fmt: skip
+
+
+@click.group("app", cls=GroupVerb)
+def command() -> None:
+    """See what an app did, and the ways out that messages name.
+
+    \b
+    tidegate app status                               every app of ./data/state
+    tidegate app status shop --log ./data/log         with what is left to read
+    tidegate app checkpoints shop                     the commits that are kept
+    tidegate app resume shop --partition orders-3     go on with a partition that a fault stopped
+    tidegate app replay shop --to-round 120           compute again from a commit, or from the beginning
+    tidegate app reset shop                           forget everything it knows
+
+    Changes are refused while the app runs. Topics and their records are never touched.
+    """
+
+
+@command.command("status")
+@click.argument("app", required=False)
+@_state_option
+@click.option(
+    "--log", "log_url", metavar="URL", envvar="TIDEGATE_LOG", help="Also say how much is left to read."
+)
+@command_options
+@format_option()
+@talk_options
+def status(
+    app: str | None,
+    state: str,
+    log_url: str | None,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    format: str,
+) -> int:
+    """Print where APP stands, or all apps; exit code 5 when a partition is stopped."""
+    from tidegate.pipeline.rounds.ways_out import app_status, list_apps
+
+    with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
+        names = list_apps(backend) if app is None else [app]
+        found = [app_status(backend, name, log) for name in names]
+    if not found:
+        say(f"no app has state in {state}")
+    columns = ("app", "round", "records", "lag", "committed", "run_by", "stopped", "losses", "change")
+    rows = [
+        {
+            "app": each.app,
+            "round": each.round,
+            "records": each.records,
+            "lag": each.lag_records,
+            "committed": format_moment(each.committed_ms),
+            "run_by": each.owner or None,
+            "stopped": len(each.stopped),
+            "losses": len(each.losses),
+            "change": each.change or None,
+            "generation": each.generation,
+            "backlog_bytes": each.backlog_bytes,
+            "positions": each.positions,
+            "watermarks": each.watermarks,
+            "totals": each.totals,
+        }
+        for each in found
+    ]
+    print_rows(rows, format=format, columns=columns)
+    stopped = [each for one in found for each in one.stopped]
+    for each in stopped:
+        say(f"stopped ({each.reason}): {each.message}")
+        say(f"  resume with: {each.command}")
+    return 5 if stopped else 0
+
+
+@command.command("checkpoints")
+@click.argument("app")
+@_state_option
+@format_option()
+@talk_options
+def checkpoints(app: str, state: str, format: str) -> None:
+    """Print the commits of APP that are kept: what `replay --to-round` and `as_of` reach."""
+    from tidegate.pipeline.rounds.ways_out import app_commits
+
+    with _backend(state) as backend:
+        commits = app_commits(backend, app)
+    rows = [
+        {
+            "round": each.round,
+            "committed": format_moment(each.committed_ms),
+            "records": each.records,
+            "generation": each.generation,
+            "change": each.change or None,
+            "positions": each.positions,
+        }
+        for each in commits
+    ]
+    print_rows(
+        rows, format=format, columns=("round", "committed", "records", "generation", "positions", "change")
+    )
+
+
+@command.command("reset")
+@click.argument("app")
+@_state_option
+@yes_option
+@talk_options
+def reset(app: str, state: str, yes: bool) -> None:
+    """Forget all that APP knows: state, and where it was reading. Its topics stay as they are."""
+    from tidegate.pipeline.rounds.ways_out import reset_app
+
+    if not yes:
+        click.confirm(f"Forget all state of app {app}?", abort=True, err=True)
+    with _backend(state) as backend:
+        _told(app, reset_app(backend, app))
+
+
+@command.command("replay")
+@click.argument("app")
+@click.option("--to-round", type=click.IntRange(min=0), help="Back to a commit that is kept, state and all.")
+@click.option(
+    "--from-offset",
+    "offsets",
+    metavar="FLOW:P=OFFSET",
+    multiple=True,
+    help="With empty state from these offsets on (repeatable).",
+)
+@_state_option
+@yes_option
+@talk_options
+def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str, yes: bool) -> None:
+    """Compute APP's results again: from the beginning of the log, from a commit, or from offsets.
+
+    Results are sent again; in tables the later ones count.
+    """
+    from tidegate.pipeline.rounds.ways_out import replay_app
+
+    if not yes:
+        click.confirm(f"Send results of app {app} again?", abort=True, err=True)
+    with _backend(state) as backend:
+        _told(app, replay_app(backend, app, to_round=to_round, from_offsets=_offsets(offsets)))
+
+
+@command.command("resume")
+@click.argument("app")
+@click.option("--partition", metavar="FLOW:P|TOPIC-P", required=True, help="The stopped partition.")
+@click.option(
+    "--skip-to", type=click.IntRange(min=0), help="Go on there; what is skipped is recorded for ever."
+)
+@_state_option
+@talk_options
+def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
+    """Go on with a partition of APP that a fault stopped, where it stopped or behind it."""
+    from tidegate.pipeline.rounds.ways_out import resume_partition
+
+    with _backend(state) as backend:
+        _told(app, resume_partition(backend, app, partition, skip_to=skip_to))
+
+
+@command.command("rebase")
+@click.argument("app")
+@click.option("--log", "log_url", metavar="URL", envvar="TIDEGATE_LOG", required=True, help="The app's log.")
+@command_options
+@_state_option
+@yes_option
+@talk_options
+def rebase(
+    app: str,
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    state: str,
+    yes: bool,
+) -> None:
+    """Let APP go on where its output topics end now, after something else wrote into them."""
+    from tidegate.pipeline.rounds.ways_out import rebase_outputs
+
+    if not yes:
+        click.confirm(f"Let app {app} write behind records that are not its own?", abort=True, err=True)
+    with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
+        _told(app, rebase_outputs(backend, app, log))
+
+
+@contextmanager
+def _backend(state: str) -> Iterator[StorageBackend]:
+    from tidegate.pipeline.tasks.opening import open_state
+
+    backend = open_state(state)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def _log(url: str | None, command_config: str | None, client: dict[str, str]) -> Iterator[Any]:
+    from tidegate.cli.topic import opened
+
+    if url is None:
+        yield None
+        return
+    with opened(url, command_config, client, read_only=True) as log:
+        yield log
+
+
+def _offsets(given: tuple[str, ...]) -> dict[str, dict[int, int]] | None:
+    found: dict[str, dict[int, int]] = {}
+    for each in given:
+        place, _, offset = each.partition("=")
+        flow, _, number = place.rpartition(":")
+        if not flow or not number.isdigit() or not offset.isdigit():
+            raise click.UsageError(
+                f"--from-offset {each}: say FLOW:PARTITION=OFFSET, like orders-per-minute:0=1200"
+            )
+        found.setdefault(flow, {})[int(number)] = int(offset)
+    return found or None
+
+
+def _told(app: str, made: CommitInfo) -> None:
+    say(f"app {app}: {made.change}; commit {made.round}")
+    print_object({"app": app, "round": made.round, "change": made.change}, format="jsonl")

@@ -1,0 +1,289 @@
+"""The scenes of `tidegate demo`, from planted faults to a table that a kill did not change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tidegate.cli.demo_shop import CATALOGUE, ORDERS, PRICES, Planted, plant
+from tidegate.cli.demo_stage import Stage, quoted, run_verb
+from tidegate.errors import TidegateError
+
+PIPELINE = """\
+import os
+
+import tidegate as tg
+
+app = tg.App("shop", data=os.environ.get("SHOP_DATA", {data!r}))
+(
+    app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_bad="keep")
+    .validate()                                  # producers' numbering and checksums
+    .deduplicate("order_id", within="10m")       # the first of each order counts
+    .window(tg.Tumbling("1m", grace="30s", retention="1d"))
+    .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
+    .to("orders-per-minute")                     # a changelog, in Kafka Streams' own bytes
+    .table("per-minute")
+)
+"""
+LOOK = """\
+from datetime import UTC, datetime
+
+from shop import app
+
+with app.read("per-minute") as table:
+    for row in table.fetch("customer-7", "2026-01-01T10:00Z", "2026-01-01T10:04Z"):
+        minute = datetime.fromtimestamp(row.window.start / 1000, UTC)
+        print(f"{row.key}  {minute:%H:%M}  {row.value['orders']} orders  {row.value['revenue']:8.2f}")
+    print(f"{len(table.all()):,} windows, {table.late().num_rows} records kept apart")
+"""
+RUN_SECONDS = 120
+TWICE = "records stored twice, dropped"
+KILLED_ROUNDS = 4_000  # records a round, so that there is a middle to be killed in
+
+
+class Play:
+    """The demo in one folder."""
+
+    def __init__(self, folder: Path, stage: Stage, engine: str) -> None:
+        self.folder, self.stage, self.engine = folder, stage, engine
+        self.log = folder / "data" / "log"
+        self.began = time.monotonic()
+
+    def run(self) -> None:
+        self.stage.title("Tidegate: a number that must be right")
+        planted = self.plant_faults()
+        self.find_them(planted)
+        self.run_the_pipeline(planted)
+        self.read_the_table()
+        self.kill_it()
+        self.farewell()
+
+    # -- scenes ----------------------------------------------------------------------------------
+
+    def plant_faults(self) -> Planted:
+        stage = self.stage
+        stage.step(
+            "A shop's orders, with faults planted.",
+            "Three tills send 100,000 orders of one hour; every record is numbered and check-summed by its sender.",
+        )
+        planted = plant(self.log)
+        for damage in planted.damages:
+            stage.say(f"- {_told(damage)}")
+        stage.say(
+            f"- {planted.again:,} orders are sent again by an app that timed out: new records, old orders"
+        )
+        stage.say(f"- {planted.late} orders come two hours late, {planted.future} is dated ten years ahead")
+        stage.say(f"- topic {PRICES} was compacted: its holes are no loss, and must not be called one")
+        return planted
+
+    def find_them(self, planted: Planted) -> None:
+        stage = self.stage
+        stage.step("Find them: `verify` reads the files; no broker, no JVM.")
+        for topic, code in ((ORDERS, 1), (CATALOGUE, 1), (PRICES, 0)):
+            place = ["verify", topic, "--log", str(self.log)]
+            report = json.loads(run_verb(stage, [*place, "--format", "json"], quiet=True, expected=code))
+            stage.command(" ".join(["tidegate", *map(quoted, place)]))
+            for finding in report["findings"]:
+                stage.answer(f"{finding['severity']}: {finding['kind']} at {_place(finding)}")
+            if not report["findings"]:
+                stage.answer(f"nothing wrong in {topic}")
+            _hold_against(planted, topic, report["findings"])
+        stage.say(
+            f"Every planted fault was found after {self._elapsed()}; exit code 1, ready for a cron job."
+        )
+
+    def run_the_pipeline(self, planted: Planted) -> None:
+        stage = self.stage
+        (self.folder / "shop.py").write_text(PIPELINE.format(data=str(self.folder / "data")))
+        stage.step("Count them right: a pipeline, and where it keeps what it knows.")
+        stage.answer((self.folder / "shop.py").read_text())
+        summary = self._run("data")
+        totals = summary["progress"]["counters"]
+        stage.answer(summary["summary"])
+        counted = totals.get("windows.accepted", 0)
+        parts = {
+            "counted in windows": counted,
+            "orders sent again, dropped": totals.get("dedupe.duplicates", 0),
+            TWICE: summary["progress"]["verdicts"].get("duplicate", 0),
+            "late, kept apart": totals.get("windows.late_records", 0) + totals.get("dedupe.late", 0),
+            "from the future, kept apart": totals.get("windows.future", 0),
+            "unreadable, kept apart": totals.get("source.dead_letters", 0),
+        }
+        parts["records about the sending itself"] = summary["records"] - totals["events"] - parts[TWICE]
+        width = max(map(len, parts))
+        for name, number in parts.items():
+            stage.say(f"{name.ljust(width)}  {number:>8,}")
+        stage.say(f"{'records in the log'.ljust(width)}  {summary['records']:>8,}")
+        if sum(parts.values()) != summary["records"]:
+            raise TidegateError(f"records are not accounted for: {parts} of {summary['records']}")
+        stage.say(f"The table was there after {self._elapsed()}.")
+
+    def read_the_table(self) -> None:
+        stage = self.stage
+        (self.folder / "look.py").write_text(LOOK)
+        stage.step("Read it from another process.")
+        stage.answer(LOOK)
+        stage.command(f"cd {quoted(self.folder)} && python look.py")
+        stage.answer(self._python("look.py"))
+
+    def kill_it(self) -> None:
+        stage = self.stage
+        stage.step(
+            "Kill it in the middle, twice, and run it again.",
+            "The same log, a new state, small rounds; SIGKILL, so nothing can be tidied up.",
+        )
+        again = self.folder / "again"
+        shutil.copytree(self.log, again / "log")
+        _without_results(again / "log")
+        for rounds in (3, 7):
+            done = self._killed("again", rounds)
+            stage.say(f"killed after round {done} was committed")
+        summary = self._run("again", "--round-records", str(KILLED_ROUNDS))
+        stage.answer(summary["summary"])
+        equal = self._python("-c", COMPARE).strip()
+        if equal != "equal":
+            raise TidegateError(f"the table after the kills differs: {equal}")
+        stage.say("All windows, counts and sums are the same as in the undisturbed run, to the last bit.")
+        place = ["verify", "orders-per-minute", "--log", str(again / "log"), "--format", "table"]
+        stage.answer(run_verb(stage, place).strip())
+
+    def farewell(self) -> None:
+        folder, log = quoted(self.folder), quoted(self.log)
+        self.stage.step("What to try next")
+        for line in (
+            f"cd {folder} && tidegate run shop.py --explain",
+            f"cd {folder} && tidegate run shop.py               # goes on; Ctrl-C ends it",
+            f"tidegate app status shop --state {quoted(self.folder / 'data' / 'state')}",
+            f"tidegate consume orders-per-minute --log {log} -n 3",
+            "tidegate demo --canary                    # how long does a record really live?",
+            "tidegate verify /var/lib/kafka/data       # any Kafka data folder, read-only",
+        ):
+            self.stage.command(line)
+        self.stage.say("")
+        self.stage.say(f"Everything of this demo is in {self.folder}; delete it when you like.")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _run(self, data: str, *options: str) -> dict[str, Any]:
+        shown = f"cd {quoted(self.folder)} && " + ("" if data == "data" else f"SHOP_DATA={data} ")
+        self.stage.command(" ".join([f"{shown}tidegate run shop.py --once", *options]))
+        done = subprocess.run(
+            self._command(*options), cwd=self.folder, env=self._environment(data), capture_output=True, text=True,
+            timeout=RUN_SECONDS,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise TidegateError(f"the pipeline ended with {done.returncode}: {done.stderr[-2000:]}")
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def _killed(self, data: str, rounds: int) -> int:
+        """Start it, and kill it when so many more rounds are committed; the newest then."""
+        commits = self.folder / data / "state" / "apps" / "shop" / "commits"
+        started = subprocess.Popen(
+            self._command("--round-records", str(KILLED_ROUNDS)), cwd=self.folder, env=self._environment(data),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + RUN_SECONDS
+            while _newest(commits) < rounds:
+                if started.poll() is not None or time.monotonic() > deadline:
+                    raise TidegateError(
+                        f"the pipeline ended before round {rounds}, so there was nothing to kill"
+                    )
+                time.sleep(0.02)
+        finally:
+            started.kill()
+            started.wait()
+        return _newest(commits)
+
+    def _command(self, *options: str) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "tidegate.cli.main",
+            "run",
+            "shop.py",
+            "--once",
+            "--engine",
+            self.engine,
+            *options,
+        ]
+
+    def _environment(self, data: str) -> dict[str, str]:
+        return {**os.environ, "SHOP_DATA": str(self.folder / data), "PYTHONPATH": str(self.folder)}
+
+    def _python(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.folder, env=self._environment("data"), capture_output=True,
+            text=True, timeout=RUN_SECONDS,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise TidegateError(f"python {arguments[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def _elapsed(self) -> str:
+        return f"{time.monotonic() - self.began:.1f} s"
+
+
+COMPARE = """
+import os
+import shop
+from tidegate import App
+from pathlib import Path
+
+def rows():
+    with shop.app.read("per-minute") as table:
+        return table.to_arrow()
+
+first = rows()
+os.environ["SHOP_DATA"] = str(Path("again").absolute())
+import importlib
+importlib.reload(shop)
+second = rows()
+print("equal" if first.equals(second) else f"{first.num_rows} and {second.num_rows} rows")
+"""
+
+
+def _told(damage: Any) -> str:
+    words = {
+        "drop": "lost on the way",
+        "flip": "has one bit flipped",
+        "repeat": "is stored twice",
+        "future-clock": "was sent by a till whose clock is a day ahead",
+        "truncate-tail": "never arrived: the end of a bulk load",
+    }
+    count = len(damage.before)
+    what = f"{count} records" if count > 1 else f"the record at offset {damage.before[0]}"
+    return f"{damage.topic}-{damage.partition}: {what} {words[damage.kind.value]}"
+
+
+def _hold_against(planted: Planted, topic: str, findings: list[dict[str, Any]]) -> None:
+    """Each planted damage must be among the findings of its topic, and nothing else may be."""
+    wanted = sum(1 for damage in planted.damages if damage.topic == topic)
+    if len(findings) != wanted:
+        raise TidegateError(f"{topic}: {wanted} faults were planted, {len(findings)} were found: {findings}")
+
+
+def _place(finding: dict[str, Any]) -> str:
+    return f"{Path(finding['path']).parent.name} offset {finding['offset']}: {finding['remedy']}"
+
+
+def _newest(commits: Path) -> int:
+    """The number of the newest commit in a state folder; -1 for none."""
+    if not commits.is_dir():
+        return -1
+    return max((int(path.name) for path in commits.iterdir() if path.name.isdigit()), default=-1)
+
+
+def _without_results(log: Path) -> None:
+    """The copied log without the topic that the first run made."""
+    from tidegate.log.access.embedded import Log
+
+    with Log(log, durability="os") as copy:
+        if "orders-per-minute" in copy.topics():
+            copy.delete_topic("orders-per-minute")

@@ -1,0 +1,313 @@
+"""A definition held against the columns there are: what does not fit is refused before anything runs.
+
+Each step is checked when it is said, so that an error points at the line that is wrong. Every message names what was
+asked for, what is there, and what to write instead.
+
+Order of steps that can be run:
+C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
+C2  windows come last, and once; results are gone on from by reading the topic they were sent to.
+C3  a `key_by` that state is kept after stands before every step that keeps state: one shuffle, nothing kept before
+it.
+
+Thread rule: pure functions; functions of the user are called with batches without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.errors import InvalidError
+from tidegate.log.topics.topics import check_topic_name
+from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
+from tidegate.pipeline.definition.inferring import (
+    described,
+    require_writable,
+    source_schema,
+    unknown_column,
+    value_schema,
+)
+from tidegate.pipeline.definition.steps import (
+    Aggregate,
+    AsTable,
+    Dedupe,
+    Filter,
+    KeyBy,
+    Lookup,
+    Map,
+    Select,
+    Sink,
+    Source,
+    Step,
+    Validate,
+    sink_name,
+)
+from tidegate.pipeline.definition.values import ValueFormat
+from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.windowed import require_raw
+from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
+from tidegate.windows.operators.identities import check_columns
+from tidegate.windows.operators.windows import Emit
+
+MAX_SHARDS = 1024
+_CHOICES = {
+    "on_fault": ("warn", "stop", "quarantine"),
+    "on_bad": ("fail", "skip", "keep"),
+    "start": ("earliest", "latest"),
+    "key_format": ("changelog", "topic"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Columns and keys at the source, then after each step."""
+
+    schemas: tuple[pa.Schema, ...]
+    key_serdes: tuple[Serde[Any], ...]
+
+    def then(self, schema: pa.Schema, key: Serde[Any]) -> Shape:
+        return Shape((*self.schemas, schema), (*self.key_serdes, key))
+
+
+def source_shape(source: Source) -> Shape:
+    """Check a source; what its events look like."""
+    check_topic_name(source.topic)
+    where = f"stream {source.topic}"
+    for serde in (source.key, source.value):
+        if serde is not None:
+            require_raw(serde)
+    _choice(where, "start", source.start)
+    _choice(where, "on_bad", source.on_bad)
+    schema = source_schema(source)
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise InvalidError(f"{where}: its values have {', '.join(twice)} twice; declare each field once")
+    if source.timestamp is not None:
+        _check_timestamp(where, source.timestamp, schema)
+    return Shape((schema,), (source.key,))
+
+
+def check_steps(source: Source, steps: Sequence[Step]) -> Shape:
+    """Check all steps in order."""
+    shape = source_shape(source)
+    for place, step in enumerate(steps):
+        shape = check_step(source, steps[:place], step, shape)
+    return shape
+
+
+def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape) -> Shape:
+    """Check one step after others; what events look like behind it."""
+    schema, key = shape.schemas[-1], shape.key_serdes[-1]
+    where = f"stream {source.topic}, {step_name(step)}"
+    _check_order(where, before, step)
+    match step:
+        case Validate():
+            _choice(where, "on_fault", step.on_fault)
+            return shape.then(schema, key)
+        case Filter():
+            _check_condition(where, step, schema, key)
+            return shape.then(schema, key)
+        case Select():
+            return shape.then(_check_select(where, step, schema, key), key)
+        case Map():
+            Mapped(step.function, step.schema, schema, key, what=where)
+            return shape.then(step.schema, key)
+        case KeyBy():
+            _check_key(where, step, schema, key)
+            return shape.then(schema, step.serde)
+        case Dedupe():
+            for name in step.rule.columns:
+                if name not in schema.names:
+                    raise unknown_column(where, name, schema)
+            check_columns(step.rule.columns, schema)
+            return shape.then(schema, key)
+        case Aggregate():
+            return shape.then(_check_aggregate(where, step, schema), key)
+        case Lookup():
+            return shape.then(_check_lookup(where, step, schema, key), key)
+    raise TypeError(f"{step!r} is no step")
+
+
+def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], shape: Shape) -> None:
+    """Check where results go."""
+    if not sinks:
+        raise InvalidError(f"stream {source.topic} goes nowhere: end it with .to(topic) or .table(name)")
+    names = [sink_name(sink) for sink in sinks]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidError(
+            f"stream {source.topic} goes to {', '.join(twice)} twice; give each end its own name"
+        )
+    last = steps[-1] if steps else None
+    for sink in sinks:
+        check_topic_name(sink_name(sink))
+        if isinstance(sink, AsTable):
+            if not isinstance(last, Aggregate):
+                raise InvalidError(
+                    f"table {sink.name}: only windows are kept as a table; use .window(…).aggregate(…) "
+                    "before, or .to(topic) and app.table(topic) for the last value of each key"
+                )
+            continue
+        if sink.topic == source.topic:
+            raise InvalidError(
+                f"stream {source.topic} would read what it writes, for ever; send it to another topic"
+            )
+        _choice(f"to {sink.topic}", "key_format", sink.key_format)
+        if sink.partitions is not None and sink.partitions < 1:
+            raise InvalidError(f"to {sink.topic}: partitions is {sink.partitions}; at least 1")
+        ValueFormat.of(sink, shape.schemas[-1], last if isinstance(last, Aggregate) else None)
+
+
+def rekeying(source: Source, steps: Sequence[Step]) -> tuple[int | None, str]:
+    """Which `key_by` makes records change places, and why or why not."""
+    keyed = [place for place, step in enumerate(steps) if isinstance(step, KeyBy)]
+    stateful = [place for place, step in enumerate(steps) if isinstance(step, Dedupe | Aggregate)]
+    if not stateful:
+        rest = (
+            "no step keeps state"
+            if not keyed
+            else "no step after key_by keeps state, so records stay where they are"
+        )
+        return None, f"co-partitioned: {rest}"
+    before = [place for place in keyed if place < stateful[-1]]
+    if not before:
+        return None, (
+            f"co-partitioned: state is kept by the key of {source.topic}, so its partition i is task i and nothing "
+            "is shuffled"
+        )
+    step = steps[before[-1]]
+    expression = shown(step.expression) if isinstance(step, KeyBy) else ""
+    return before[-1], (
+        f"re-keyed: {step_name(steps[stateful[0]])} keeps state by {expression}, which is not the key of "
+        f"{source.topic}, so records are brought together by their new key"
+    )
+
+
+def step_name(step: Step) -> str:
+    """What the step is called where users write it."""
+    match step:
+        case Dedupe():
+            return "deduplicate"
+        case KeyBy():
+            return "key_by"
+        case Aggregate():
+            return "window"
+    return type(step).__name__.casefold()
+
+
+def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
+    if any(isinstance(each, Aggregate) for each in before):
+        raise InvalidError(
+            f"{where}: windows are the last step of a stream; send the results somewhere with .to(topic), "
+            "and go on from there with app.changes(topic, …)"
+        )
+    if isinstance(step, Validate) and before:
+        raise InvalidError(
+            f"{where}: validate reads how producers numbered their records, so it comes first: stream(…).validate()"
+        )
+    if isinstance(step, Dedupe | Aggregate):
+        kept = [place for place, each in enumerate(before) if isinstance(each, Dedupe)]
+        keyed = [place for place, each in enumerate(before) if isinstance(each, KeyBy)]
+        if kept and keyed and kept[0] < keyed[-1]:
+            raise InvalidError(
+                f"{where}: deduplicate stands before a key_by that this step needs, so state would be kept "
+                "on both sides of a shuffle; put key_by first (copies are then found by the new key), or "
+                "send the deduplicated records to a topic and read that"
+            )
+
+
+def _check_condition(where: str, step: Filter, schema: pa.Schema, key: Serde[Any]) -> None:
+    kind = Projection([("condition", step.condition)], schema, key, what=where).schema.field(0).type
+    if not pa.types.is_boolean(kind):
+        raise InvalidError(
+            f"{where}: {shown(step.condition)} is {kind}, and a condition is true or false; write a comparison, "
+            "like amount > 0"
+        )
+
+
+def _check_select(where: str, step: Select, schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
+    names = [name for name, _ in step.columns]
+    if not names:
+        raise InvalidError(f"{where}: no column is left; name at least one of {', '.join(schema.names)}")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidError(f"{where}: {', '.join(twice)} comes twice; give each column its own name")
+    return Projection(step.columns, schema, key, what=where).schema
+
+
+def _check_key(where: str, step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> None:
+    require_raw(step.serde)
+    if (
+        isinstance(step.shards, bool)
+        or not isinstance(step.shards, int)
+        or not 1 <= step.shards <= MAX_SHARDS
+    ):
+        raise InvalidError(f"{where}: shards is {step.shards!r}; a whole number from 1 to {MAX_SHARDS}")
+    kind = Projection([("key", step.expression)], schema, key, what=where).schema.field(0).type
+    try:
+        require_writable(step.serde, kind)
+    except (TypeError, InvalidError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidError(
+            f"{where}: {shown(step.expression)} is {kind}, which {step.serde!r} does not write ({error}); cast it, "
+            "or give another serde"
+        ) from None
+
+
+def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema) -> pa.Schema:
+    if not isinstance(step.kind, Hopping | Sliding | Session | Unlimited):
+        raise TypeError(
+            f"{where}: {step.kind!r} is no kind of window; use Tumbling, Hopping, Sliding, Session or Unlimited"
+        )
+    if step.emit is Emit.CLOSE and isinstance(step.kind, Unlimited):
+        raise InvalidError(f"{where}: an unlimited window never closes; use emit='update'")
+    if step.future is not None and step.future.policy == "late" and step.late is None:
+        raise InvalidError(
+            f"{where}: the future guard sets records aside in the late table, and late=None leaves none; "
+            "give late=LateSettings(…), or future=FutureGuard(…, policy='keep'), or future=None"
+        )
+    try:
+        return resolve(step.aggregates, schema).result_schema
+    except InvalidError as error:
+        raise InvalidError(f"{where}: {error}") from None
+
+
+def _check_lookup(where: str, step: Lookup, schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
+    check_topic_name(step.table)
+    require_raw(step.value)
+    there = value_schema(step.value)
+    if not step.columns:
+        raise InvalidError(f"{where}: say which columns of {step.table} are wanted: {', '.join(there.names)}")
+    added: list[pa.Field] = []
+    for column, name in step.columns:
+        if column not in there.names:
+            raise unknown_column(f"{where} in {step.table}", column, there)
+        if name in schema.names or name in [each.name for each in added]:
+            raise InvalidError(
+                f"{where}: there is a column {name!r} already; take it under another name, like "
+                f"{name}_of_{step.table}={column!r}"
+            )
+        added.append(pa.field(name, there.field(column).type))
+    if step.key is not None:
+        Projection([("key", step.key)], schema, key, what=where)
+    return pa.schema([*schema, *added])
+
+
+def _check_timestamp(where: str, name: str, schema: pa.Schema) -> None:
+    if name not in schema.names:
+        raise unknown_column(f"{where}, timestamp", name, schema)
+    kind = schema.field(name).type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_int64(kind)):
+        raise InvalidError(
+            f"{where}: timestamp={name!r} is {kind}; event time is a timestamp, or a long of milliseconds. "
+            f"The columns are {described(schema)}"
+        )
+
+
+def _choice(where: str, name: str, value: object) -> None:
+    allowed = _CHOICES[name]
+    if value not in allowed:
+        raise InvalidError(f"{where}: {name} is {value!r}; choose {', '.join(map(repr, allowed))}")

@@ -1,0 +1,337 @@
+"""The rules of change: what two definitions of one flow differ in, and whether state can follow.
+
+| change | state that is there |
+|---|---|
+| nothing, or the order of flows | goes on |
+| a new flow | starts as its source says |
+| a flow that is no longer said | stays where it is, and is not gone on with |
+| another end (topic, table), another format of values | goes on; from now on |
+| `validate`, `on_bad`, `start`, late table's size, future guard, idle close, a function's code | goes on; from now on |
+| a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
+| aggregates appended after those there are | goes on; windows there are have them for records from now on |
+| any step of a flow that keeps no state | there is none; from now on |
+| anything else | does not fit, or would mean two things at once: refused, with the ways out |
+
+A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.durations import format_duration
+from tidegate.pipeline.definition.fingerprint import Document, without_code
+
+_STATEFUL = ("deduplicate", "aggregate")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference of one flow: what it is, and what it means for results or why it cannot be."""
+
+    flow: str
+    is_compatible: bool
+    what: str
+    means: str
+
+    def __str__(self) -> str:
+        return f"{self.flow}: {self.what}: {self.means}"
+
+
+def differences(name: str, old: Document, new: Document) -> list[Change]:
+    changes = [*_source(name, old, new), *_ends(name, old["sinks"], new["sinks"])]
+    was, now = _plain_steps(old), _plain_steps(new)
+    changes += _validation(name, old["steps"], new["steps"])
+    if not _keeps_state(old) and not _keeps_state(new):
+        if without_code(was) != without_code(now):
+            changes.append(
+                Change(
+                    name,
+                    True,
+                    "its steps changed",
+                    "there is no state; records from the next round on go through the new ones",
+                )
+            )
+    elif [step["step"] for step in was] != [step["step"] for step in now]:
+        said = f"its steps were {_listed(was)} and are {_listed(now)}"
+        changes.append(
+            Change(name, False, said, "state was made by the old ones and would be continued by others")
+        )
+    else:
+        for before, after in zip(was, now, strict=True):
+            changes += _step(name, before, after, _lone_counts(old))
+    if without_code([was, old["sinks"]]) == without_code([now, new["sinks"]]) and was != now:
+        said = "the code of a function changed (or Python did)"
+        changes.append(
+            Change(
+                name,
+                True,
+                said,
+                "records from the next round on go through the new code, earlier results stay",
+            )
+        )
+    return changes
+
+
+def _plain_steps(document: Document) -> list[Document]:
+    return [step for step in document["steps"] if step["step"] != "validate"]
+
+
+def _keeps_state(document: Document) -> bool:
+    return any(step["step"] in _STATEFUL for step in document["steps"])
+
+
+def _source(name: str, old: Document, new: Document) -> list[Change]:
+    was, now = old["source"], new["source"]
+    changes = []
+    for field in ("topic", "windows"):
+        if was[field] != now[field]:
+            means = "offsets and state belong to what was read before"
+            changes.append(
+                Change(name, False, f"its source's {field} was {was[field]} and is {now[field]}", means)
+            )
+    for field in ("key", "value", "timestamp"):
+        if was[field] != now[field]:
+            stateful = _keeps_state(old) or _keeps_state(new)
+            means = (
+                "state was made of the columns of before"
+                if stateful
+                else "records from the next round on are read so"
+            )
+            changes.append(Change(name, not stateful, f"how it reads {field} changed", means))
+    if was["start"] != now["start"]:
+        means = "nothing: only a new flow begins there, this one goes on where it is"
+        changes.append(Change(name, True, f"start was {was['start']} and is {now['start']}", means))
+    if was["on_bad"] != now["on_bad"]:
+        means = "values that cannot be read are treated so from now on"
+        changes.append(Change(name, True, f"on_bad was {was['on_bad']} and is {now['on_bad']}", means))
+    return changes
+
+
+def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    before = next((step["on_fault"] for step in was if step["step"] == "validate"), None)
+    after = next((step["on_fault"] for step in now if step["step"] == "validate"), None)
+    if before == after:
+        return []
+    if before is None:
+        return [Change(name, True, "it validates", "producers are followed from here on, as they are found")]
+    if after is None:
+        return [
+            Change(
+                name, True, "it does not validate any more", "faults of producers are not seen from here on"
+            )
+        ]
+    return [Change(name, True, f"on_fault was {before} and is {after}", "faults are treated so from now on")]
+
+
+def _ends(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    before, after = {_end_name(end): end for end in was}, {_end_name(end): end for end in now}
+    changes = [
+        Change(
+            name,
+            True,
+            f"it also goes to {end}",
+            "changes from now on are sent there; windows of before when they change",
+        )
+        for end in after.keys() - before.keys()
+    ]
+    changes += [
+        Change(name, True, f"it does not go to {end} any more", "what is there stays")
+        for end in before.keys() - after.keys()
+    ]
+    for end in before.keys() & after.keys():
+        old, new = before[end], after[end]
+        if old["step"] != new["step"]:
+            means = "readers of the one would not find the other; give it another name"
+            changes.append(Change(name, False, f"{end} was a {old['step']} and is a {new['step']}", means))
+        elif old != new:
+            fields = [field for field in new if old.get(field) != new[field]]
+            if "partitions" in fields or "key_format" in fields:
+                means = "keys of before and of now would not meet in one table; send it to another topic"
+                changes.append(Change(name, False, f"{' and '.join(fields)} of {end} changed", means))
+            else:
+                means = "records are written so from now on, and those of before stay as they are"
+                changes.append(Change(name, True, f"{' and '.join(fields)} of {end} changed", means))
+    return sorted(changes, key=lambda each: each.what)
+
+
+def _end_name(end: Document) -> str:
+    return str(end["topic"] if end["step"] == "to" else end["name"])
+
+
+def _step(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[Change]:
+    """A step that stands where one of its kind stood, in a flow that keeps state."""
+    if without_code(was) == without_code(now):
+        return []
+    match was["step"]:
+        case "deduplicate":
+            return _dedupe(name, was, now)
+        case "aggregate":
+            return _aggregate(name, was, now, lone)
+        case "key_by" if was["shards"] != now["shards"]:
+            said = f"key_by's shards were {was['shards']} and are {now['shards']}"
+            return [
+                Change(
+                    name,
+                    False,
+                    said,
+                    "each key's state lies in the task that its shard is; the number stays for life",
+                )
+            ]
+    said = f"its {was['step']} changed"
+    return [
+        Change(
+            name,
+            False,
+            said,
+            "state was made of records chosen or made by the old one; results would mean two things",
+        )
+    ]
+
+
+def _dedupe(name: str, was: Document, now: Document) -> list[Change]:
+    changes = []
+    if was["columns"] != now["columns"]:
+        said = f"deduplicate was by {was['columns']} and is by {now['columns']}"
+        changes.append(Change(name, False, said, "the ids that are kept are of the old columns"))
+    for field in ("within_ms", "grace_ms"):
+        means = "copies are looked for as far back as ids were kept, and so far once that time has passed"
+        changes += _length(name, "deduplicate's", field, was, now, means)
+    for field in ("late", "refresh"):
+        if was[field] != now[field]:
+            said = f"deduplicate's {field} was {was[field]} and is {now[field]}"
+            changes.append(Change(name, True, said, "records are judged so from now on"))
+    return changes + _late(name, was, now)
+
+
+def _aggregate(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[Change]:
+    changes = []
+    old, new = dict(was["kind"]), dict(now["kind"])
+    for field in ("grace_ms", "retention_ms"):
+        if field in old and field in new and old["kind"] == new["kind"]:
+            means = "windows that are still kept stay open or readable longer; what was dropped stays dropped"
+            changes += _length(name, "the window's", field, old, new, means)
+        old.pop(field, None), new.pop(field, None)
+    if old != new:
+        said = f"the window was {_window(old)} and is {_window(new)}"
+        changes.append(Change(name, False, said, "the windows that are kept have other bounds"))
+    changes += _columns(name, was["aggregates"], now["aggregates"], lone)
+    if was["emit"] != now["emit"]:
+        said = f"emit was {was['emit']} and is {now['emit']}"
+        changes.append(
+            Change(name, False, said, "which windows were sent as final is not known for the other one")
+        )
+    for field in ("future", "idle_close_ms"):
+        if was[field] != now[field]:
+            changes.append(
+                Change(
+                    name, True, f"{field.removesuffix('_ms')} changed", "records are judged so from now on"
+                )
+            )
+    return changes + _late(name, was, now)
+
+
+def _columns(
+    name: str, was: Sequence[Document], now: Sequence[Document], lone: Sequence[str]
+) -> list[Change]:
+    """What became of the aggregates; `lone` are topics whose values are told by there being only a count."""
+    old, new = {each["name"]: each for each in was}, {each["name"]: each for each in now}
+    if without_code(list(was)) == without_code(list(now)):
+        return []
+    if without_code(list(was)) == without_code(list(now[: len(was)])):
+        return [_appended(name, each, lone) for each in now[len(was) :]]
+    changes = [
+        Change(
+            name,
+            False,
+            f"aggregate {added} is new",
+            "those there were changed too, or do not come first; append new ones at the end",
+        )
+        for added in new.keys() - old.keys()
+    ]
+    changes += [
+        Change(name, False, f"aggregate {gone} is not there any more", "states are stored whole, with it")
+        for gone in old.keys() - new.keys()
+    ]
+    changes += [
+        Change(name, False, f"aggregate {each} is made otherwise", "its state was made the old way")
+        for each in old.keys() & new.keys()
+        if without_code(old[each]) != without_code(new[each])
+    ]
+    if not changes:
+        changes.append(
+            Change(name, False, "aggregates stand in another order", "states are stored in the old one")
+        )
+    return sorted(changes, key=lambda each: each.what)
+
+
+def _appended(name: str, added: Document, lone: Sequence[str]) -> Change:
+    said = f"aggregate {added['name']} is new"
+    if added["kind"] == "reduce":
+        return Change(
+            name, False, said, "only its own functions know its state of no record; a replay makes it"
+        )
+    if lone:
+        means = (
+            f"values of {', '.join(lone)} are 8-byte counts, and would become JSON; send the new results to another "
+            "topic"
+        )
+        return Change(name, False, said, means)
+    return Change(name, True, said, "windows there are have it for records from now on, new ones for all")
+
+
+def _lone_counts(document: Document) -> list[str]:
+    """Topics with values of 8 bytes, because a count is all there is."""
+    last = document["steps"][-1] if document["steps"] else None
+    if last is None or last["step"] != "aggregate" or len(last["aggregates"]) != 1:
+        return []
+    only = last["aggregates"][0]
+    if only["kind"] != "count" or only["columns"]:
+        return []
+    return [end["topic"] for end in document["sinks"] if end["step"] == "to" and end["value"] is None]
+
+
+def _late(name: str, was: Document, now: Document) -> list[Change]:
+    before, after = was["keep_late"], now["keep_late"]
+    if before == after:
+        return []
+    if before is None:
+        return [Change(name, True, "late records are kept", "from now on")]
+    if after is None:
+        return [
+            Change(name, True, "late records are not kept any more", "those of before are not gone on with")
+        ]
+    return [Change(name, True, "how long and how many late records are kept changed", "from now on")]
+
+
+def _length(name: str, whose: str, field: str, was: Document, now: Document, means: str) -> list[Change]:
+    """A length of time: longer is fine, shorter would drop what others still rely on."""
+    before, after = was[field], now[field]
+    if before == after:
+        return []
+    said = (
+        f"{whose} {field.removesuffix('_ms')} was {format_duration(before)} and is {format_duration(after)}"
+    )
+    if after > before:
+        return [Change(name, True, said, means)]
+    return [
+        Change(
+            name, False, said, "a shorter one would drop what can still be read, or close what is still open"
+        )
+    ]
+
+
+def _listed(steps: Sequence[Document]) -> str:
+    return ", ".join(step["step"] for step in steps) or "none"
+
+
+def _window(kind: Document) -> str:
+    name, lengths = kind["kind"], {field: value for field, value in kind.items() if field != "kind"}
+    if name == "hopping" and lengths["size_ms"] == lengths["advance_ms"]:
+        name = "tumbling"
+        del lengths["advance_ms"]
+    said = [f"{field.removesuffix('_ms')} {format_duration(value)}" for field, value in lengths.items()]
+    return f"{name} ({', '.join(said)})"

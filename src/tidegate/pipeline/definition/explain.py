@@ -1,0 +1,272 @@
+"""The plan of an app in words: what is read, what happens to it in how many tasks and why, where each record ends
+up, and what the state will take.
+
+Thread rule: pure functions, but for the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidegate.durations import format_duration, format_size
+from tidegate.log.access.connect import is_kafka
+from tidegate.pipeline.definition.checking import Shape, rekeying
+from tidegate.pipeline.definition.expressions import shown
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.inferring import described
+from tidegate.pipeline.definition.sampling import Sample, sample_flow
+from tidegate.pipeline.definition.sizing import ASSUMED, StateSize, state_sizes
+from tidegate.pipeline.definition.steps import (
+    Aggregate,
+    Dedupe,
+    Filter,
+    KeyBy,
+    Lookup,
+    Map,
+    Select,
+    Source,
+    Step,
+    To,
+    Validate,
+)
+from tidegate.storage import StorageConfig
+from tidegate.windows.aggregates.definitions import AggregateDefinition
+from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
+from tidegate.windows.operators.windows import Emit
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.definition.app import App
+
+_BAD = {
+    "fail": "their partition stops there, and says how to resume",
+    "skip": "left out and counted",
+    "keep": "left out, kept as dead letters",
+}
+_FAULTS = {
+    "warn": "counted and told, records go on",
+    "stop": "their partition stops there, and says how to resume",
+    "quarantine": "the records of that producer are left out and counted",
+}
+
+
+def explain_app(app: App, *, sample: bool | None) -> str:
+    """All flows, with sizes; `sample` None looks at an embedded log only."""
+    looks = (not is_kafka(app.log)) if sample is None else sample
+    lines = [f"App {app.name}", f"  log    {app.log}", f"  state  {app.state}"]
+    if not app.flows:
+        lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
+    for flow in app.flows:
+        found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
+        lines += ["", *_flow_lines(flow, found, app.storage)]
+    return "\n".join(lines)
+
+
+def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
+    """A stream that may not have an end yet."""
+    lines = [f"Stream {source.topic}", *_step_lines(source, steps, shape.schemas)]
+    lines.append(f"  plan   {rekeying(source, steps)[1]}")
+    return "\n".join(lines)
+
+
+def _flow_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iterator[str]:
+    yield f"Flow {flow.name}"
+    yield from _step_lines(flow.source, flow.steps, flow.schemas)
+    for sink in flow.sinks:
+        yield f"    → {_sink(flow, sink)}"
+    yield f"  plan   {flow.why}"
+    yield f"  tasks  {_tasks(flow, found)}"
+    yield "  where each record goes"
+    for what, where in _fates(flow):
+        yield f"    {what:<24} {where}"
+    if flow.is_stateful:
+        yield from _size_lines(flow, found, storage)
+
+
+# ── source, steps, sinks ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -> Iterator[str]:
+    value = "bytes" if source.value is None else source.value.name
+    time = "the record's timestamp" if source.timestamp is None else f"column {source.timestamp}"
+    yield f"    {source.topic} from {source.start}: key {source.key.name}, value {value}, time is {time}"
+    yield f"      {described(schemas[0])}"
+    for step, before, after in zip(steps, schemas[:-1], schemas[1:], strict=True):
+        yield f"    → {_step(step)}"
+        if after != before:
+            yield f"      {described(after)}"
+
+
+def _step(step: Step) -> str:
+    match step:
+        case Validate():
+            return f"validate: producers' numbering and checksums; on a fault: {step.on_fault}"
+        case Filter():
+            return f"filter {shown(step.condition)}"
+        case Select():
+            columns = [
+                name if name == shown(expression) else f"{name} = {shown(expression)}"
+                for name, expression in step.columns
+            ]
+            return f"select {', '.join(columns)}"
+        case Map():
+            return f"map {shown(step.function)}"
+        case KeyBy():
+            return f"key_by {shown(step.expression)} as {step.serde.name}"
+        case Dedupe():
+            rule = step.rule
+            return (
+                f"deduplicate by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
+                f"grace {format_duration(rule.grace_ms)}"
+            )
+        case Aggregate():
+            aggregates = ", ".join(map(_aggregate, step.aggregates))
+            when = "on update, once a round" if step.emit is Emit.UPDATE else "on close, once"
+            return f"window {_kind(step.kind)}: {aggregates}; sent {when}"
+        case Lookup():
+            columns = [column if column == name else f"{column} as {name}" for column, name in step.columns]
+            missing = "left out" if step.required else "null"
+            by = shown(step.key or "key")
+            return f"lookup {', '.join(columns)} in {step.table} by {by}; {missing} where there is none"
+
+
+def _kind(kind: Any) -> str:
+    match kind:
+        case Unlimited():
+            return "unlimited"
+        case Tumbling():
+            said = f"tumbling {format_duration(kind.size_ms)}"
+        case Hopping():
+            said = f"hopping {format_duration(kind.size_ms)} every {format_duration(kind.advance_ms)}"
+        case Sliding():
+            said = f"sliding {format_duration(kind.difference_ms)}"
+        case Session():
+            said = f"session with gaps up to {format_duration(kind.gap_ms)}"
+    return f"{said}, grace {format_duration(kind.grace_ms)}, kept {format_duration(kind.retention_ms)}"
+
+
+def _aggregate(each: AggregateDefinition) -> str:
+    return f"{each.name} = {each.kind}({', '.join(each.columns)})"
+
+
+def _sink(flow: Flow, sink: Any) -> str:
+    if not isinstance(sink, To):
+        return f"table {sink.name}: the committed windows themselves, no topic"
+    what = "a windowed changelog" if flow.result == "windows" else "plain records"
+    numbered = "numbered and check-summed" if sink.integrity else "without numbering"
+    parts = "a partition for each task" if sink.partitions is None else f"{sink.partitions} partitions"
+    return f"topic {sink.topic}: {what}, value {flow.value_format(sink)!r}, {numbered}, {parts}"
+
+
+# ── tasks and fates ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tasks(flow: Flow, found: Sample | str) -> str:
+    if flow.shards is not None:
+        return f"{flow.shards}, a shard of the new keys each; the number stays for the app's life"
+    if isinstance(found, Sample):
+        return f"{flow.tasks(found.partitions)}, one for each partition of {flow.source.topic}"
+    return f"one for each partition of {flow.source.topic}"
+
+
+def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
+    """What becomes of every kind of record, in the order it is decided."""
+    validate = next((step for step in flow.steps if isinstance(step, Validate)), None)
+    if validate is not None:
+        yield "producer's fault", _FAULTS[validate.on_fault]
+    if flow.source.value is not None or flow.source.windows is not None:
+        yield "cannot be read", _BAD[flow.source.on_bad]
+        yield "no value (a deletion)", "left out"
+    if any(isinstance(step, Filter) for step in flow.steps):
+        yield "filtered", "left out"
+    for step in flow.steps:
+        if isinstance(step, Dedupe):
+            yield "copy of an event", "left out and counted"
+            if step.rule.late == "forward":
+                yield "too late to tell a copy", "goes on"
+            else:
+                yield "too late to tell a copy", f"left out, {_kept_late(step)}"
+            yield "no id", "goes on"
+    if flow.window is not None:
+        yield from _window_fates(flow.window)
+    ends = ", ".join(
+        f"topic {sink.topic}" if isinstance(sink, To) else f"table {sink.name}" for sink in flow.sinks
+    )
+    yield (
+        "all others",
+        (f"into their windows, results to {ends}" if flow.window is not None else f"to {ends}"),
+    )
+
+
+def _window_fates(window: Aggregate) -> Iterator[tuple[str, str]]:
+    yield "no key", "left out and counted"
+    if not isinstance(window.kind, Unlimited):
+        yield "its window is final", f"left out, {_kept_late(window)}"
+    if window.future is not None:
+        ahead = format_duration(window.future.ahead_ms)
+        fate = {
+            "late": f"left out, {_kept_late(window)}",
+            "keep": "into their windows",
+            "drop": "left out and counted",
+        }[window.future.policy]
+        yield f"clock > {ahead} ahead", f"{fate}; they close nobody's windows"
+
+
+def _kept_late(step: Dedupe | Aggregate) -> str:
+    if step.late is None:
+        return "counted"
+    kept, size = format_duration(step.late.retention_ms), format_size(step.late.max_bytes)
+    return f"kept in the late table ({kept}, {size} a task), then counted"
+
+
+# ── sizes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _size_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iterator[str]:
+    sample = found if isinstance(found, Sample) else None
+    yield "  expected state, all tasks together"
+    if sample is not None:
+        yield (
+            f"    from the newest {format_duration(sample.span_ms)} of {flow.source.topic}: "
+            f"{sample.records:,} records read, {sample.records_per_second:,.0f}/s and {sample.keys:,} keys "
+            "after the steps before state"
+        )
+    else:
+        yield (
+            f"    {found}; assuming {ASSUMED.records_per_second:,.0f} records/s and {ASSUMED.keys:,} keys of "
+            f"{ASSUMED.key_bytes:.0f} bytes. It grows in proportion."
+        )
+    sizes = state_sizes(flow, sample)
+    for size in sizes:
+        yield (
+            f"    {size.operator:<13} {_rows(size.rows)} rows × {size.row_bytes} B = {format_size(size.size)}   "
+            f"{size.formula}"
+        )
+        if size.late_bytes:
+            yield f"    {size.operator + '.late':<13} at most {format_size(size.late_bytes)} a task"
+    yield from _budget_lines(flow, sizes, storage)
+
+
+def _budget_lines(flow: Flow, sizes: Sequence[StateSize], storage: StorageConfig) -> Iterator[str]:
+    total = sum(size.size for size in sizes)
+    limit = storage.backlog_limit_bytes
+    yield (
+        f"  budget of a worker process: {format_size(limit)} of state on disk (backlog_limit_bytes), "
+        f"{format_size(storage.worker_total_bytes)} of memory (worker_total_bytes)"
+    )
+    if total > limit:
+        yield (
+            f"    {format_size(total)} do not fit one process: use more workers, raise backlog_limit_bytes, "
+            "or shorten the retention; over it, reading slows down and then stops with OverloadError"
+        )
+    else:
+        per_row = total / max(1.0, sum(size.rows for size in sizes))
+        times = limit / max(total, 1)
+        yield f"    holds {_rows(limit / max(per_row, 1.0))} such rows: {times:,.0f} times what is expected"
+
+
+def _rows(rows: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if rows >= size:
+            return f"{rows / size:.3g} {unit}"
+    return f"{rows:.0f}"

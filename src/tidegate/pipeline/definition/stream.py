@@ -1,0 +1,306 @@
+"""Streams: what shall happen to the records of a topic, said step by step.
+
+A stream is an immutable value: every call answers a new one and leaves the old as it was, so a stream can be the
+start of several. Each call is checked against the columns there are at that point, before anything runs.
+
+`.to(topic)` and `.table(name)` are the ends: they add what was said so far to the app, as a flow. Several ends of
+one stream belong to one flow, whose work is done once; flows share no work with each other.
+
+Thread rule: values; ends change their app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError
+from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
+from tidegate.pipeline.definition.expressions import Projection, shown
+from tidegate.pipeline.definition.inferring import described, key_serde_for
+from tidegate.pipeline.definition.steps import (
+    Aggregate,
+    ArrowFunction,
+    AsTable,
+    Dedupe,
+    Expression,
+    Filter,
+    KeyBy,
+    Lookup,
+    Map,
+    OnFault,
+    Select,
+    Source,
+    Step,
+    To,
+    Validate,
+    WindowKind,
+)
+from tidegate.tables.serdes.plain import Serde
+from tidegate.windows.aggregates.definitions import AggregateDefinition
+from tidegate.windows.aggregates.definitions import count as count_records
+from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.windows import Emit, FutureGuard
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.definition.app import App
+
+DEFAULT_SHARDS = 8
+KEEP_LATE = LateSettings()
+GUARD = FutureGuard()
+ALL_COLUMNS = "*"
+
+
+class Stream:
+    """Records of one topic and the steps they go through."""
+
+    __slots__ = ("_app", "_shape", "_source", "_steps")
+
+    def __init__(
+        self, app: App, source: Source, steps: tuple[Step, ...] = (), shape: Shape | None = None
+    ) -> None:
+        self._app, self._source, self._steps = app, source, steps
+        self._shape = source_shape(source) if shape is None else shape
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return self._steps
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns there are at this point."""
+        return self._shape.schemas[-1]
+
+    @property
+    def key(self) -> Serde[Any]:
+        """How keys are read at this point."""
+        return self._shape.key_serdes[-1]
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def validate(self, on_fault: OnFault = "warn") -> Stream:
+        """Follow how producers numbered and check-summed their records; it comes first.
+
+        `"warn"` counts faults and goes on, `"stop"` stops the partition with a fault, `"quarantine"` leaves records
+        of the faulty producer out.
+        """
+        return self._then(Validate(on_fault))
+
+    def filter(self, condition: Expression) -> Stream:
+        """Only records for which the condition is true: `filter("amount > 0")`; null is not true."""
+        return self._then(Filter(condition))
+
+    def select(self, *columns: str, **expressions: Expression) -> Stream:
+        """These columns and no others: `select("order_id", total="amount * 1.19")`; `"*"` stands for all there
+        are."""
+        chosen: list[tuple[str, Expression]] = []
+        for name in columns:
+            if not isinstance(name, str):
+                raise TypeError(
+                    f"select takes names of columns, and expressions under a name: {name!r} has none"
+                )
+            chosen += [(each, each) for each in self.schema.names] if name == ALL_COLUMNS else [(name, name)]
+        chosen = [each for each in chosen if each[0] not in expressions]  # a column that is computed anew
+        return self._then(Select((*chosen, *expressions.items())))
+
+    def map(self, function: ArrowFunction, schema: pa.Schema) -> Stream:
+        """A function from record batch to record batch with the same rows, and the columns it gives."""
+        if not isinstance(schema, pa.Schema):
+            raise TypeError(f"map needs the schema of what it gives as a pyarrow.Schema, not {schema!r}")
+        return self._then(Map(function, schema))
+
+    def key_by(
+        self, expression: Expression, serde: Serde[Any] | None = None, *, shards: int = DEFAULT_SHARDS
+    ) -> Stream:
+        """Another key: a column or an expression. State after it is kept by that key, in `shards` tasks.
+
+        The number of shards stays for the app's life, whatever engine runs it and with how many processes.
+        """
+        if serde is None:
+            what = f"stream {self._source.topic}, key_by"
+            kind = Projection([("key", expression)], self.schema, self.key, what=what).schema.field(0).type
+            serde = key_serde_for(kind, f"{what}: {shown(expression)}")
+        return self._then(KeyBy(expression, serde, shards))
+
+    def deduplicate(
+        self,
+        columns: str | Sequence[str],
+        within: DurationLike,
+        *,
+        grace: DurationLike | None = None,
+        late: Literal["drop", "forward"] = "drop",
+        refresh: bool = False,
+        keep_late: LateSettings | None = KEEP_LATE,
+    ) -> Stream:
+        """Of records with one key and the same values in these columns, only the first within that much event time.
+
+        A record more than `grace` (default: `within`) behind stream time cannot be told from a copy: `late` says
+        what becomes of it; dropped ones can be read in the late table. `refresh` counts the time from the last copy
+        on.
+        """
+        rule = Deduplicate(columns, within, grace=grace, late=late, refresh=refresh)
+        return self._then(Dedupe(rule, keep_late if late == "drop" else None))
+
+    def window(self, kind: WindowKind) -> WindowedStream:
+        """Windows of a kind; go on with `aggregate` or `count`."""
+        return WindowedStream(self, kind)
+
+    def lookup(
+        self,
+        table: str,
+        *columns: str,
+        value: Serde[Any],
+        key: Expression | None = None,
+        required: bool = False,
+        **renamed: str,
+    ) -> Stream:
+        """Columns of the row a table has for the stream's key (or for `key`), null where it has none.
+
+        `value` is how the table's values are read; `lookup("customers", "name", town="city", value=Json(…))` takes
+        `city` under the name `town`. `required` leaves records without a row out.
+        """
+        wanted = [(name, name) for name in columns] + [(column, name) for name, column in renamed.items()]
+        return self._then(Lookup(table, value, tuple(wanted), key, required))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def to(
+        self,
+        topic: str,
+        *,
+        key_format: Literal["changelog", "topic"] = "changelog",
+        value: Serde[Any] | None = None,
+        integrity: bool = True,
+        partitions: int | None = None,
+    ) -> Stream:
+        """Send the results to a topic: of windows a windowed changelog as Kafka Streams writes it, else plain
+        records.
+
+        Values are JSON in declared order, a lone `count()` an 8-byte long, or what `value` writes. `key_format` is
+        how windows stand in keys. `integrity=False` leaves out the numbering for topics that foreign programs
+        validate themselves.
+        """
+        self._app._add(self, To(topic, key_format, value, integrity, partitions))
+        return self
+
+    def table(self, name: str) -> Stream:
+        """Keep the windows as a table of this name, readable with `app.read(name)`; no topic is written for it."""
+        self._app._add(self, AsTable(name))
+        return self
+
+    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def explain(self) -> str:
+        """The plan of this stream in words; `app.explain()` has that of all flows, with sizes."""
+        from tidegate.pipeline.definition.explain import explain_steps
+
+        return explain_steps(self._source, self._steps, self._shape)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Stream)
+            and self._app is other._app
+            and (self._source, self._steps) == (other._source, other._steps)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._source, self._steps))
+
+    def __repr__(self) -> str:
+        return f"<Stream {self._source.topic}, {len(self._steps)} steps: {described(self.schema)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.explain())}</pre>"
+
+    def _then(self, step: Step) -> Stream:
+        shape = check_step(self._source, self._steps, step, self._shape)
+        return Stream(self._app, self._source, (*self._steps, step), shape)
+
+
+class WindowedStream:
+    """Windows that nothing was made of yet: say what, with `aggregate` or `count`."""
+
+    __slots__ = ("_kind", "_stream")
+
+    def __init__(self, stream: Stream, kind: WindowKind) -> None:
+        self._stream, self._kind = stream, kind
+
+    def aggregate(
+        self,
+        *unnamed: AggregateDefinition,
+        emit: Emit | Literal["update", "close"] = Emit.UPDATE,
+        late: LateSettings | None = KEEP_LATE,
+        future: FutureGuard | None = GUARD,
+        idle_close: DurationLike | None = None,
+        **aggregates: AggregateDefinition,
+    ) -> Stream:
+        """What to make of a window's records: `aggregate(orders=count(), revenue=sum("amount"))`.
+
+        `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
+        come after that are kept as `late` says. `future` keeps records from clocks that run ahead from closing
+        windows for all others. After `idle_close` without records a silent partition is not waited for any more.
+        """
+        given = [*unnamed]
+        for name, each in aggregates.items():
+            if not isinstance(each, AggregateDefinition):
+                raise TypeError(
+                    f"{name}={each!r} is no aggregate; write {name}=count(), {name}=sum('amount') and the like"
+                )
+            given.append(each.named(name))
+        if late is None and future is GUARD:
+            future = FutureGuard(policy="keep")
+        step = Aggregate(
+            self._kind,
+            tuple(given),
+            _emit(emit),
+            late,
+            future,
+            None if idle_close is None else duration_ms(idle_close),
+        )
+        return self._stream._then(step)
+
+    def count(self, name: str = "count", **settings: Any) -> Stream:
+        """How many records each window has; `settings` are those of `aggregate`."""
+        return self.aggregate(count_records().named(name), **settings)
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream {self._stream.source.topic}, {self._kind!r}: nothing is made of it yet>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NEEDS_AGGREGATE:
+            raise InvalidError(
+                f"windows of {self._stream.source.topic} have no result yet: say what to make of them before "
+                f".{name}(…), like .aggregate(orders=count())"
+            )
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+
+_NEEDS_AGGREGATE = (
+    "to",
+    "table",
+    "filter",
+    "select",
+    "map",
+    "key_by",
+    "deduplicate",
+    "lookup",
+    "window",
+    "explain",
+    "schema",
+)
+
+
+def _emit(emit: Emit | str) -> Emit:
+    try:
+        return Emit(emit)
+    except ValueError:
+        raise InvalidError(f"emit is {emit!r}; choose 'update' or 'close'") from None

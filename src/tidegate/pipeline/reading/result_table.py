@@ -1,0 +1,285 @@
+"""A flow's windows as a table that any process can read while the app goes on: the state itself, without a copy.
+
+What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them; a later question may see
+a later commit. Bounds are on the window's start (a session's end), both ends inclusive. What retention has dropped is
+not there.
+
+    with app.read("orders-per-minute") as table:
+        table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
+        table.to_pandas()
+
+Thread rule: from any thread; `close` when nobody asks any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.durations import MomentLike, moment_ms
+from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.pipeline.definition.changes import as_recorded
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.reading.late import dead_letters, late_rows
+from tidegate.pipeline.reading.rows import ResultRows, result_schema, typed_rows
+from tidegate.pipeline.reading.snapshot import FlowSnapshot
+from tidegate.pipeline.rounds.records import CommitRecord, Records
+from tidegate.pipeline.tasks.chain import WindowOperators
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.windows.kinds import LATEST, Sliding
+from tidegate.windows.operators.dedupe import DedupeOperator
+from tidegate.windows.operators.shapes import WindowRows
+
+Answer = TypeVar("Answer")
+LOOK_AGAIN_MS: Final = 100
+TRIES: Final = 4
+
+
+class ResultTable:
+    """The windows of one flow, as the app's last commit has them, or one certain commit."""
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        app: str,
+        flow: Flow,
+        *,
+        round: int | None = None,
+        clock: Clock | None = None,
+        owns_backend: bool = True,
+    ) -> None:
+        if flow.window is None:
+            raise InvalidError(f"flow {flow.name} has no windows; read its topic instead")
+        self.flow, self._kind = flow, flow.window.kind
+        self._backend, self._app, self._round = backend, app, round
+        self._records = Records(backend, app)
+        self._clock = clock or SystemClock()
+        self._owns_backend = owns_backend
+        self._lock = threading.RLock()
+        self._shown: FlowSnapshot | None = None
+        self._looked_ms: int | None = None
+        self._closed = False
+
+    def __enter__(self) -> ResultTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ResultTable({self.flow.name!r} of app {self._app!r})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return (
+            f"<p><b>{escape(self.flow.name)}</b>, a table of app {escape(self._app)}, round {self.round}</p>"
+        )
+
+    @property
+    def name(self) -> str:
+        return self.flow.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return result_schema(self.flow)
+
+    @property
+    def commit(self) -> CommitRecord:
+        """The commit that a question asked now is answered from."""
+        return self._read(lambda shown: shown.commit)
+
+    @property
+    def round(self) -> int:
+        return self.commit.round
+
+    def refresh(self) -> int:
+        """Look for a newer commit now, instead of at most ten times a second; the round that is shown then."""
+        with self._lock:
+            self._check_open()
+            return self._refreshed(force=True).commit.round
+
+    @property
+    def position(self) -> dict[int, int]:
+        """What has been seen: source partition → the offset after it."""
+        return {
+            line.partition: line.next_offset for line in self.commit.sources if line.flow == self.flow.name
+        }
+
+    # -- questions -------------------------------------------------------------------------------
+
+    def fetch(self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
+        """One key's windows that start in [from, to]."""
+        return self.fetch_many([key], start_from, start_to)
+
+    def fetch_many(
+        self, keys: Sequence[Any], start_from: MomentLike = 0, start_to: MomentLike = LATEST
+    ) -> ResultRows:
+        """Many keys' windows that start in [from, to], in one go."""
+        encoded = pa.array([self._key(key) for key in keys], pa.binary()).unique()
+        first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
+        return self._rows(
+            first, last, lambda operator, first, last: operator.windows_of(encoded, first, last)
+        )
+
+    def get(self, key: Any, start: MomentLike) -> dict[str, Any] | None:
+        """The aggregates of the window that starts there; None when there is none."""
+        moment = moment_ms(start)
+        found = self.fetch(key, moment, moment)
+        return found[0].value if len(found) else None
+
+    def fetch_all(self, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
+        """All keys' windows that start in [from, to]."""
+        first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
+        return self._rows(first, last, lambda operator, first, last: operator.windows(first, last))
+
+    def all(self) -> ResultRows:
+        """Everything; for large tables `batches` needs less memory."""
+        return self.fetch_all()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Everything as Arrow batches, task by task, in no promised order."""
+        for number in self._read(lambda shown: shown.tasks):
+            found = self._read(lambda shown, number=number: _windows(shown, number).windows())  # type: ignore[misc]
+            yield from typed_rows(found, self.flow).to_batches(max_chunksize=1 << 16)
+
+    def to_arrow(self) -> pa.Table:
+        return self.all().to_arrow()
+
+    def to_pandas(self) -> Any:
+        return self.all().to_pandas()
+
+    def to_polars(self) -> Any:
+        return self.all().to_polars()
+
+    def to_spark(self, spark: Any) -> Any:
+        """A DataFrame of all windows as they are now."""
+        return spark.createDataFrame(self.to_arrow())
+
+    def sql(self, query: str) -> pa.Table:
+        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
+        from tidegate.tables.queries.sql import ask
+
+        return ask(query, self.schema, self.batches())
+
+    def export(self, path: str | Path) -> int:
+        """Write all rows into a Parquet file, complete or not at all; how many there were."""
+        from tidegate.tables.queries.export import write_parquet
+
+        return write_parquet(Path(path), self.schema, self.batches())
+
+    def late(self) -> pa.Table:
+        """Records that came too late, or from the future: whole, with which window did not take them and why."""
+        return self._read(late_rows)
+
+    def dead_letters(self) -> pa.Table:
+        """Records whose value could not be read, with the reason."""
+        return self._read(
+            lambda shown: dead_letters(self._backend, self._records, shown.commit, self.flow.name)
+        )
+
+    def as_of(self, round: int) -> ResultTable:
+        """The same table as another commit left it; the last ten are kept."""
+        self._check_open()
+        past = ResultTable(
+            self._backend, self._app, self.flow, round=round, clock=self._clock, owns_backend=False
+        )
+        past._read(lambda shown: shown.commit)
+        return past
+
+    def rounds(self) -> list[int]:
+        """The commits that `as_of` reaches."""
+        self._check_open()
+        return list(self._records.rounds())
+
+    def close(self) -> None:
+        """Let everything go; fine to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._shown is not None:
+            self._shown.close()
+        if self._owns_backend:
+            self._backend.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _rows(
+        self, first: int, last: int, look: Callable[[WindowOperators, int, int], WindowRows]
+    ) -> ResultRows:
+        if isinstance(self._kind, Sliding):  # the operator counts by ends, which lie a window's width behind
+            first, last = (min(bound, LATEST - self._kind.difference_ms) for bound in (first, last))
+            first, last = first + self._kind.difference_ms, last + self._kind.difference_ms
+        found = self._read(
+            lambda shown: [look(_windows(shown, number), first, last) for number in shown.tasks]
+        )
+        tables = [typed_rows(rows, self.flow) for rows in found if len(rows)]
+        table = pa.concat_tables(tables).combine_chunks() if tables else self.schema.empty_table()
+        if table.num_rows > 1:
+            keys = [(name, "ascending") for name in ("key", "window_start", "window_end")]
+            table = table.take(pc.sort_indices(table, sort_keys=keys))
+        return ResultRows(table, self.flow)
+
+    def _key(self, key: Any) -> bytes:
+        raw = self.flow.key_serde.encode(key)
+        if raw is None:
+            raise TypeError("a query needs a key; None is none")
+        return raw
+
+    def _read(self, look: Callable[[FlowSnapshot], Answer]) -> Answer:
+        self._check_open()
+        with self._lock:
+            for attempt in range(TRIES):
+                shown = self._refreshed(force=attempt > 0)
+                try:
+                    return look(shown)
+                except CorruptError:
+                    # The app has gone on and let go what this commit needs: look at a newer one, if there is.
+                    if self._round is not None or self._newest() == shown.commit.round:
+                        raise
+        raise UnavailableError(f"app {self._app} commits faster than {self.flow.name} can be read; try again")
+
+    def _refreshed(self, *, force: bool) -> FlowSnapshot:
+        now_ms = self._clock.monotonic_ms()
+        fresh = self._looked_ms is not None and now_ms - self._looked_ms < LOOK_AGAIN_MS
+        if self._shown is not None and (self._round is not None or (fresh and not force)):
+            return self._shown
+        self._looked_ms = now_ms
+        number = self._newest() if self._round is None else self._round
+        if self._shown is None:
+            commit = self._records.read_commit(number)[0]
+            flow = self._as_recorded(commit)
+            self._shown = FlowSnapshot(self._backend, self._app, flow, commit, clock=self._clock)
+        elif self._shown.commit.round != number:
+            self._shown.show(self._records.read_commit(number)[0])
+        return self._shown
+
+    def _as_recorded(self, commit: CommitRecord) -> Flow:
+        """The flow with its stores laid out as they were when the commit was made."""
+        found = self._records.load_app()
+        lines = () if found is None else found[0].definitions.get(commit.definition, ())
+        line = next((each for each in lines if each.name == self.flow.name), None)
+        return self.flow if line is None else as_recorded(self.flow, line.description)
+
+    def _newest(self) -> int:
+        known = list(self._records.rounds())
+        if not known:
+            raise UnavailableError(f"app {self._app} has no commit yet; run it, or wait for its first round")
+        return known[-1]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidError(f"table {self.flow.name} is closed; open it again")
+
+
+def _windows(shown: FlowSnapshot, task: int) -> WindowOperators:
+    operator = shown.chain(task).operators[-1]
+    if isinstance(operator, DedupeOperator):
+        raise InvalidError(f"flow {shown.flow.name} has no windows; read its topic instead")
+    return operator

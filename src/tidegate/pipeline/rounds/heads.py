@@ -1,0 +1,82 @@
+"""How far the log goes: the first and the end offset of every partition, as a reader of committed records sees them.
+
+Thread rule: one master, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tidegate.errors import InvalidError
+from tidegate.log.access.embedded import Log
+from tidegate.log.access.partition_view import PartitionView
+from tidegate.log.kafka.log import KafkaLog
+
+
+class Head(NamedTuple):
+    """Offsets from `start` up to `end` can be read."""
+
+    start: int
+    end: int
+
+
+class Heads:
+    """Looks at the partitions of an embedded or a Kafka log."""
+
+    def __init__(self, log: Log | KafkaLog) -> None:
+        self._log = log
+        self._views: dict[tuple[str, int], PartitionView] = {}
+
+    def close(self) -> None:
+        self._views.clear()
+
+    def look(self, topics: Mapping[str, int]) -> dict[str, dict[int, Head]]:
+        """The heads of so many partitions of each topic."""
+        return {topic: self.of(topic, partitions) for topic, partitions in topics.items()}
+
+    def of(self, topic: str, partitions: int) -> dict[int, Head]:
+        if isinstance(self._log, Log):
+            return {number: self._embedded(topic, number) for number in range(partitions)}
+        found = self._log.bounds(topic, range(partitions), isolation="read_committed")
+        return {number: Head(*bounds) for number, bounds in found.items()}
+
+    def partitions(self, topic: str) -> int | None:
+        """How many partitions a topic has; None when there is no such topic."""
+        return self._log.partition_counts().get(topic)
+
+    def require(self, topic: str, app: str) -> int:
+        """The number of partitions of a topic the app reads; it must exist."""
+        found = self.partitions(topic)
+        if found is None:
+            raise InvalidError(
+                f"app {app} reads topic {topic}, which does not exist; create it first "
+                f"(`tidegate topic create {topic} --partitions N`) or write to it",
+                kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
+            )
+        return found
+
+    def bytes_per_record(self, topic: str, partitions: int) -> float | None:
+        """About how large a record is in the log; None where that cannot be told cheaply."""
+        if not isinstance(self._log, Log):
+            return None
+        size = records = 0
+        for number in range(partitions):
+            view = self._view(topic, number)
+            bounds = view.bounds()
+            size += sum(each for _, each in view.segment_sizes())
+            records += bounds.high_watermark - bounds.log_start
+        return size / records if records else None
+
+    def _embedded(self, topic: str, partition: int) -> Head:
+        view = self._view(topic, partition)
+        bounds = view.bounds()
+        return Head(bounds.log_start, min(bounds.high_watermark, view.last_stable(bounds)))
+
+    def _view(self, topic: str, partition: int) -> PartitionView:
+        view = self._views.get((topic, partition))
+        if view is None:
+            if not isinstance(self._log, Log):
+                raise InvalidError("only an embedded log has views")
+            view = self._views[topic, partition] = self._log.view(topic, partition)
+        return view

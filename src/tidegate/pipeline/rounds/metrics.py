@@ -1,0 +1,143 @@
+"""A run's numbers as metrics: few names, base units, Kafka's words.
+
+Counters count what this process committed; gauges are what is now.
+
+Thread rule: safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidegate.metrics import Metrics
+from tidegate.pipeline.rounds.facts import FlowFacts
+from tidegate.pipeline.rounds.heads import Head
+from tidegate.pipeline.rounds.orders import RoundResult
+from tidegate.pipeline.rounds.records import CommitRecord
+
+
+class RoundMetrics:
+    """What a run tells whoever collects metrics."""
+
+    def __init__(self, metrics: Metrics, app: str, flows: Mapping[str, FlowFacts]) -> None:
+        self._app = app
+        self._flows = flows
+        self._moved: dict[str, tuple[int, int]] = {}  # flow → its least event time, and since when it is that
+        of_partition = ("app", "flow", "topic", "partition")
+        self._lag = metrics.gauge(
+            "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
+        )
+        self._lag_seconds = metrics.gauge(
+            "tidegate_lag_seconds",
+            "How far event time is behind now where there is something to read",
+            ("app", "flow"),
+        )
+        self._watermark = metrics.gauge(
+            "tidegate_watermark_seconds", "Event time of a source partition, seconds since 1970", of_partition
+        )
+        self._watermark_age = metrics.gauge(
+            "tidegate_watermark_age_seconds",
+            "How long the flow's least event time has not moved",
+            ("app", "flow"),
+        )
+        self._stopped = metrics.gauge(
+            "tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",)
+        )
+        self._backlog = metrics.gauge(
+            "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
+        )
+        self._memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
+        self._records = metrics.counter(
+            "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
+        )
+        self._late = metrics.counter(
+            "tidegate_late_total",
+            "Records that came too late or lie too far ahead",
+            ("app", "flow", "policy"),
+        )
+        self._duplicates = metrics.counter(
+            "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
+        )
+        self._rows = metrics.counter("tidegate_rows_sent_total", "Result rows sent on", ("app", "flow"))
+        self._rounds = metrics.counter("tidegate_rounds_total", "Rounds committed", ("app",))
+        self._lost = metrics.counter(
+            "tidegate_lost_records_total",
+            "Offsets that were deleted unread and accepted as lost",
+            ("app", "flow"),
+        )
+        self._round_seconds = metrics.gauge(
+            "tidegate_round_seconds", "How long the last round took", ("app",)
+        )
+        self._round_records = metrics.gauge("tidegate_round_records", "Records of the last round", ("app",))
+
+    def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
+        """A round was committed."""
+        for source in result.sources:
+            topic = self._flows[source.flow].topic
+            unjudged = source.records - sum(source.verdicts.values())
+            for verdict, count in source.verdicts.items():
+                self._records.add(count, topic=topic, partition=source.partition, verdict=verdict)
+            if unjudged > 0:
+                self._records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+        for task in result.tasks:
+            self._rows.add(task.rows_sent, app=self._app, flow=task.flow)
+            for name, count in task.counters.items():
+                if is_late(name):
+                    policy = name.partition(".")[2]
+                    self._late.add(count, app=self._app, flow=task.flow, policy=policy)
+                elif is_duplicate(name):
+                    self._duplicates.add(count, app=self._app, flow=task.flow)
+        for loss in commit.losses:
+            if loss.round == commit.round:
+                self._lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
+        self._rounds.add(1, app=self._app)
+        self._round_seconds.set(took_ms / 1000, app=self._app)
+        self._round_records.set(sum(each.records for each in result.sources), app=self._app)
+
+    def standing(
+        self,
+        commit: CommitRecord,
+        heads: Mapping[str, Mapping[int, Head]],
+        lag_seconds: Mapping[str, float],
+        now_ms: int,
+    ) -> None:
+        """Where the app stands after a look at the log; `now_ms` by the clock that never jumps."""
+        backlog = dict.fromkeys(self._flows, 0)
+        memory = dict.fromkeys(self._flows, 0)
+        for task in commit.tasks:
+            if task.flow in backlog:
+                backlog[task.flow] += task.backlog_bytes
+                memory[task.flow] += task.memory_bytes
+        for line in commit.sources:
+            if line.flow not in self._flows:
+                continue
+            topic = self._flows[line.flow].topic
+            labels = {"app": self._app, "flow": line.flow, "topic": topic, "partition": line.partition}
+            self._lag.set(max(0, heads[topic][line.partition].end - line.next_offset), **labels)
+            if line.stream_time >= 0:
+                self._watermark.set(line.stream_time / 1000, **labels)
+        for flow in self._flows:
+            self._backlog.set(backlog[flow], app=self._app, flow=flow)
+            self._memory.set(memory[flow], app=self._app, flow=flow)
+            self._lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
+            time = min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
+            if self._moved.get(flow, (None, 0))[0] != time:
+                self._moved[flow] = (time, now_ms)
+            self._watermark_age.set((now_ms - self._moved[flow][1]) / 1000, app=self._app, flow=flow)
+        stopped = sum(1 for line in commit.sources if line.stopped is not None)
+        self._stopped.set(stopped, app=self._app)
+
+
+def is_late(counter: str) -> bool:
+    """Whether a counter of a task counts records that were set aside for their time."""
+    return counter.partition(".")[2] in (
+        "late_records",
+        "future_records",
+        "expired_records",
+        "late",
+        "future",
+    )
+
+
+def is_duplicate(counter: str) -> bool:
+    return counter.partition(".")[2] == "duplicates"

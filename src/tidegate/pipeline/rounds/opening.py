@@ -1,0 +1,268 @@
+"""Opening an app: take its turn, hold its definition against the recorded one, and find where it goes on.
+
+A new app gets its record and commit 0, which holds where reading begins; an app that is started again goes on from its
+newest commit. A definition that changed in a way that keeps state right becomes a commit of its own
+(`records`, R4); any other is refused with the ways out.
+
+O1  the record that names a definition is written before the commit that refers to it, so a crash between the two leaves
+    an app that opens.
+O2  what was committed and perhaps not delivered is carried over by every change: it is delivered by whoever goes on.
+
+Thread rule: one master, one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from tidegate.clock import Clock
+from tidegate.errors import ConflictError, InvalidError
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.definition.changes import compare
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.rounds.facts import FlowFacts, all_facts
+from tidegate.pipeline.rounds.generation import Generation
+from tidegate.pipeline.rounds.heads import Heads
+from tidegate.pipeline.rounds.orders import Tick
+from tidegate.pipeline.rounds.records import (
+    KEPT,
+    VERSION,
+    AppRecord,
+    CommitRecord,
+    FlowLine,
+    Records,
+    SourceLine,
+)
+from tidegate.pipeline.rounds.topics import make_topics
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.randomness import Randomness
+
+Lines = tuple[FlowLine, ...]
+REPLAYED = "to be replayed from the beginning of the log"  # a change after which every source begins there
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An app that is this process's to run, and where it stands."""
+
+    setup: WorkerSetup
+    flows: Mapping[str, FlowFacts]
+    records: Records
+    generation: Generation
+    commit: CommitRecord
+    digest: bytes
+    heads: Heads
+    notes: tuple[str, ...] = ()  # what a changed definition means, in words
+
+
+def open_app(
+    setup: WorkerSetup,
+    log: Log | KafkaLog,
+    records: Records,
+    generation: Generation,
+    *,
+    clock: Clock,
+    randomness: Randomness,
+) -> Opened:
+    """Everything up to the first round."""
+    if not setup.flows:
+        raise InvalidError(f"app {setup.app} has no flow: end a stream with .to(topic) or .table(name)")
+    heads = Heads(log)
+    opening = _Opening(setup, log, records, generation, heads, clock, randomness)
+    commit, digest, flows, notes = opening.changed(opening.newest())
+    facts = opening.facts(flows)
+    sinks = make_topics(log, flows, facts)
+    sources = {flow.topic: flow.partitions for flow in facts.values()}
+    known = replace(setup, flows=flows, partitions={**setup.partitions, **sources, **sinks})
+    return Opened(known, facts, records, generation, commit, digest, heads, notes)
+
+
+def definition_digest(lines: Lines) -> str:
+    """What tells one definition of an app from another."""
+    said = msgspec.msgpack.encode(
+        [(line.name, line.fingerprint, line.partitions, line.tasks) for line in lines]
+    )
+    return hashlib.blake2b(said, digest_size=8).hexdigest()
+
+
+def starting_lines(flow: FlowFacts, heads: Heads, now_ms: int) -> tuple[SourceLine, ...]:
+    """Where a flow begins that has never read anything."""
+    found = heads.of(flow.topic, flow.partitions)
+    return tuple(
+        SourceLine(
+            flow.name,
+            number,
+            found[number].start if flow.start == "earliest" else found[number].end,
+            seen_ms=now_ms,
+        )
+        for number in range(flow.partitions)
+    )
+
+
+@dataclass(frozen=True)
+class _Opening:
+    setup: WorkerSetup
+    log: Log | KafkaLog
+    records: Records
+    generation: Generation
+    heads: Heads
+    clock: Clock
+    randomness: Randomness
+
+    def facts(self, flows: Sequence[Flow]) -> dict[str, FlowFacts]:
+        own = {sink.topic for flow in flows for sink in flow.topics}
+
+        def partitions(topic: str) -> int | None:
+            if topic in own:
+                return self.heads.partitions(topic)
+            return self.heads.require(topic, self.setup.app)
+
+        return all_facts(flows, partitions)
+
+    def lines(self, flows: Sequence[Flow]) -> Lines:
+        facts = self.facts(flows)
+        return tuple(
+            FlowLine(
+                flow.name,
+                flow.fingerprint,
+                flow.description,
+                flow.source.topic,
+                facts[flow.name].partitions,
+                facts[flow.name].tasks,
+            )
+            for flow in flows
+        )
+
+    def newest(self) -> tuple[CommitRecord, bytes]:
+        """The newest commit; the first one is made where there is none."""
+        newest = self.records.newest()
+        if newest is None:
+            lines = self.lines(self.setup.flows)
+            self._know_definition(lines)
+            make_topics(self.log, self.setup.flows, self.facts(self.setup.flows))
+            try:
+                return self.records.put_change(self._first(lines))
+            except ConflictError:
+                newest = 0
+        return self.records.read_commit(newest)
+
+    def changed(
+        self, newest: tuple[CommitRecord, bytes]
+    ) -> tuple[CommitRecord, bytes, tuple[Flow, ...], tuple[str, ...]]:
+        """The commit to go on from, after what the definition changed in it, and the flows to run."""
+        commit, digest = newest
+        recorded = self._recorded(commit)
+        changes = compare({line.name: line.description for line in recorded}, self.setup.flows)
+        changes.require(self.setup.app)
+        lines = self.lines(changes.flows)
+        self._require_same_numbers(recorded, lines)
+        if definition_digest(lines) == commit.definition:
+            return commit, digest, changes.flows, ()
+        self._know_definition(lines, commit.definition)
+        facts = self.facts(changes.flows)
+        make_topics(self.log, changes.flows, facts)
+        change = self._change(commit, digest, definition_digest(lines), facts, fresh=changes.fresh)
+        commit, digest = self.records.put_change(change)
+        self.generation.check()
+        return commit, digest, changes.flows, changes.notes if recorded else ()
+
+    def _know_definition(self, lines: Lines, *used: str) -> None:
+        """Have the app's record name this definition (O1); those in use stay, of others the recent ones."""
+        wanted = definition_digest(lines)
+        for _ in range(8):
+            found = self.records.load_app()
+            app = AppRecord(VERSION, self.setup.app, self.clock.now_ms(), {}) if found is None else found[0]
+            if wanted in app.definitions:
+                return
+            recent = {*used, *list(app.definitions)[-KEPT:]}
+            kept = {name: known for name, known in app.definitions.items() if name in recent}
+            record = AppRecord(app.version, app.app, app.created_ms, {**kept, wanted: lines})
+            try:
+                self.records.save_app(record, None if found is None else found[1])
+            except ConflictError:
+                continue
+            return
+        raise ConflictError(f"the record of app {self.setup.app} changes all the time; try again")
+
+    def _recorded(self, commit: CommitRecord) -> Lines:
+        if not commit.definition:
+            return ()  # it was reset: nothing of it is left to hold anything against
+        found = self.records.load_app()
+        lines = None if found is None else found[0].definitions.get(commit.definition)
+        if lines is None:
+            raise InvalidError(
+                f"app {self.setup.app}: the definition that commit {commit.round} was made with is not known any more; "
+                f"give the app a new name, or start over with `tidegate app reset {self.setup.app}`"
+            )
+        return lines
+
+    def _require_same_numbers(self, recorded: Lines, lines: Lines) -> None:
+        now = {line.name: line for line in lines}
+        for line in recorded:
+            have = now.get(line.name)
+            if have is None or (have.partitions, have.tasks) == (line.partitions, line.tasks):
+                continue
+            raise InvalidError(
+                f"app {self.setup.app}, flow {line.name}: topic {line.topic} had {line.partitions} partitions and "
+                f"{line.tasks} tasks when the app was made, and now it is {have.partitions} and {have.tasks}. Keys "
+                "would move between tasks, and their state would not. Run it under a new app name, or start over with "
+                f"`tidegate app reset {self.setup.app}`"
+            )
+
+    def _first(self, lines: Lines) -> CommitRecord:
+        now_ms = self.clock.now_ms()
+        facts = self.facts(self.setup.flows)
+        sources = [line for flow in facts.values() for line in starting_lines(flow, self.heads, now_ms)]
+        return CommitRecord(
+            version=VERSION,
+            app=self.setup.app,
+            round=0,
+            generation=self.generation.number,
+            base=b"",
+            plan=b"",
+            definition=definition_digest(lines),
+            life=self.randomness.uuid().hex[:12],
+            tick=Tick(now_ms),
+            committed_ms=now_ms,
+            sources=tuple(sorted(sources, key=lambda line: (line.flow, line.partition))),
+            tasks=(),
+            change="made",
+        )
+
+    def _change(
+        self,
+        commit: CommitRecord,
+        digest: bytes,
+        definition: str,
+        facts: Mapping[str, FlowFacts],
+        *,
+        fresh: frozenset[str],
+    ) -> CommitRecord:
+        """The same app with another definition: new flows begin, others go on; what is not said any more stays."""
+        now_ms = self.clock.now_ms()
+        sources = [line for line in commit.sources if line.flow not in fresh]
+        for name in fresh:
+            flow = facts[name]
+            if commit.change == REPLAYED:
+                flow = replace(flow, start="earliest")
+            sources += starting_lines(flow, self.heads, now_ms)
+        return msgspec.structs.replace(
+            commit,
+            round=commit.round + 1,
+            generation=self.generation.number,
+            base=digest,
+            plan=b"",
+            definition=definition,
+            life=self.randomness.uuid().hex[:12],
+            committed_ms=now_ms,
+            sources=tuple(sorted(sources, key=lambda line: (line.flow, line.partition))),
+            tasks=tuple(line for line in commit.tasks if line.flow not in fresh),
+            watermarks={flow: time for flow, time in commit.watermarks.items() if flow not in fresh},
+            closed=(),
+            change="another definition",
+        )

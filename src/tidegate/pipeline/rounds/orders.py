@@ -1,0 +1,154 @@
+"""What the master hands out for a round, and what comes back: small values, the same for every engine.
+
+A round has two kinds of work. A *source order* is a range of one log partition: read, validated, decoded. A *task
+order* is one task's state (its last token) and the moment of the round; its events come from the source of the same
+number where the flow is co-partitioned, or from all sources by key group where it is re-keyed. Nothing here names a
+process or an engine, and everything but bytes that only their writer reads can be looked at.
+
+Values travel as MessagePack (`encode`, `decode`), never as pickles: they are stored in commit records too.
+
+Thread rule: values.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+Any_ = TypeVar("Any_")
+
+
+class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a round says about time: recorded in its plan, the same when it is repeated."""
+
+    now_ms: int
+    watermark: int | None = None  # re-keyed flows: no source's stream time is behind this any more
+    closing: bool = False
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Record batches for one partition of a topic inside a parcel."""
+
+    topic: str
+    partition: int
+    position: int
+    size: int
+    records: int
+
+
+class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a task wants to publish, as one object of its own; it counts when a commit names it."""
+
+    name: str
+    size: int
+    digest: bytes
+    sections: tuple[Section, ...]
+
+
+class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A committed parcel on its way into topics: `bases` are the offsets its sections go to, in their order."""
+
+    round: int
+    parcel: Parcel
+    bases: tuple[int, ...]
+    flow: str = ""  # whose parcel it is
+    task: int = -1
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a partition is not worked on any more, and what would resume it."""
+
+    reason: str  # integrity | corrupt | unreadable | lost
+    message: str
+    offset: int
+    remedy: str
+
+
+class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Read offsets from `start` up to `stop` of one partition, going on from `state` (empty: from nothing)."""
+
+    flow: str
+    partition: int
+    start: int
+    stop: int
+    state: bytes
+    lookups: dict[
+        str, int
+    ] = {}  # for lookups in front of a key_by: table → the commit of it that this round reads
+
+
+class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bring one task from `token` (empty: from nothing) through this round; deliver what was committed before."""
+
+    flow: str
+    task: int
+    token: bytes
+    deliveries: tuple[Delivery, ...] = ()
+    lookups: dict[str, int] = {}  # table → the commit of it that this round reads
+
+
+class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One round of an app. Co-partitioned flows have source and task orders of the same numbers.
+
+    `ticks` are those of flows that have their own (a watermark, an end of input); ask `tick_of`. `life` tells an
+    app from the one it was before it was reset or replayed: what has names or numbers for good begins anew with it.
+    """
+
+    app: str
+    round: int
+    generation: int
+    tick: Tick
+    sources: tuple[SourceOrder, ...]
+    tasks: tuple[TaskOrder, ...]
+    ticks: dict[str, Tick] = {}
+    life: str = ""
+
+    def tick_of(self, flow: str) -> Tick:
+        return self.ticks.get(flow, self.tick)
+
+
+class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a source came; with `stopped`, `next_offset` is where it would resume."""
+
+    flow: str
+    partition: int
+    next_offset: int
+    state: bytes
+    stream_time: int
+    records: int
+    size: int  # bytes of keys and values
+    counters: dict[str, int] = {}
+    verdicts: dict[str, int] = {}
+    stopped: Stop | None = None
+
+
+class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A task after the round: the token that restores it, and what it wants to publish."""
+
+    flow: str
+    task: int
+    token: bytes
+    parcel: Parcel | None = None
+    stream_time: int = -1
+    rows_sent: int = 0
+    counters: dict[str, int] = {}
+    backlog_bytes: int = 0
+    memory_bytes: int = 0
+    timings_ms: dict[str, float] = {}
+
+
+class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all of a round's work came to."""
+
+    sources: tuple[SourceResult, ...]
+    tasks: tuple[TaskResult, ...]
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+def decode(data: bytes, kind: type[Any_]) -> Any_:
+    """One of the values above; `msgspec.DecodeError` when it is not."""
+    return msgspec.msgpack.decode(data, type=kind)

@@ -1,0 +1,295 @@
+"""What the next round is to do, as a value: ranges, ticks, losses, halts. Nothing is read or written here.
+
+P1  range starts are the last commit's; ends are the heads', within the round's size and the brake.
+P2  a round is planned when there is something to read, a tick is due, an end of input is asked for, or a partition has
+    to be taken out. Otherwise the planner rests and says until when, and what is still left to read: rest with
+    something left is never "caught up".
+P3  a co-partitioned task takes part when its source has records or its tick is due; the tasks of a re-keyed flow take
+    part together.
+P4  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
+    recorded as a loss for ever ("accept"), also when they took it out before.
+
+Thread rule: pure functions, but for the brake's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tidegate.pipeline.rounds.admission import Brake, Source
+from tidegate.pipeline.rounds.facts import FlowFacts
+from tidegate.pipeline.rounds.heads import Head
+from tidegate.pipeline.rounds.orders import Stop, Tick
+from tidegate.pipeline.rounds.records import (
+    VERSION,
+    CommitRecord,
+    Halt,
+    Loss,
+    PlanRecord,
+    Range,
+    SourceLine,
+    TaskLine,
+)
+from tidegate.pipeline.rounds.settings import OnLoss
+from tidegate.pipeline.rounds.sizing import share_out
+from tidegate.pipeline.rounds.ticks import Watch, Watermark, tick_due, watermark_of
+
+LOST = "lost"  # why a partition stopped: what it was to read is not in the log
+HeadsOf = Mapping[str, Mapping[int, Head]]  # topic → partition
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a plan depends on."""
+
+    flows: Mapping[str, FlowFacts]
+    commit: CommitRecord
+    base: bytes
+    heads: HeadsOf
+    watch: Watch
+    generation: int
+    size: int
+    on_loss: OnLoss = "stop"
+    closing: bool = False
+    lookups: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Nothing to do now: until when, what is left to read all the same, and what is waited for."""
+
+    until_ms: int | None
+    lag_records: int
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, what it leaves in the log, and what holds things back meanwhile."""
+
+    plan: PlanRecord
+    left_records: int
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass
+class _Draft:
+    """A plan in the making."""
+
+    ranges: dict[Source, Range] = field(default_factory=dict)
+    halts: list[Halt] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    ticks: dict[str, Tick] = field(default_factory=dict)
+    tasks: set[tuple[str, int]] = field(default_factory=set)
+    waiting: list[str] = field(default_factory=list)
+    wake_ms: list[int] = field(default_factory=list)
+
+
+def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
+    """The next round, or rest; `OverloadError` when nothing can ever go on."""
+    draft = _Draft()
+    sources = _by_source(now)
+    lags = _lags(now, sources, draft)
+    marks = _tick(now, sources, draft)
+    lag = sum(lags.values())
+    _admit(now, brake, lags, marks, draft)
+    if now.closing and not lag and not draft.halts:
+        _close(now, sources, draft)
+    for (flow, partition), each in draft.ranges.items():
+        if each.stop > each.start:
+            draft.tasks.update(_tasks_of(now.flows[flow], partition))
+    if not draft.ranges and not draft.tasks and not draft.halts and not draft.losses:
+        return Rest(min(draft.wake_ms, default=None), lag, tuple(draft.waiting))
+    read = sum(each.stop - each.start for each in draft.ranges.values())
+    return Planned(_record(now, draft), lag - read, tuple(draft.waiting))
+
+
+def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf) -> int:
+    """How many offsets lie between what is committed and the ends of the log, stopped partitions left out."""
+    return sum(
+        max(0, heads[flows[line.flow].topic][line.partition].end - line.next_offset)
+        for line in commit.sources
+        if line.flow in flows and line.stopped is None
+    )
+
+
+def lag_seconds_of(
+    flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf, now_ms: int
+) -> dict[str, float]:
+    """How far each flow's event time is behind now, where it has something to read; before a look, nowhere."""
+    lags = dict.fromkeys(flows, 0.0)
+    for line in commit.sources:
+        flow = flows.get(line.flow)
+        if flow is None or flow.topic not in heads or line.stopped is not None or line.stream_time < 0:
+            continue
+        if heads[flow.topic][line.partition].end > line.next_offset:
+            lags[line.flow] = max(lags[line.flow], (now_ms - line.stream_time) / 1000)
+    return lags
+
+
+def resume_command(app: str, flow: str, partition: int, skip_to: int | None = None) -> str:
+    """What to type to go on with a stopped partition."""
+    skip = "" if skip_to is None else f" --skip-to {skip_to}"
+    return f"tidegate app resume {app} --partition {flow}:{partition}{skip}"
+
+
+# -- what there is to read -----------------------------------------------------------------------
+
+
+def _by_source(now: Situation) -> dict[Source, SourceLine]:
+    return {(line.flow, line.partition): line for line in now.commit.sources if line.flow in now.flows}
+
+
+def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[Source, int]:
+    """Offsets to read by source; what is not in the log any more is dealt with here (P4)."""
+    lags: dict[Source, int] = {}
+    for source, line in sources.items():
+        topic = now.flows[line.flow].topic
+        head = now.heads[topic][line.partition]
+        start = line.next_offset
+        is_accepted = start < head.start and now.on_loss == "accept"
+        if line.stopped is not None and not (is_accepted and line.stopped.reason == LOST):
+            continue
+        if is_accepted:
+            draft.losses.append(Loss(line.flow, line.partition, start, head.start, now.commit.round + 1))
+            draft.ranges[source] = Range(line.flow, line.partition, head.start, head.start)
+            start = head.start
+        elif not head.start <= start <= head.end:
+            draft.halts.append(Halt(line.flow, line.partition, _lost(now, line, topic, head)))
+            continue
+        if head.end > start:
+            lags[source] = head.end - start
+    return lags
+
+
+def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
+    where = f"{topic}-{line.partition}"
+    if line.next_offset < head.start:
+        command = resume_command(now.commit.app, line.flow, line.partition, head.start)
+        message = (
+            f"offsets {line.next_offset} to {head.start - 1} of {where} were deleted before flow {line.flow} read them "
+            f"(retention, or records were deleted); go on without them: `{command}`, or accept such losses with "
+            "on_loss='accept'"
+        )
+    else:
+        command = resume_command(now.commit.app, line.flow, line.partition, head.end)
+        message = (
+            f"{where} ends at offset {head.end}, but flow {line.flow} has read up to {line.next_offset}: the topic was "
+            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: "
+            f"`tidegate app reset {now.commit.app}`"
+        )
+    return Stop(LOST, message, line.next_offset, command)
+
+
+def _admit(
+    now: Situation,
+    brake: Brake,
+    lags: Mapping[Source, int],
+    marks: Mapping[str, Watermark],
+    draft: _Draft,
+) -> None:
+    """Ranges within the round's size and the brake (A1)."""
+    wanted = {source: count for source, count in share_out(lags, max(now.size, len(lags))).items() if count}
+    admitted = brake.admitted(now.flows, now.commit, wanted)
+    if any(admitted.values()):
+        brake.released()
+    elif wanted:
+        names = [f"{now.flows[flow].topic}-{partition}" for flow, partition in wanted]
+        draft.waiting.append(
+            f"the backlog of {', '.join(names[:3])}{' …' if len(names) > 3 else ''} to shrink"
+        )
+        if draft.tasks:
+            return  # a tick can free something: let it
+        held = {flow: marks[flow] for flow, _ in wanted if flow in marks and marks[flow].changes_at_ms}
+        if held:  # a partition will count as silent soon, and the watermark move
+            draft.waiting += [
+                f"{now.flows[flow].topic}-{number}, which brings nothing, to count as silent"
+                for flow, mark in held.items()
+                for number in mark.holders[:3]
+            ]
+            return
+        count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1])
+        admitted = {source: min(count, lags[source]) for source in wanted}
+    for source, count in admitted.items():
+        if count:
+            begun = draft.ranges.get(source)
+            start = begun.stop if begun is not None else _next_offset(now, source)
+            draft.ranges[source] = Range(*source, start, start + count)
+
+
+def _next_offset(now: Situation, source: Source) -> int:
+    return next(line.next_offset for line in now.commit.sources if (line.flow, line.partition) == source)
+
+
+# -- what time does ------------------------------------------------------------------------------
+
+
+def _tick(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[str, Watermark]:
+    """Ticks that are due, and when the next will be."""
+    marks: dict[str, Watermark] = {}
+    tasks = {(line.flow, line.task): line for line in now.commit.tasks}
+    for flow in now.flows.values():
+        lines = [sources[flow.name, number] for number in range(flow.partitions)]
+        heads = now.heads[flow.topic]
+        if not flow.is_rekeyed:
+            for line in lines:
+                task = tasks.get((flow.name, line.partition), TaskLine(flow.name, line.partition))
+                due, next_ms = tick_due(flow, line, task, heads[line.partition], now.watch)
+                if due:
+                    draft.tasks.add((flow.name, line.partition))
+                elif next_ms is not None:
+                    draft.wake_ms.append(next_ms)
+            continue
+        before = now.commit.watermarks.get(flow.name, -1)
+        mark = marks[flow.name] = watermark_of(flow, lines, heads, now.watch, before)
+        if mark.time >= 0:
+            draft.ticks[flow.name] = Tick(now.watch.now_ms, mark.time)
+        if mark.time > before and flow.is_stateful:
+            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+        if mark.changes_at_ms is not None:
+            draft.wake_ms.append(mark.changes_at_ms)
+        stopped = [number for number in mark.holders if sources[flow.name, number].stopped is not None]
+        draft.waiting += [f"{flow.topic}-{number}, which is stopped" for number in stopped[:3]]
+    return marks
+
+
+def _close(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> None:
+    """The input ends: every task that has all of its input takes part, unless it was told before."""
+    for flow in now.flows.values():
+        stopped = {
+            partition for (name, partition), line in sources.items() if name == flow.name and line.stopped
+        }
+        if flow.name in now.commit.closed or (flow.is_rekeyed and stopped):
+            continue
+        if any(each not in now.commit.closed for each in flow.upstream):
+            continue  # what ends there is still to come here
+        watermark = draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
+        draft.ticks[flow.name] = Tick(now.watch.now_ms, watermark, closing=True)
+        draft.tasks.update(
+            (flow.name, task) for task in range(flow.tasks) if flow.is_rekeyed or task not in stopped
+        )
+
+
+def _tasks_of(flow: FlowFacts, partition: int) -> Sequence[tuple[str, int]]:
+    if flow.is_rekeyed:
+        return [(flow.name, task) for task in range(flow.tasks)]
+    return [(flow.name, partition)]
+
+
+def _record(now: Situation, draft: _Draft) -> PlanRecord:
+    return PlanRecord(
+        version=VERSION,
+        app=now.commit.app,
+        round=now.commit.round + 1,
+        generation=now.generation,
+        base=now.base,
+        definition=now.commit.definition,
+        tick=Tick(now.watch.now_ms),
+        ranges=tuple(draft.ranges[source] for source in sorted(draft.ranges)),
+        tasks=tuple(sorted(draft.tasks)),
+        ticks=draft.ticks,
+        losses=tuple(draft.losses),
+        halts=tuple(draft.halts),
+        lookups=dict(now.lookups),
+    )

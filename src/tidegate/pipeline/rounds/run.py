@@ -1,0 +1,305 @@
+"""A run of an app: the loop of rounds on a thread of its own, and what users hold of it.
+
+Rounds follow each other at once while there is something to read, and at the trigger's interval once caught up. What
+was committed is delivered before the loop waits, so results never lie about uncommitted or undelivered while nothing
+happens.
+
+`until="caught_up"` means: with what was in the log when the run began. Records that come later wait for the next run.
+
+Thread rule: `Run` from any thread; the loop and the master on one of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import InvalidError, UnavailableError
+from tidegate.pipeline.rounds.engine import Engine
+from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
+from tidegate.pipeline.rounds.opening import Opened
+from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
+from tidegate.pipeline.rounds.records import CommitRecord
+from tidegate.pipeline.rounds.settings import RunSettings
+from tidegate.pipeline.rounds.stops import exit_code_of
+from tidegate.pipeline.rounds.tracking import Tracker
+
+RETRY_MS: Final = 1000
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: what it did, what stopped, and the exit code that says so."""
+
+    app: str
+    engine: str
+    rounds: int
+    records: int
+    seconds: float
+    caught_up: bool
+    closed: bool
+    progress: Progress
+    stopped: tuple[StoppedPartition, ...]
+    exit_code: int
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        rate = f", {self.records / self.seconds:,.0f}/s" if self.seconds > 0 and self.records else ""
+        state = "caught up" if self.caught_up else f"{self.progress.lag_records:,} records left"
+        if self.caught_up and self.stopped:
+            state += f", but for {len(self.stopped)} stopped"
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'}"
+        first = (
+            f"{self.app}: {self.records:,} records in {rounds}, {self.seconds:.1f} s{rate} ({self.engine})"
+        )
+        lines = [f"{first}; {state}"]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [
+            f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
+        ]
+        return "\n".join(lines)
+
+
+class Run:
+    """A running app. `with app.start() as run: …` stops it at the end."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        engine: Engine,
+        master: Master,
+        tracker: Tracker,
+        *,
+        clock: Clock,
+        settings: RunSettings,
+        resources: ExitStack,
+        look: Callable[[], Targets],
+        show: Callable[[Progress], None] | None,
+    ) -> None:
+        self.app = opened.setup.app
+        self.notes = opened.notes
+        self._engine_name = engine.name
+        self._master = master
+        self._tracker = tracker
+        self._clock = clock
+        self._settings = settings
+        self._resources = resources
+        self._look = look
+        self._show = show
+        self._topics = {name: flow.topic for name, flow in opened.flows.items()}
+        self._depth = sum(1 for flow in opened.flows.values() if flow.upstream)
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._progress = tracker.progress
+        self._reached: CommitRecord | None = None  # the newest commit whose parcels are in the log
+        self._error: BaseException | None = None
+        self._summary: Summary | None = None
+        # Set as the loop's last act and asked instead of the thread, which an interrupted `join` can mark as ended.
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._main, name=f"tidegate-run-{self.app}", daemon=True)
+
+    # -- what users ask --------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is; a value, as of the last round or look."""
+        return self._progress
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it ended with, if it failed."""
+        return self._error
+
+    @property
+    def is_running(self) -> bool:
+        return not self._ended.is_set()
+
+    def stop(self) -> None:
+        """Ask it to end after the round it is in; `wait` for it."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self, timeout: DurationLike | None = None) -> None:
+        """Wait at most so long; raises nothing."""
+        self._ended.wait(None if timeout is None else duration_ms(timeout) / 1000)
+
+    def wait(self, timeout: DurationLike | None = None) -> Summary:
+        """Until it ends; raises what it ended with, or `UnavailableError` when it has not ended in time."""
+        self.join(timeout)
+        if not self._ended.is_set():
+            raise UnavailableError(
+                f"app {self.app} still runs after {timeout}; wait longer, or stop it with run.stop()"
+            )
+        if self._error is not None:
+            raise self._error
+        if self._summary is None:
+            raise InvalidError(f"app {self.app} was never started")
+        return self._summary
+
+    def await_caught_up(self, timeout: DurationLike | None = None) -> Progress:
+        """Wait until what is in the log now is committed and its results are delivered.
+
+        Partitions that a fault stopped are not waited for. Raises what the run ended with when it ends before.
+        """
+        deadline_ms = None if timeout is None else self._clock.monotonic_ms() + duration_ms(timeout)
+        for _ in range(1 + self._depth):  # what one flow writes, another may have to read
+            self._await(self._ends(deadline_ms), timeout, deadline_ms)
+        return self._progress
+
+    def _ends(self, deadline_ms: int | None) -> Targets:
+        """Where the sources end now; a log that is out of reach is waited for as long as the run itself waits."""
+        while True:
+            try:
+                return self._look()
+            except UnavailableError:
+                now_ms = self._clock.monotonic_ms()
+                if self._ended.is_set() or (deadline_ms is not None and now_ms >= deadline_ms):
+                    raise
+            with self._changed:
+                self._clock.wait_ms(self._changed, RETRY_MS)
+
+    def _await(self, targets: Targets, timeout: DurationLike | None, deadline_ms: int | None) -> None:
+        with self._changed:
+            while not self._has_reached(targets):
+                if self._ended.is_set() and (self._error is not None or self._summary is not None):
+                    if self._error is not None:
+                        raise self._error
+                    raise UnavailableError(
+                        f"app {self.app} was stopped before it had caught up; start it again"
+                    )
+                left_ms = 1000 if deadline_ms is None else deadline_ms - self._clock.monotonic_ms()
+                if left_ms <= 0:
+                    progress = self._progress
+                    raise UnavailableError(
+                        f"app {self.app} has not caught up within {timeout}: {progress.lag_records} records are left "
+                        f"at {progress.records_per_second:,.0f} records/s; wait longer"
+                    )
+                self._clock.wait_ms(self._changed, min(left_ms, 1000))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if kind is None:
+            self.wait()
+        else:
+            self.join()
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    def begin(self) -> Run:
+        self._thread.start()
+        return self
+
+    def _main(self) -> None:
+        caught_up = closed = False
+        try:
+            with self._resources:
+                caught_up, closed = self._loop()
+        except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
+            self._error = error
+        progress = self._tracker.ended(caught_up)
+        with self._changed:
+            self._progress = progress
+            if self._error is None:
+                self._summary = self._summed_up(progress, caught_up, closed)
+            self._ended.set()
+            self._changed.notify_all()
+
+    def _loop(self) -> tuple[bool, bool]:
+        """Whether it caught up, and whether the input was closed."""
+        until = self._settings.until is not None
+        targets = self._master.ends_now() if until else None
+        closing = False
+        reached_ms: int | None = None  # when something last worked
+        while not self._stopping:
+            started_ms = self._clock.monotonic_ms()
+            try:
+                outcome = self._stepped(targets, closing)
+            except UnavailableError as error:
+                if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
+                    raise
+                self._tell(StepOutcome("rest", self._progress.lag_records, waiting_for=(str(error),)))
+                self._wait(self._clock.monotonic_ms() + RETRY_MS)
+                continue
+            reached_ms = self._clock.monotonic_ms()
+            self._tell(outcome)
+            if outcome.kind != "rest":
+                if outcome.lag_records == 0 and not until:
+                    self._wait(started_ms + self._settings.trigger_ms)
+                continue
+            if outcome.delivered:
+                continue
+            if until and outcome.lag_records == 0:
+                if self._settings.close and not closing:
+                    closing = True
+                    continue
+                return True, set(self._topics) <= set(self._master.commit.closed)
+            wake_ms = self._settings.trigger_ms
+            if outcome.rest_until_ms is not None:
+                wake_ms = min(wake_ms, max(1, outcome.rest_until_ms - self._clock.now_ms()))
+            self._wait(started_ms + wake_ms)
+        self._master.deliver_outstanding()
+        self._mark_reached()
+        return self._progress.lag_records == 0, False
+
+    def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
+        """A step, and what it leaves to deliver where no round follows at once."""
+        outcome = self._master.step(targets=targets, closing=closing)
+        if outcome.lag_records == 0 or outcome.kind == "rest":
+            self._master.deliver_outstanding()
+            self._mark_reached()
+        return outcome
+
+    def _wait(self, until_ms: int) -> None:
+        with self._changed:
+            left_ms = until_ms - self._clock.monotonic_ms()
+            if left_ms > 0 and not self._stopping:
+                self._clock.wait_ms(self._changed, left_ms)
+
+    def _tell(self, outcome: StepOutcome) -> None:
+        progress = self._tracker.after(outcome)
+        with self._changed:
+            self._progress = progress
+            self._changed.notify_all()
+        if self._show is not None:
+            self._show(progress)
+
+    def _mark_reached(self) -> None:
+        with self._changed:
+            self._reached = self._master.commit
+            self._changed.notify_all()
+
+    def _has_reached(self, targets: Targets) -> bool:
+        commit = self._reached
+        return commit is not None and all(
+            line.stopped is not None
+            or line.flow not in self._topics
+            or line.next_offset >= targets[self._topics[line.flow], line.partition]
+            for line in commit.sources
+        )
+
+    def _summed_up(self, progress: Progress, caught_up: bool, closed: bool) -> Summary:
+        return Summary(
+            app=self.app,
+            engine=self._engine_name,
+            rounds=self._tracker.rounds,
+            records=self._tracker.records,
+            seconds=self._tracker.seconds,
+            caught_up=caught_up,
+            closed=closed,
+            progress=progress,
+            stopped=progress.stopped,
+            exit_code=exit_code_of(progress.stopped),
+            notes=self.notes,
+        )

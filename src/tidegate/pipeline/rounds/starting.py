@@ -1,0 +1,173 @@
+"""Starting an app: everything is opened, put together and handed to a `Run`; what fails here fails before any round.
+
+The order matters: the app's turn is taken first, so that a second process is told before it has opened or changed
+anything else; the engine is made last, when topics and definition are known.
+
+Thread rule: any thread; functions keep nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.files import Files
+from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.metrics import Metrics
+from tidegate.pipeline.rounds.engine import Engine
+from tidegate.pipeline.rounds.generation import Generation
+from tidegate.pipeline.rounds.heads import Heads
+from tidegate.pipeline.rounds.local import LocalEngine
+from tidegate.pipeline.rounds.master import Master, Targets
+from tidegate.pipeline.rounds.opening import Opened, open_app
+from tidegate.pipeline.rounds.orders import Delivery
+from tidegate.pipeline.rounds.progress import Progress
+from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.rounds.run import Run
+from tidegate.pipeline.rounds.settings import RunSettings
+from tidegate.pipeline.rounds.tracking import Tracker
+from tidegate.pipeline.tasks.opening import open_app_log, open_state
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.tasks.worker import Worker
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.scheduling import Scheduler, ThreadScheduler
+from tidegate.storage.backends.port import StorageBackend
+
+MakeEngine = Callable[[WorkerSetup], Engine]
+
+
+def start_run(
+    setup: WorkerSetup,
+    engine: Engine | MakeEngine | None = None,
+    *,
+    settings: RunSettings | None = None,
+    log: Log | KafkaLog | None = None,
+    backend: StorageBackend | None = None,
+    clock: Clock | None = None,
+    scheduler: Scheduler | None = None,
+    randomness: Randomness | None = None,
+    files: Files | None = None,
+    metrics: Metrics | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Run:
+    """Take the app's turn and begin rounds.
+
+    `engine` None is the local one; a function is called with the setup once topics are known. What was handed in open
+    is left open. A clock of one's own comes with a scheduler, or the lease is renewed between rounds only.
+    """
+    settings = settings or RunSettings()
+    if clock is None and scheduler is None:
+        scheduler = ThreadScheduler(SystemClock(), f"tidegate-lease-{setup.app}")
+        owns_scheduler = True
+    else:
+        owns_scheduler = False
+    clock = clock or SystemClock()
+    randomness = randomness or SystemRandomness()
+    metrics = metrics or Metrics()
+    with ExitStack() as resources:
+        if owns_scheduler and scheduler is not None:
+            resources.callback(scheduler.close)
+        if backend is None:
+            backend = open_state(setup.state, files=files, clock=clock, randomness=randomness)
+            resources.callback(backend.close)
+        records = Records(backend, setup.app)
+        generation = Generation(
+            backend,
+            records,
+            clock=clock,
+            randomness=randomness,
+            lease_ms=settings.lease_ms,
+            scheduler=scheduler,
+        )
+        resources.callback(generation.release)
+        if log is None:
+            log = _open_log(setup, settings, files, clock)
+            resources.callback(log.close)
+        opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
+        resources.callback(opened.heads.close)
+        made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files)
+        master = Master(
+            opened,
+            made,
+            backend,
+            deliver,
+            clock=clock,
+            randomness=randomness,
+            metrics=metrics,
+            settings=settings,
+        )
+        tracker = Tracker(opened, master, clock=clock, processes=made.processes)
+        return Run(
+            opened,
+            made,
+            master,
+            tracker,
+            clock=clock,
+            settings=settings,
+            resources=resources.pop_all(),
+            look=_looking(log, opened),
+            show=progress,
+        ).begin()
+
+
+def _engine(
+    engine: Engine | MakeEngine | None,
+    opened: Opened,
+    resources: ExitStack,
+    log: Log | KafkaLog,
+    backend: StorageBackend,
+    clock: Clock,
+    randomness: Randomness,
+    files: Files | None,
+) -> tuple[Engine, Callable[[Sequence[Delivery]], None]]:
+    """The engine, and what the master delivers with: the local engine's own worker, or one beside Spark's.
+
+    Workers count for themselves, on whatever machine; what a run exports is what the master committed.
+    """
+    if engine is None:
+        local = LocalEngine(
+            opened.setup,
+            log=log,
+            backend=backend,
+            clock=clock,
+            randomness=randomness,
+            files=files,
+        )
+        resources.callback(local.close)
+        return local, local.deliver
+    if callable(engine):
+        made = engine(opened.setup)
+        resources.callback(made.close)
+    else:
+        made = engine
+    if isinstance(made, LocalEngine):
+        return made, made.deliver
+    # Tasks deliver in their own processes, so this one opens a partition only while it delivers (log=None).
+    worker = Worker(opened.setup, backend=backend, clock=clock, randomness=randomness, files=files)
+    resources.callback(worker.close)
+    return made, worker.deliver
+
+
+def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, clock: Clock) -> Log | KafkaLog:
+    if settings.maintains_log and not is_kafka(setup.log):
+        return open_log(setup.log, files=files, clock=clock, maintenance=True)
+    log: Log | KafkaLog = open_app_log(setup.log, setup.client, files=files, clock=clock)
+    return log
+
+
+def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
+    """Where the sources end now, for threads other than the master's."""
+    topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
+
+    def look() -> Targets:
+        heads = Heads(log)
+        try:
+            found = heads.look(topics)
+        finally:
+            heads.close()
+        return {(topic, number): head.end for topic, each in found.items() for number, head in each.items()}
+
+    return look

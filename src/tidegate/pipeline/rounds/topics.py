@@ -1,0 +1,45 @@
+"""The topics an app needs: those it reads must exist, those it writes are made where they are missing.
+
+Thread rule: one master, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidegate.errors import InvalidError
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.steps import To
+from tidegate.pipeline.rounds.facts import FlowFacts
+from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
+from tidegate.windows.kinds import Session, Unlimited
+
+
+def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, FlowFacts]) -> dict[str, int]:
+    """Make what is missing of the topics the flows write; the number of partitions of each of them."""
+    counts = log.partition_counts()
+    for flow in flows:
+        for sink in flow.topics:
+            wanted = facts[flow.name].tasks if sink.partitions is None else sink.partitions
+            if sink.topic not in counts:
+                log.create_topic(sink.topic, wanted, sink_settings(flow, sink), if_not_exists=True)
+                counts = log.partition_counts()
+            elif sink.partitions is not None and counts[sink.topic] != wanted:
+                raise InvalidError(
+                    f"topic {sink.topic} has {counts[sink.topic]} partitions, and flow {flow.name} is to write "
+                    f"{wanted}: leave out partitions=, or write to another topic"
+                )
+    return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
+
+
+def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
+    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says."""
+    window = flow.window
+    if window is None:
+        return {}
+    if isinstance(window.kind, Unlimited):
+        return changelog_settings("key-value")
+    kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
+    return changelog_settings(kind, retention=window.kind.retention_ms)

@@ -1,0 +1,390 @@
+"""Ways out that messages name: look at an app, start it over, go back to a commit, go on with a stopped partition.
+
+Each change takes the app's turn first, so it is refused while the app runs, and becomes a commit of its own
+(`records`, R4): whoever was in the middle of a round is fenced, and nothing that others read disappears at once.
+
+Thread rule: any thread; functions keep nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.errors import InvalidError
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.rounds.generation import Generation
+from tidegate.pipeline.rounds.heads import Heads
+from tidegate.pipeline.rounds.opening import REPLAYED
+from tidegate.pipeline.rounds.progress import StoppedPartition
+from tidegate.pipeline.rounds.records import CommitRecord, Loss, Records, SourceLine
+from tidegate.pipeline.rounds.stops import stopped_of
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """An app as its records say. `owner` is who runs it now, empty when nobody does."""
+
+    app: str
+    generation: int
+    owner: str
+    round: int
+    committed_ms: int
+    records: int
+    positions: Mapping[str, Mapping[int, int]]
+    topics: Mapping[str, str]
+    stopped: tuple[StoppedPartition, ...]
+    definition: str
+    change: str = ""
+    lag_records: int | None = None
+    totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    losses: tuple[Loss, ...] = ()
+    backlog_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """One commit in a list of them."""
+
+    round: int
+    committed_ms: int
+    generation: int
+    records: int
+    positions: Mapping[str, Mapping[int, int]]
+    change: str
+
+
+def list_apps(backend: StorageBackend) -> list[str]:
+    """The names of all apps that have state here."""
+    names = {each.name.split("/")[1] for each in backend.list("apps") if each.name.endswith("/app")}
+    return sorted(names)
+
+
+def app_status(
+    backend: StorageBackend, app: str, log: Log | KafkaLog | None = None, *, clock: Clock | None = None
+) -> AppStatus:
+    """Where an app stands; with a log, also how much is left to read."""
+    records = _existing(backend, app)
+    commit = _newest(records)[0]
+    topics = _topics(records, commit)
+    now_ms = (clock or SystemClock()).now_ms()
+    lease = read_lease(backend, records.lease_name)
+    held = None if lease is None else lease[0]
+    owner = "" if held is None or not held.owner or held.until_ms <= now_ms else f"{held.host}:{held.pid}"
+    return AppStatus(
+        app=app,
+        generation=0 if held is None else held.epoch,
+        owner=owner,
+        round=commit.round,
+        committed_ms=commit.committed_ms,
+        records=_records(commit),
+        positions=_positions(commit),
+        topics=topics,
+        stopped=stopped_of(commit, topics),
+        definition=commit.definition,
+        change=commit.change,
+        lag_records=None if log is None else _lag(commit, topics, log),
+        totals=commit.totals,
+        watermarks=commit.watermarks,
+        losses=commit.losses,
+        backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
+    )
+
+
+def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
+    """The commits that are kept, oldest first."""
+    records = _existing(backend, app)
+    found = (records.load_commit(round) for round in records.rounds())
+    return [
+        CommitInfo(
+            commit.round,
+            commit.committed_ms,
+            commit.generation,
+            _records(commit),
+            _positions(commit),
+            commit.change,
+        )
+        for commit in (each[0] for each in found if each is not None)
+    ]
+
+
+def reset_app(
+    backend: StorageBackend,
+    app: str,
+    *,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> CommitInfo:
+    """Forget all state and where reading was; the next start begins as the sources say, with any definition.
+
+    Results that were delivered stay in their topics; new ones follow them.
+    """
+    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness)
+
+
+def replay_app(
+    backend: StorageBackend,
+    app: str,
+    *,
+    to_round: int | None = None,
+    from_offsets: Mapping[str, Mapping[int, int]] | None = None,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> CommitInfo:
+    """Compute again: from the beginning of the log, from a commit that is kept, or from offsets (flow → partition).
+
+    Without `to_round` state begins empty. Results are sent again; in tables the later ones count.
+    """
+    if to_round is not None and from_offsets is not None:
+        raise InvalidError("replay either from a round, which has its own offsets, or from offsets; not both")
+
+    def edit(records: Records, commit: CommitRecord) -> CommitRecord:
+        if to_round is not None:
+            return _gone_back(records, commit, to_round)
+        if from_offsets is not None:
+            return _from_offsets(commit, from_offsets)
+        return _emptied(commit, REPLAYED)
+
+    return _edited(backend, app, edit, clock, randomness)
+
+
+def resume_partition(
+    backend: StorageBackend,
+    app: str,
+    partition: str,
+    *,
+    skip_to: int | None = None,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> CommitInfo:
+    """Go on with a stopped partition (`FLOW:3` or `TOPIC-3`), at the offset it stopped at or at `skip_to`.
+
+    What is skipped is recorded as a loss for ever.
+    """
+
+    def edit(records: Records, commit: CommitRecord) -> CommitRecord:
+        chosen = _chosen(commit, _topics(records, commit), partition)
+        lines, losses = list[SourceLine](), list(commit.losses)
+        for line in commit.sources:
+            if line not in chosen:
+                lines.append(line)
+                continue
+            to = line.next_offset if skip_to is None else skip_to
+            if to > line.next_offset:
+                losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
+            lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
+        return msgspec.structs.replace(
+            commit, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
+        )
+
+    return _edited(backend, app, edit, clock, randomness)
+
+
+def rebase_outputs(
+    backend: StorageBackend,
+    app: str,
+    log: Log | KafkaLog,
+    *,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> CommitInfo:
+    """Go on where output topics end now, after somebody else wrote into them.
+
+    What was committed and not delivered yet goes behind that, too.
+    """
+
+    def edit(records: Records, commit: CommitRecord) -> CommitRecord:
+        heads = Heads(log)
+        counts = log.partition_counts()
+        ends = {
+            topic: {
+                number: heads.of(topic, counts[topic])[number].end
+                for number in partitions
+                if topic in counts and number < counts[topic]
+            }
+            for topic, partitions in commit.ends.items()
+        }
+        deliveries = []
+        for each in commit.deliveries:
+            bases = []
+            for section in each.parcel.sections:
+                bases.append(ends[section.topic][section.partition])
+                ends[section.topic][section.partition] += section.records
+            deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))
+        heads.close()
+        return msgspec.structs.replace(
+            commit, ends=ends, deliveries=tuple(deliveries), change="goes on where its topics end"
+        )
+
+    return _edited(backend, app, edit, clock, randomness)
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _edited(
+    backend: StorageBackend,
+    app: str,
+    edit: Callable[[Records, CommitRecord], CommitRecord],
+    clock: Clock | None,
+    randomness: Randomness | None,
+) -> CommitInfo:
+    """Commit a change under the app's lease."""
+    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
+    records = _existing(backend, app)
+    with _turn(backend, records, clock, randomness) as generation:
+        commit, digest = _newest(records)
+        changed = msgspec.structs.replace(
+            edit(records, commit),
+            round=commit.round + 1,
+            generation=generation.number,
+            base=digest,
+            plan=b"",
+            life=randomness.uuid().hex[:12],
+            committed_ms=clock.now_ms(),
+        )
+        made, _ = records.put_change(changed)
+        generation.check()
+    return CommitInfo(
+        made.round, made.committed_ms, made.generation, _records(made), _positions(made), made.change
+    )
+
+
+@contextmanager
+def _turn(
+    backend: StorageBackend, records: Records, clock: Clock, randomness: Randomness
+) -> Iterator[Generation]:
+    generation = Generation(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
+    try:
+        yield generation
+    finally:
+        generation.release()
+
+
+def _existing(backend: StorageBackend, app: str) -> Records:
+    records = Records(backend, app)
+    if records.load_app() is None:
+        have = ", ".join(list_apps(backend)) or "none"
+        raise InvalidError(f"there is no app {app!r} in this state; there are: {have}")
+    return records
+
+
+def _newest(records: Records) -> tuple[CommitRecord, bytes]:
+    newest = records.newest()
+    if newest is None:
+        raise InvalidError(f"app {records.app} was never started; run it first")
+    return records.read_commit(newest)
+
+
+def _topics(records: Records, commit: CommitRecord) -> dict[str, str]:
+    found = records.load_app()
+    lines = () if found is None else found[0].definitions.get(commit.definition, ())
+    return {line.name: line.topic for line in lines}
+
+
+def _emptied(commit: CommitRecord, why: str) -> CommitRecord:
+    return msgspec.structs.replace(
+        commit,
+        definition="",
+        sources=(),
+        tasks=(),
+        deliveries=(),
+        ends={},
+        totals={},
+        watermarks={},
+        closed=(),
+        change=why,
+    )
+
+
+def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitRecord:
+    """As it was after that round; outputs go on from where they are now."""
+    then = records.read_commit(to_round)[0]
+    if not then.definition:
+        raise InvalidError(
+            f"commit {to_round} is a {then.change}: there is nothing to go back to; take another"
+        )
+    return msgspec.structs.replace(
+        then,
+        deliveries=commit.deliveries,
+        ends=commit.ends,
+        losses=commit.losses,
+        change=f"back to commit {to_round}",
+    )
+
+
+def _from_offsets(commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> CommitRecord:
+    flows = {line.flow for line in commit.sources}
+    for flow in offsets:
+        if flow not in flows:
+            raise InvalidError(f"app {commit.app} has no flow {flow!r}; it has {', '.join(sorted(flows))}")
+    lines = [
+        SourceLine(
+            line.flow,
+            line.partition,
+            offsets[line.flow].get(line.partition, line.next_offset),
+            seen_ms=line.seen_ms,
+        )
+        if line.flow in offsets
+        else line
+        for line in commit.sources
+    ]
+    return msgspec.structs.replace(
+        commit,
+        sources=tuple(lines),
+        tasks=tuple(line for line in commit.tasks if line.flow not in offsets),
+        watermarks={flow: time for flow, time in commit.watermarks.items() if flow not in offsets},
+        closed=tuple(flow for flow in commit.closed if flow not in offsets),
+        change="to be replayed from offsets",
+    )
+
+
+def _chosen(commit: CommitRecord, topics: Mapping[str, str], partition: str) -> list[SourceLine]:
+    """The stopped lines that `FLOW:3` or `TOPIC-3` means."""
+    flow, colon, number = partition.rpartition(":")
+    topic, dash, last = partition.rpartition("-")
+    stopped = [line for line in commit.sources if line.stopped is not None]
+    chosen = [
+        line
+        for line in stopped
+        if (colon and number.isdigit() and (line.flow, line.partition) == (flow, int(number)))
+        or (dash and last.isdigit() and (topics.get(line.flow), line.partition) == (topic, int(last)))
+    ]
+    if not chosen:
+        have = ", ".join(f"{line.flow}:{line.partition}" for line in stopped) or "none is"
+        raise InvalidError(f"no partition {partition!r} of app {commit.app} is stopped; stopped: {have}")
+    return chosen
+
+
+def _positions(commit: CommitRecord) -> dict[str, dict[int, int]]:
+    positions: dict[str, dict[int, int]] = {}
+    for line in commit.sources:
+        positions.setdefault(line.flow, {})[line.partition] = line.next_offset
+    return positions
+
+
+def _records(commit: CommitRecord) -> int:
+    return sum(counters.get("records", 0) for counters in commit.totals.values())
+
+
+def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -> int:
+    heads = Heads(log)
+    try:
+        counts = log.partition_counts()
+        ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
+    finally:
+        heads.close()
+    return sum(
+        max(0, ends[topics[line.flow]][line.partition].end - line.next_offset)
+        for line in commit.sources
+        if line.stopped is None and topics.get(line.flow) in ends
+    )

@@ -1,0 +1,194 @@
+"""A task's part of a flow: the steps from the first that keeps state on, as operators on the worker's storage.
+
+A flow is cut once. In front of the cut are steps that keep nothing and run where records are read; behind it,
+everything runs in the task that owns the keys. In a re-keyed flow the cut lies right after the `KeyBy`.
+
+Operators trust the stream times that events carry (`sources`), whichever way the events came.
+
+Thread rule: one task, one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from tidegate.errors import InvalidError
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Lookup
+from tidegate.pipeline.tasks.stateless import Around, Stage, Stateless, stage_of
+from tidegate.pipeline.tasks.timing import Timings
+from tidegate.randomness import Randomness
+from tidegate.storage import WorkerStorageRuntime
+from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.events import EventBatch
+from tidegate.windows.kinds import Session, Sliding
+from tidegate.windows.operators.dedupe import DedupeOperator
+from tidegate.windows.operators.sessions import SessionOperator
+from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
+from tidegate.windows.operators.sliding import SlidingOperator
+from tidegate.windows.operators.windows import WindowOperator
+
+WindowOperators: TypeAlias = WindowOperator | SessionOperator | SlidingOperator
+Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless"
+
+
+def cut_of(flow: Flow) -> int:
+    """How many of the flow's steps run where records are read."""
+    if flow.rekey_at is not None:
+        return flow.rekey_at + 1
+    for place, step in enumerate(flow.steps):
+        if isinstance(step, Dedupe | Aggregate | Lookup):
+            return place
+    return len(flow.steps)
+
+
+def front_of(flow: Flow, around: Around) -> Stateless:
+    """The steps in front of the cut."""
+    return _stateless(flow, 0, cut_of(flow), around)
+
+
+class TaskChain:
+    """The operators of one task, attached to its storage."""
+
+    def __init__(
+        self,
+        runtime: WorkerStorageRuntime,
+        task: str,
+        flow: Flow,
+        partitions: Sequence[int],
+        around: Around,
+        *,
+        randomness: Randomness,
+    ) -> None:
+        self._flow = flow
+        self.links: list[Link] = []
+        self._names: list[str] = []
+        place = cut_of(flow)
+        while place < len(flow.steps):
+            step = flow.steps[place]
+            if isinstance(step, Dedupe | Aggregate):
+                name = flow.operators[place]
+                link = self._operator(runtime, task, name, place, partitions, randomness)
+                self._add(link, name)
+                place += 1
+                continue
+            stop = place
+            while stop < len(flow.steps) and not isinstance(flow.steps[stop], Dedupe | Aggregate):
+                stop += 1
+            self._add(_stateless(flow, place, stop, around), "steps")
+            place = stop
+
+    @property
+    def operators(self) -> list[DedupeOperator | WindowOperators]:
+        """Those that keep state, in their order."""
+        return [link for link in self.links if not isinstance(link, Stateless)]
+
+    def look_up(self, commits: Mapping[str, int]) -> None:
+        """Of tables that are looked into, the commits to look into from now on."""
+        for link in self.links:
+            if isinstance(link, Stateless):
+                link.look_up(commits)
+
+    def close(self) -> None:
+        """Let go of what is open; state is storage's."""
+        for link in self.links:
+            if isinstance(link, Stateless):
+                link.close()
+
+    def process(
+        self, events: EventBatch, moment: Moment, counters: Counter[str], timings: Timings
+    ) -> Rows | None:
+        """Take events through all steps; what comes out, None: nothing."""
+        rows: Rows = events
+        for link, name in zip(self.links, self._names, strict=True):
+            if not isinstance(rows, EventBatch):
+                raise InvalidError("windows are the last step of a flow")
+            if not len(rows):
+                return None
+            with timings(name):
+                if isinstance(link, Stateless):
+                    rows = link(rows)
+                    continue
+                output = link.process(rows, moment)
+            rows = output.rows
+            _count(counters, name, output.counters)
+        return rows if len(rows) else None
+
+    def tick(self, moment: Moment, counters: Counter[str], timings: Timings) -> WindowRows | None:
+        """Let time pass for every operator; the windows that this made final."""
+        closed: WindowRows | None = None
+        for link, name in zip(self.links, self._names, strict=True):
+            if isinstance(link, Stateless):
+                continue
+            with timings(name):
+                output = link.tick(moment)
+            _count(counters, name, output.counters)
+            if isinstance(output.rows, WindowRows) and len(output.rows):
+                closed = output.rows
+        return closed
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _add(self, link: Link, name: str) -> None:
+        self.links.append(link)
+        self._names.append(name)
+
+    def _operator(
+        self,
+        runtime: WorkerStorageRuntime,
+        task: str,
+        name: str,
+        place: int,
+        partitions: Sequence[int],
+        randomness: Randomness,
+    ) -> DedupeOperator | WindowOperators:
+        flow, step = self._flow, self._flow.steps[place]
+        schema = flow.schemas[place]
+        window = flow.window
+        if isinstance(step, Dedupe):
+            guard = None if window is None else window.future
+            return DedupeOperator(
+                runtime, task, name, step.rule, schema,
+                partitions=partitions, late_table=step.late, idle_close=_idle(flow, window), stamped=True,
+                ahead_ms=None if guard is None else guard.ahead_ms, randomness=randomness,
+                bucket_ms=None if step.layout is None else step.layout.bucket_ms,
+            )  # fmt: skip
+        if not isinstance(step, Aggregate):
+            raise InvalidError(f"a step {type(step).__name__} keeps no state")
+        wanted = resolve(step.aggregates, schema)
+        settings = {
+            "emit": step.emit,
+            "partitions": partitions,
+            "values": schema,
+            "late": step.late,
+            "future": step.future,
+            "idle_close": _idle(flow, step),
+            "stamped": True,
+            "layout": step.layout,
+        }
+        if isinstance(step.kind, Session):
+            return SessionOperator(runtime, task, name, step.kind, wanted, **settings)
+        if isinstance(step.kind, Sliding):
+            return SlidingOperator(runtime, task, name, step.kind, wanted, **settings)
+        return WindowOperator(runtime, task, name, step.kind, wanted, **settings)
+
+
+def _idle(flow: Flow, step: Aggregate | None) -> int | None:
+    """After how long a silent source is not waited for; in a re-keyed flow only the master can tell silence."""
+    return None if step is None or flow.rekey_at is not None else step.idle_close_ms
+
+
+def _stateless(flow: Flow, start: int, stop: int, around: Around) -> Stateless:
+    stages: list[Stage] = []
+    for place in range(start, stop):
+        stage = stage_of(flow.steps[place], flow.schemas[place], flow.key_serdes[place], around)
+        if stage is not None:
+            stages.append(stage)
+    return Stateless(stages)
+
+
+def _count(counters: Counter[str], name: str, found: Mapping[str, int]) -> None:
+    for what, number in found.items():
+        counters[f"{name}.{what}"] += number

@@ -1,0 +1,221 @@
+"""Results as the record batches of topics: keys, values and stamps, a column at a time.
+
+After windows a record's key is the windowed key in Kafka Streams' bytes and its value the aggregates; a window that
+ceased to exist is a record without a value. Without windows a record keeps its key and time.
+
+Which partition: a task whose number is a partition of the topic, of as many partitions as there are tasks, writes
+that partition alone, as Kafka Streams does. Otherwise the (inner) key decides, as Kafka's default partitioner does.
+
+C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
+    task's checkpoint (`OutboxState`), and the time in its headers is the round's.
+C2  a batch is at most a mebibyte, a larger record alone in one.
+
+Thread rule: one task, one thread.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import CorruptError
+from tidegate.integrity.chains import ChainLimits, Chains, ChainState
+from tidegate.integrity.stamping import joined
+from tidegate.log.batches.encode import encode_together
+from tidegate.log.batches.records import RecordColumns
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.steps import KeyBy, To
+from tidegate.pipeline.definition.values import ValueFormat
+from tidegate.pipeline.rounds.orders import Tick
+from tidegate.pipeline.tasks.parcels import Batches
+from tidegate.pipeline.tasks.timing import Timings
+from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.windows.events import EventBatch
+from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
+from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.kinds import Session
+from tidegate.windows.operators.shapes import Rows
+
+BATCH_BYTES: Final = 1 << 20
+JOINED_BYTES: Final = 1 << 20
+OUTBOX: Final = "outbox"
+NAMESPACE: Final = uuid.UUID("6d1bcb5c-0d5c-4bd8-9d0b-0e5b6c4b7f0e")
+VERSION: Final = 1
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    """Where the task's senders stand, by topic and partition; in one life of the app."""
+
+    life: str = ""
+    positions: dict[str, dict[int, bytes]] = {}
+
+
+class OutboxState:
+    """The senders' positions, in the task's checkpoint: a store without rows and a few bytes beside it.
+
+    Version u8 (1) | MessagePack array: life, {topic: {partition: chain state}}.
+    """
+
+    def __init__(self) -> None:
+        self._index = BucketIndex(StoreSpec(OUTBOX, Merge.LAST, payload=pa.schema([("unused", pa.int8())])))
+        self._saved = _Saved()
+
+    @property
+    def index(self) -> BucketIndex:
+        return self._index
+
+    def position(self, life: str, topic: str, partition: int) -> ChainState:
+        """Where a sender goes on; a new life of the app begins anew."""
+        if self._saved.life != life:
+            return ChainState()
+        found = self._saved.positions.get(topic, {}).get(partition)
+        return ChainState() if found is None else ChainState.from_bytes(found)
+
+    def positions(self, life: str) -> list[tuple[str, int]]:
+        """Topics and partitions anything was sent to in this life."""
+        if self._saved.life != life:
+            return []
+        return [(topic, number) for topic, known in self._saved.positions.items() for number in sorted(known)]
+
+    def move(self, life: str, topic: str, partition: int, state: ChainState) -> None:
+        if self._saved.life != life:
+            self._saved = _Saved(life)
+        known = self._saved.positions
+        self._saved.positions = {
+            **known, topic: {**known.get(topic, {}), partition: state.to_bytes()}
+        }  # fmt: skip
+
+    def encode_extra(self) -> bytes:
+        return bytes([VERSION]) + msgspec.msgpack.encode(self._saved)
+
+    def restore_extra(self, data: bytes) -> None:
+        if data and data[0] != VERSION:
+            raise CorruptError(
+                f"the senders' positions have format {data[0]}; this version knows {VERSION}: run the version that "
+                "wrote them",
+                kafka_name=None,
+            )
+        try:
+            self._saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
+        except msgspec.MsgspecError as error:
+            raise CorruptError(f"the senders' positions cannot be read: {error}", kafka_name=None) from error
+
+
+class Changelog:
+    """Makes the records of one sink of one task."""
+
+    def __init__(self, app: str, flow: Flow, sink: To, task: int, partitions: int, tasks: int) -> None:
+        self._app, self._flow, self._sink, self._task = app, flow, sink, task
+        self._partitions = partitions
+        shuffled = -1 if flow.rekey_at is None else flow.rekey_at
+        changes_key = any(isinstance(step, KeyBy) for step in flow.steps[shuffled + 1 :])
+        self._own = task if partitions == tasks and not changes_key else None
+        self._values = ValueFormat.of(sink, flow.result_schema, flow.window)
+        self._format = key_format(flow, sink)
+
+    def batches(
+        self, rows: Sequence[Rows], state: OutboxState, life: str, tick: Tick, timings: Timings
+    ) -> list[Batches]:
+        """The rows as batches, partition by partition; positions in `state` move on."""
+        by_partition: dict[int, list[RecordColumns]] = {}
+        for piece in rows:
+            with timings("values"):
+                columns = self._columns(piece)
+            for number, part in self._split(piece, columns):
+                by_partition.setdefault(number, []).append(part)
+        if tick.closing and self._sink.integrity:
+            for topic, number in state.positions(life):
+                if topic == self._sink.topic:
+                    by_partition.setdefault(number, [])
+        made = []
+        for number in sorted(by_partition):
+            found = self._sealed(number, by_partition[number], state, life, tick, timings)
+            if found.records:
+                made.append(found)
+        return made
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _columns(self, rows: Rows) -> RecordColumns:
+        values = self._values.encode(rows.values)
+        if isinstance(rows, EventBatch):
+            times = (
+                pa.array(rows.ts, mask=rows.ts < 0) if len(rows) and rows.ts.min() < 0 else pa.array(rows.ts)
+            )
+            return RecordColumns(rows.key, values, times, None)
+        if rows.deleted is not None and rows.deleted.any():
+            values = _emptied(values, rows.deleted)
+        ends = rows.window_end if self._format is KeyFormat.SESSION else None
+        key = encode_keys(rows.key, rows.window_start, self._format, end=ends)
+        return RecordColumns(key, values, pa.array(rows.ts), None)
+
+    def _split(self, rows: Rows, columns: RecordColumns) -> list[tuple[int, RecordColumns]]:
+        if self._own is not None:
+            return [(self._own, columns)]
+        if self._partitions == 1:
+            return [(0, columns)]
+        chosen = partitions_of_inner_keys(rows.key, self._partitions)
+        chosen[chosen < 0] = self._task % self._partitions  # without a key: beside each other, in their order
+        return [(number, columns.filter(pa.array(chosen == number))) for number in np.unique(chosen).tolist()]
+
+    def _sealed(
+        self,
+        number: int,
+        pieces: list[RecordColumns],
+        state: OutboxState,
+        life: str,
+        tick: Tick,
+        timings: Timings,
+    ) -> Batches:
+        topic = self._sink.topic
+        if self._sink.integrity:
+            with timings("stamp_out"):
+                pieces = self._stamped(number, pieces, state, life, tick)
+        if len(pieces) > 1 and sum(each.key.nbytes + each.value.nbytes for each in pieces) <= JOINED_BYTES:
+            pieces = [joined(pieces)] if self._sink.integrity else pieces
+        with timings("encode"):
+            batches = encode_together(pieces, max_batch_bytes=BATCH_BYTES)
+        return Batches(topic, number, batches, sum(map(len, pieces)))
+
+    def _stamped(
+        self, number: int, pieces: list[RecordColumns], state: OutboxState, life: str, tick: Tick
+    ) -> list[RecordColumns]:
+        """The pieces numbered and check-summed, with the control records that belong between them."""
+        topic = self._sink.topic
+        chains = Chains(sender_guid(self._app, life, topic, number, self._task), limits=ChainLimits())
+        position = state.position(life, topic, number)
+        stamped: list[RecordColumns] = []
+        for piece in pieces:
+            planned = chains.data(position, piece, tick.now_ms)
+            stamped += planned.pieces
+            position = planned.after
+        if tick.closing:
+            planned = chains.end(position, tick.now_ms)
+            stamped += planned.pieces
+            position = planned.after
+        state.move(life, topic, number, position)
+        return stamped
+
+
+def sender_guid(app: str, life: str, topic: str, partition: int, task: int) -> bytes:
+    """Who a task is to those who validate what it sends: the same at every attempt, another in another life."""
+    said = msgspec.json.encode([app, life, topic, partition, task]).decode()
+    return uuid.uuid5(NAMESPACE, said).bytes
+
+
+def key_format(flow: Flow, sink: To) -> KeyFormat:
+    """How windows are written into keys."""
+    if flow.window is not None and isinstance(flow.window.kind, Session):
+        return KeyFormat.SESSION
+    return KeyFormat.CHANGELOG if sink.key_format == "changelog" else KeyFormat.TOPIC
+
+
+def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:
+    """The values, null where the row is deleted."""
+    return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)

@@ -1,0 +1,93 @@
+"""Records that were set aside, as objects on the backend: readable later, and only if a commit knows them.
+
+A round that sets records aside writes one object a partition; the source's state names the newest, and each names
+the one before it. So what a failed or repeated attempt wrote is in no chain and never shown.
+
+    "TGDL" | u8 version, 1 | u32 CRC-32C of all that follows | u16 length | name of the object before | Arrow IPC stream
+
+The columns are `offset, partition, reason, key, value` (`tables.serdes.dead_letters`).
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.errors import CorruptError
+from tidegate.pipeline.tasks.source_state import decode_state
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+
+MAGIC: Final = b"TGDL"
+VERSION: Final = 1
+_HEAD: Final = struct.Struct(">4sBI")
+_LENGTH: Final = struct.Struct(">H")
+
+
+def letters_of(
+    records: pa.RecordBatch, rows: npt.NDArray[np.int64], reasons: Sequence[str]
+) -> pa.RecordBatch:
+    """These rows of a batch of records, with why each of them is here."""
+    picked = pa.array(rows)
+    return pa.record_batch(
+        [
+            records.column("offset").take(picked),
+            records.column("partition").take(picked),
+            pa.array(list(reasons), pa.string()),
+            records.column("key").take(picked),
+            records.column("value").take(picked),
+        ],
+        schema=DEAD_LETTER_SCHEMA,
+    )
+
+
+def write_letters(
+    backend: StorageBackend, name: str, previous: str, batches: Sequence[pa.RecordBatch]
+) -> None:
+    """One object with these letters, after those of `previous` (empty: the first)."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, DEAD_LETTER_SCHEMA) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    before = previous.encode()
+    body = _LENGTH.pack(len(before)) + before + sink.getvalue().to_pybytes()
+    backend.put(name, [_HEAD.pack(MAGIC, VERSION, crc32c(body)), body])
+
+
+def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
+    """All letters that a source's state knows, oldest first."""
+    name, pieces = decode_state(state).letters, list[pa.Table]()
+    while name:
+        name, table = _read(backend, name)
+        pieces.append(table)
+    return pa.concat_tables(reversed(pieces)) if pieces else DEAD_LETTER_SCHEMA.empty_table()
+
+
+def _read(backend: StorageBackend, name: str) -> tuple[str, pa.Table]:
+    data = memoryview(backend.read(name))
+    if len(data) < _HEAD.size + _LENGTH.size:
+        raise _corrupt(name, f"it has {len(data)} bytes")
+    magic, version, crc = _HEAD.unpack_from(data)
+    body = data[_HEAD.size :]
+    if magic != MAGIC or version != VERSION:
+        raise _corrupt(name, f"it begins with {bytes(magic)!r}, version {version}")
+    if crc32c(bytes(body)) != crc:
+        raise _corrupt(name, "its CRC-32C does not match")
+    (length,) = _LENGTH.unpack_from(body)
+    previous = bytes(body[_LENGTH.size : _LENGTH.size + length]).decode()
+    with pa.ipc.open_stream(pa.py_buffer(body[_LENGTH.size + length :])) as reader:
+        return previous, reader.read_all()
+
+
+def _corrupt(name: str, why: str) -> CorruptError:
+    return CorruptError(
+        f"the object {name} holds no dead letters: {why}; restore it", path=name, kafka_name=None
+    )

@@ -1,0 +1,79 @@
+"""Events as bytes on their way from the stage that reads to the task that owns their keys: one Arrow IPC stream.
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.windows.events import EventBatch
+
+_OWN = 5  # columns of the event itself; the user's follow
+
+
+def pack_events(batch: EventBatch) -> bytes:
+    """A batch as one Arrow IPC stream; the user's columns come after the event's own, so that no name can clash."""
+    columns = [
+        batch.key,
+        pa.array(batch.ts),
+        pa.array(batch.offset),
+        pa.array(batch.partition),
+        pa.array(batch.stream_time),
+        *batch.values.columns,
+    ]
+    own = [pa.field(name, column.type) for name, column in zip(_NAMES, columns, strict=False)]
+    packed = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*own, *batch.values.schema]))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, packed.schema) as writer:
+        writer.write_batch(packed)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def unpack_events(data: bytes | memoryview | pa.Buffer) -> EventBatch:
+    """What `pack_events` made; columns lie in the given bytes."""
+    with pa.ipc.open_stream(data) as reader:
+        packed = reader.read_next_batch()
+    key, ts, offset, partition, stream_time, *values = packed.columns
+    schema = pa.schema(list(packed.schema)[_OWN:])
+    return EventBatch(
+        key=key,
+        ts=ts.to_numpy(),
+        offset=offset.to_numpy(),
+        partition=partition.to_numpy(),
+        stream_time=stream_time.to_numpy(),
+        values=_values(values, schema, packed.num_rows),
+    )
+
+
+def join_events(batches: Sequence[EventBatch]) -> EventBatch:
+    """Several batches behind each other; at least one."""
+    if len(batches) == 1:
+        return batches[0]
+    values = [batch.values for batch in batches]
+    return EventBatch(
+        key=pa.concat_arrays([batch.key for batch in batches]),
+        ts=np.concatenate([batch.ts for batch in batches]),
+        offset=np.concatenate([batch.offset for batch in batches]),
+        partition=np.concatenate([batch.partition for batch in batches]),
+        stream_time=np.concatenate([batch.stream_time for batch in batches]),
+        values=pa.concat_batches(values) if values[0].num_columns else _rows_alone(batches),
+    )
+
+
+def _rows_alone(batches: Sequence[EventBatch]) -> pa.RecordBatch:
+    return _values([], batches[0].values.schema, sum(map(len, batches)))
+
+
+def _values(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    # a batch without columns still has rows
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+
+
+_NAMES = ("key", "ts", "offset", "partition", "stream_time")

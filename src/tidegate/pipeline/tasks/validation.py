@@ -1,0 +1,167 @@
+"""A source's records held against their producers' numbering, as one task of the pipeline does it.
+
+This is the consumer's validator of the leader leg: repeats and control records are left out, faults do what the
+flow says. Its state is part of the source's state, so it always stands where reading stands.
+
+Records without any header have no numbering; they pass by with only the position moved, which is half the cost
+of a topic that other programs write. Without `validate()` only Tidegate's own control records are left out.
+
+Thread rule: one reading, one thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.integrity import Tolerance, ValidationRules
+from tidegate.integrity.checkpoint import decode_state, encode_state
+from tidegate.integrity.columns import read_columns
+from tidegate.integrity.findings import Finding
+from tidegate.integrity.policy import FaultLog
+from tidegate.integrity.rules import OnFault
+from tidegate.integrity.state import PartitionState
+from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.verdicts import Verdict
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.steps import Validate
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Checked(NamedTuple):
+    """Of some records: how many were looked at, which go on (None: all), which are set aside and why, what stopped."""
+
+    rows: int
+    kept: Flags | None
+    aside: npt.NDArray[np.int64]
+    reasons: tuple[str, ...]
+    fault: Finding | None
+
+
+_NONE_ASIDE = np.empty(0, np.int64)
+
+
+def passed(rows: int) -> Checked:
+    """All of them go on."""
+    return Checked(rows, None, _NONE_ASIDE, (), None)
+
+
+class SourceValidation:
+    """The validator of one partition of one source."""
+
+    def __init__(
+        self, step: Validate | None, topic: str, partition: int, saved: bytes, rules: ValidationRules | None
+    ) -> None:
+        self._is_on = step is not None
+        self._saved = saved
+        self.verdicts: Counter[str] = Counter()
+        self._faults = FaultLog()
+        state = decode_state(saved) if saved and self._is_on else PartitionState()
+        self._validator = PartitionValidator(topic, partition, rules=rules, state=state)
+        self._before: PartitionState | None = None
+        self._last: Counter[str] = Counter()
+
+    def check(self, records: pa.RecordBatch, now_ms: int) -> Checked:
+        """Judge the next records; `take_back` may be called about them afterwards."""
+        if not self._is_on:
+            if not has_headers(records):
+                return passed(records.num_rows)
+            control = read_columns(records.column("headers")).is_control
+            return passed(records.num_rows)._replace(kept=~control if control.any() else None)
+        self._before = self._validator.state.copy()
+        return self._judge(records, now_ms)
+
+    def take_back(self, records: pa.RecordBatch, rows: int, now_ms: int) -> None:
+        """Of the records checked last only the first `rows` count."""
+        if not self._is_on or self._before is None:
+            return
+        self._validator.state = self._before
+        self.verdicts.subtract(self._last)
+        if rows:
+            self._judge(records.slice(0, rows), now_ms)
+        self.verdicts = +self.verdicts
+
+    def pass_over(self, records: pa.RecordBatch, now_ms: int) -> None:
+        """Let records be that somebody decided to leave out: the state moves on over faults among them."""
+        if self._is_on and has_headers(records):
+            state = self._validator.state
+            rules = replace(self._validator.rules, during_push=OnFault.WARN, otherwise=OnFault.WARN)
+            PartitionValidator(
+                self._validator.topic, self._validator.partition, rules=rules, state=state
+            ).validate(records, now_ms)
+
+    def begin_anew(self) -> None:
+        """Forget all producers: what lies between is not there to be looked at."""
+        self._validator.state = PartitionState()
+        self._validator.rules = replace(self._validator.rules, head_may_be_gone=True)
+
+    def _judge(self, records: pa.RecordBatch, now_ms: int) -> Checked:
+        if not has_headers(records):
+            self._validator.state.next_offset = int(records.column("offset")[-1].as_py()) + 1
+            self._count({Verdict.UNMANAGED: records.num_rows})
+            return passed(records.num_rows)
+        judged = self._validator.validate(records, now_ms)
+        self._faults.take(judged, now_ms)
+        self._count(judged.counts)
+        rows = len(judged.verdicts) if judged.stop_at is None else judged.stop_at
+        kept: Flags | None = judged.kept[:rows]
+        if kept is not None and kept.all():
+            kept = None
+        aside = np.flatnonzero(judged.quarantined[:rows])
+        fault = None if judged.stop_at is None else judged.findings[-1]
+        return Checked(rows, kept, aside, _reasons(aside, judged.findings, records), fault)
+
+    def _count(self, counts: Mapping[Verdict, int]) -> None:
+        self._last = Counter({verdict.label: count for verdict, count in counts.items() if count})
+        self.verdicts.update(self._last)
+
+    def saved(self, next_offset: int) -> bytes:
+        """The state for the source's own, standing at `next_offset`."""
+        if not self._is_on:
+            return self._saved
+        self._validator.state.next_offset = next_offset
+        return encode_state(self._validator.state)
+
+
+def compaction_lag_ms(log: Any, flow: Flow) -> int:
+    """After how long compaction may take records out of the flow's topic; -1: never, or nobody validates them."""
+    if not any(isinstance(step, Validate) for step in flow.steps):
+        return -1
+    config = log.describe(flow.source.topic).config
+    return config.min_compaction_lag_ms if config.compacts else -1
+
+
+def rules_for(step: Validate, lag_ms: int, *, is_cut: bool) -> ValidationRules:
+    """What the partition's records are judged by; `is_cut`: producers may be met in the middle of a chain."""
+    action = OnFault(step.on_fault)
+    return ValidationRules(
+        during_push=action,
+        otherwise=action,
+        tolerance=Tolerance(compaction_lag_ms=lag_ms),
+        head_may_be_gone=is_cut,
+    )
+
+
+def has_headers(records: pa.RecordBatch) -> bool:
+    """Whether any record carries a header."""
+    column = records.column("headers")
+    bounds = np.frombuffer(column.buffers()[1], np.int32)
+    return bool(bounds[column.offset] != bounds[column.offset + len(column)])
+
+
+def _reasons(aside: npt.NDArray[np.int64], findings: Any, records: pa.RecordBatch) -> tuple[str, ...]:
+    """Why each record was set aside; the validator tells the first faults in full."""
+    if not len(aside):
+        return ()
+    told = {finding.offset: str(finding) for finding in findings}
+    offsets = records.column("offset").to_numpy()[aside].tolist()
+    return tuple(
+        told.get(offset, "a fault that was counted, not told: too many in one batch") for offset in offsets
+    )

@@ -1,0 +1,319 @@
+"""The work of rounds in one process: the same in Spark's Python workers and in a local engine's threads.
+
+A worker keeps tasks warm between rounds. An order says which checkpoint a task starts from; a task that stands exactly
+there goes on as it is, any other is made anew from the token, of which only metadata is read.
+
+W1  nothing that others see is written before the commit but objects with names of their own: packs, parcels, letters.
+W2  what an order gives is a function of the order and the log, wherever and however often it is run: tokens and names
+    differ, rows, offsets and parcels' bytes do not.
+
+Thread rule: one thread at a time for one flow and task; different tasks may run at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.errors import InternalError, InvalidError
+from tidegate.files import Files
+from tidegate.metrics import Metrics
+from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
+from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.batching import in_batches
+from tidegate.pipeline.tasks.chain import TaskChain, front_of
+from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
+from tidegate.pipeline.tasks.consolidating import last_of_each
+from tidegate.pipeline.tasks.delivering import Deliverer
+from tidegate.pipeline.tasks.opening import open_app_log, open_state
+from tidegate.pipeline.tasks.packing import pack_events, unpack_events
+from tidegate.pipeline.tasks.parcels import Batches, write_parcel
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.tasks.sources import FetchBuffers, Reading, SourceParts
+from tidegate.pipeline.tasks.stateless import Around
+from tidegate.pipeline.tasks.timing import Timings
+from tidegate.pipeline.tasks.validation import compaction_lag_ms
+from tidegate.randomness import Randomness, SystemRandomness
+from tidegate.storage import WorkerStorageRuntime
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.building.source import kept_open
+from tidegate.windows.events import EventBatch
+from tidegate.windows.keys.columns import partitions_of_inner_keys
+from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
+from tidegate.windows.operators.windows import Emit
+
+__all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
+
+MAINTENANCE_PERMILLE = 40  # of a round's time, for merging and storing
+
+
+@dataclass(eq=False)
+class _Task:
+    """One task as it stands in this process."""
+
+    chain: TaskChain
+    outbox: OutboxState
+    changelogs: list[Changelog]
+
+
+class Worker:
+    """Tasks of one app, kept warm between rounds."""
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        *,
+        log: Any | None = None,
+        backend: StorageBackend | None = None,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        files: Files | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`log` and `backend` handed in stay open at `close`; a log handed in is this process's only one."""
+        self.setup = setup
+        self._clock = clock or SystemClock()
+        self._randomness = randomness or SystemRandomness()
+        self._owns_log, self._owns_backend = log is None, backend is None
+        self._log: Any = (
+            open_app_log(setup.log, setup.client, files=files, clock=self._clock) if log is None else log
+        )
+        self._backend = (
+            open_state(setup.state, files=files, clock=self._clock) if backend is None else backend
+        )
+        self._runtime = WorkerStorageRuntime.open(
+            setup.runtime_config,
+            kept_open(self._backend),
+            clock=self._clock,
+            randomness=self._randomness,
+            metrics=metrics,
+        )
+        self._deliverer = Deliverer(self._log, self._backend, self._clock, keeps_open=log is not None)
+        self._around = Around(self._backend, self._clock)
+        self._buffers = FetchBuffers()
+        self._guard = threading.Lock()
+        self._tasks: dict[tuple[str, int], _Task] = {}
+        self._attached: set[tuple[str, int]] = set()
+        self._sources: dict[tuple[str, int], SourceParts] = {}
+
+    @property
+    def runtime(self) -> WorkerStorageRuntime:
+        return self._runtime
+
+    # -- sources ---------------------------------------------------------------------------------
+
+    def read(self, order: SourceOrder, tick: Tick) -> Reading:
+        """The events of a range of the log; they are read when they are asked for."""
+        flow = self.setup.flow(order.flow)
+        place = (order.flow, order.partition)
+        with self._guard:
+            parts = self._sources.get(place)
+        if parts is None:
+            lag_ms = compaction_lag_ms(self._log, flow)
+            front = front_of(flow, self._around)
+            parts = SourceParts(
+                self.setup.app,
+                flow,
+                self._log,
+                self._backend,
+                self._clock,
+                self._randomness,
+                front,
+                lag_ms,
+                self._buffers,
+            )
+            with self._guard:
+                self._sources[place] = parts
+        return Reading(parts, order, tick)
+
+    def split(self, flow: str, events: EventBatch) -> list[tuple[int, EventBatch]]:
+        """Events of a re-keyed flow by the task that owns their key: Kafka's partition of the key among the tasks.
+
+        Events without a key go with task 0, which counts them.
+        """
+        shards = self.setup.flow(flow).shards
+        if shards is None:
+            raise InternalError(f"flow {flow!r} is not re-keyed: its events stay where they are")
+        if shards == 1 or not len(events):
+            return [(0, events)] if len(events) else []
+        chosen = np.maximum(partitions_of_inner_keys(events.key, shards), 0)
+        order = np.argsort(chosen, kind="stable")
+        bounds = np.searchsorted(chosen[order], np.arange(shards + 1))
+        together = events.take(order)
+        return [
+            (shard, together.slice(start, stop))
+            for shard, (start, stop) in enumerate(pairwise(bounds.tolist()))
+            if stop > start
+        ]
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def work(
+        self, order: TaskOrder, tick: Tick, round: int, events: Iterable[EventBatch], *, life: str = ""
+    ) -> TaskResult:
+        """Deliver what was committed before, bring the task through one round, and checkpoint it.
+
+        Events of a co-partitioned flow come as the `Reading` itself, which is read only then.
+        """
+        flow, timings, counters = self.setup.flow(order.flow), Timings(self._clock), Counter[str]()
+        if order.deliveries:
+            with timings("deliver"):
+                counters["delivered"] = self._deliverer.deliver(order.deliveries)
+        name, began_ms = self.setup.storage_task(order.flow, order.task), self._clock.monotonic_ms()
+        try:
+            with timings("restore"):
+                task = self._standing_at(flow, order, name)
+            task.chain.look_up(order.lookups)
+            rows = self._through(flow, task, tick, events, counters, timings)
+            contents = self._changelog(task, rows, tick, life, timings)
+            parcel = self._parcel(order, round, contents, timings)
+            with timings("maintain"):
+                taken_ms = self._clock.monotonic_ms() - began_ms
+                self._runtime.maintain(name, budget_ms=max(1, taken_ms * MAINTENANCE_PERMILLE // 1000))
+            with timings("checkpoint"):
+                token = self._runtime.checkpoint(name)
+        except BaseException:
+            self.forget(order.flow, order.task)
+            raise
+        if isinstance(events, Reading):
+            timings.take(events.timings)
+        stream_time = max((operator.clocks.floor for operator in task.chain.operators), default=-1)
+        return TaskResult(
+            flow=order.flow,
+            task=order.task,
+            token=token,
+            parcel=parcel,
+            stream_time=events.stream_time if isinstance(events, Reading) else stream_time,
+            rows_sent=sum(len(piece) for piece in rows),
+            counters=dict(counters),
+            backlog_bytes=self._runtime.charge_of(name),
+            memory_bytes=self._runtime.pool.used(name),
+            timings_ms=timings.ms,
+        )
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> None:
+        """Append committed parcels where they belong; what is already there is compared and left."""
+        self._deliverer.deliver(deliveries)
+
+    def forget(self, flow: str, task: int) -> None:
+        """Give up a warm task; its next order restores it from its token."""
+        with self._guard:
+            known = self._tasks.pop((flow, task), None)
+            is_attached = (flow, task) in self._attached
+            self._attached.discard((flow, task))
+        if known is not None:
+            known.chain.close()
+        if is_attached:
+            with suppress(InvalidError):  # it failed before storage had heard of it
+                self._runtime.detach(self.setup.storage_task(flow, task))
+
+    def close(self) -> None:
+        for task in self._tasks.values():
+            task.chain.close()
+        for parts in self._sources.values():
+            parts.stages.close()
+        self._tasks.clear()
+        self._deliverer.close()
+        self._runtime.close()
+        if self._owns_log:
+            self._log.close()
+        if self._owns_backend:
+            self._backend.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _standing_at(self, flow: Flow, order: TaskOrder, name: str) -> _Task:
+        """The task as it was at the order's token."""
+        token = order.token or None
+        with self._guard:
+            known = self._tasks.get((order.flow, order.task))
+        if known is not None and self._runtime.is_at(name, token):
+            return known
+        self.forget(order.flow, order.task)
+        with self._guard:
+            self._attached.add((order.flow, order.task))
+        self._runtime.apply_checkpoint(name, token)
+        sources = self.setup.partitions[flow.source.topic]
+        partitions = [order.task] if flow.rekey_at is None else list(range(sources))
+        outbox = OutboxState()
+        made = _Task(
+            TaskChain(self._runtime, name, flow, partitions, self._around, randomness=self._randomness),
+            outbox,
+            [
+                Changelog(
+                    self.setup.app,
+                    flow,
+                    sink,
+                    order.task,
+                    self.setup.partitions[sink.topic],
+                    flow.tasks(sources),
+                )
+                for sink in flow.topics
+            ],
+        )
+        self._runtime.attach(name, outbox)
+        with self._guard:
+            self._tasks[order.flow, order.task] = made
+        return made
+
+    def _through(
+        self,
+        flow: Flow,
+        task: _Task,
+        tick: Tick,
+        events: Iterable[EventBatch],
+        counters: Counter[str],
+        timings: Timings,
+    ) -> list[Rows]:
+        """All events of the round through the task's steps, then the round's time; what comes out."""
+        moment, rows = Moment(tick.now_ms), list[Rows]()
+        incoming = events if flow.rekey_at is None else sorted(events, key=_place)
+        for batch in in_batches(incoming, timings):
+            counters["events"] += len(batch)
+            found = task.chain.process(batch, moment, counters, timings)
+            if found is not None:
+                rows.append(found)
+        watermark = tick.watermark
+        if isinstance(events, Reading):  # also what a filter left out has moved the source's time
+            watermark = max(events.stream_time, -1 if watermark is None else watermark)
+        closed = task.chain.tick(Moment(tick.now_ms, watermark, tick.closing), counters, timings)
+        if flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
+            with timings("consolidate"):
+                rows = [last_of_each([piece for piece in rows if isinstance(piece, WindowRows)])]
+        if closed is not None:
+            rows.append(closed)
+        return rows
+
+    def _changelog(
+        self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
+    ) -> list[Batches]:
+        if not rows and not tick.closing:
+            return []
+        contents: list[Batches] = []
+        for changelog in task.changelogs:
+            contents += changelog.batches(rows, task.outbox, life, tick, timings)
+        return contents
+
+    def _parcel(
+        self, order: TaskOrder, round: int, contents: list[Batches], timings: Timings
+    ) -> Parcel | None:
+        if not contents:
+            return None
+        unique = self._randomness.uuid().hex
+        name = names.parcel_name(self.setup.app, order.flow, order.task, round, unique)
+        with timings("parcel"):
+            return write_parcel(self._backend, name, contents)
+
+
+def _place(batch: EventBatch) -> tuple[int, int]:
+    """Where a batch that came through a shuffle belongs: after its source partition and offsets."""
+    return (int(batch.partition[0]), int(batch.offset[0])) if len(batch) else (-1, -1)

@@ -1,0 +1,175 @@
+"""The Spark engine: a round is one Spark job that the driver starts.
+
+Spark schedules, tries again and moves work elsewhere; what is done is `rounds/work`, the same `Worker` as in the local
+engine. Each slot is a Python process that keeps the state of its tasks between rounds (`rounds/slots`). Where a flow is
+re-keyed, its sources are read in a first stage and their events cross Spark's shuffle to the slots that own the keys.
+
+Thread rule: `run` from one thread at a time; `cancel` and `close` from any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.errors import InternalError, InvalidError, UnavailableError
+from tidegate.pipeline.rounds.orders import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.spark.rounds.failures import rebuild
+from tidegate.spark.rounds.placing import HOME, places
+
+if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import SparkSession
+
+    from tidegate.spark.rounds.work import Outcome
+
+_LONGEST_CAUSE: Final = 2000
+
+
+class SparkEngine:
+    """Rounds of one app as jobs of a Spark session."""
+
+    name = "spark"
+
+    def __init__(self, spark: SparkSession, setup: WorkerSetup, *, slots: int | None = None) -> None:
+        """`slots` is how many tasks run at once, each in a process of its own; without it Spark's parallelism."""
+        from pyspark.serializers import CloudPickleSerializer
+
+        from tidegate.spark.rounds.slots import Slots
+
+        if type(spark).__module__.startswith("pyspark.sql.connect"):
+            raise InvalidError(
+                "a Spark Connect session cannot run a pipeline: rounds are jobs over RDDs, which Connect does not "
+                "have. Start it where the driver runs (spark-submit, tidegate.spark.session()), or with engine='local'"
+            )
+        self._context = spark.sparkContext
+        self.slots = slots or max(1, self._context.defaultParallelism)
+        self.processes = self.slots
+        self._rekeyed = {flow.name for flow in setup.flows if flow.rekey_at is not None}
+        self._places = places(setup, self.slots)
+        self._slots = Slots(self._context, self.slots)
+        self._setup: bytes = CloudPickleSerializer().dumps(setup)  # type: ignore[no-untyped-call]
+        self._digest = hashlib.sha256(self._setup).hexdigest()
+        self._beside = -(-self.slots // _executors(self._context))  # processes on one machine
+        self._guard = threading.Lock()
+        self._group: str | None = None  # of the job that runs now
+        self._closed = False
+        self.outcomes: tuple[Outcome, ...] = ()  # of the last round, for people
+
+    def place(self, flow: str, task: int) -> int:
+        return self._places[flow, task]
+
+    def run(self, order: RoundOrder) -> RoundResult:
+        """Do one round's work; raises what a task raised, and `UnavailableError` when Spark gave up."""
+        from tidegate.spark.rounds.work import Outcome
+
+        if not order.tasks and not order.sources:
+            return RoundResult((), ())
+        with self._in_group(order):
+            rows = self._collected(self._job(order))
+        self.outcomes = tuple(decode(row, Outcome) for row in rows)
+        for outcome in self.outcomes:
+            if outcome.failure is not None:
+                raise rebuild(outcome.failure)
+        results = [outcome.result for outcome in self.outcomes if outcome.result is not None]
+        return RoundResult(
+            tuple(source for result in results for source in result.sources),
+            tuple(task for result in results for task in result.tasks),
+        )
+
+    def cancel(self) -> None:
+        """End the job that runs now, if any; its round is not committed and will be done again."""
+        with self._guard:
+            group = self._group
+        if group is not None:
+            self._context.cancelJobGroup(group)
+
+    def close(self) -> None:
+        """No more rounds. Processes end by themselves when they have been idle for a minute."""
+        self._closed = True
+        self.cancel()
+
+    # -- one job -------------------------------------------------------------------------------------
+
+    def _job(self, order: RoundOrder) -> RDD[bytes]:
+        from tidegate.spark.rounds.work import read_and_split, work_on
+
+        sources: dict[int, list[SourceOrder]] = {}
+        tasks: dict[int, list[TaskOrder]] = {}
+        readers: dict[int, list[SourceOrder]] = {}
+        for task in order.tasks:
+            tasks.setdefault(self._places[task.flow, task.task], []).append(task)
+        for source in order.sources:
+            if source.flow in self._rekeyed:
+                readers.setdefault(source.partition % self.slots, []).append(source)
+            else:
+                sources.setdefault(self._places[source.flow, source.partition], []).append(source)
+        if readers:
+            tasks.setdefault(HOME, [])
+        workers = {
+            slot: partial(work_on, self._assigned(order, sources.get(slot, []), own))
+            for slot, own in sorted(tasks.items())
+        }
+        if not readers:
+            return self._slots.on_each(workers)
+        senders = {
+            slot: partial(read_and_split, self._assigned(order, own, [])) for slot, own in readers.items()
+        }
+        return self._slots.shuffled(senders, workers)
+
+    def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Any:
+        from tidegate.spark.rounds.work import Assignment
+
+        part = RoundOrder(
+            order.app,
+            order.round,
+            order.generation,
+            order.tick,
+            tuple(sources),
+            tuple(tasks),
+            order.ticks,
+            order.life,
+        )
+        return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside)
+
+    @contextmanager
+    def _in_group(self, order: RoundOrder) -> Iterator[None]:
+        """The job is named in Spark's pages, and can be ended from elsewhere."""
+        group = f"tidegate {order.app} {order.generation}.{order.round}"
+        with self._guard:
+            if self._closed:
+                raise InternalError("a round was asked of an engine that is closed")
+            self._group = group
+        described = f"{order.app}: round {order.round}"
+        self._context.setJobGroup(group, described, interruptOnCancel=False)
+        try:
+            yield
+        except BaseException:
+            self._context.cancelJobGroup(group)
+            raise
+        finally:
+            with self._guard:
+                self._group = None
+            self._context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+            self._context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+    def _collected(self, job: RDD[bytes]) -> list[bytes]:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        try:
+            return job.collect()
+        except (Py4JError, PySparkException, OSError) as error:
+            cause = str(error)[:_LONGEST_CAUSE]
+            state = "the round was cancelled" if self._closed else "Spark could not finish a round"
+            raise UnavailableError(f"{state}; nothing of it counts, it can be done again: {cause}") from error
+
+
+def _executors(context: Any) -> int:
+    """How many machines or containers do the work; a local session is its own and only one."""
+    return max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)

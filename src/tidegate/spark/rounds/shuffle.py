@@ -1,0 +1,105 @@
+"""Events on their way through Spark's shuffle: from the slot that reads a source to the slot that owns the key.
+
+A record as a Spark row would cost more than all the work done with it, so what crosses is blobs: for each batch and
+task one Arrow IPC stream, addressed to a slot. Spark's own pairs of a Python shuffle are used (a number, then bytes),
+without pickling. What a source came to travels the same way and comes back with the results, and so does an error.
+
+A blob begins with one byte that says what it is:
+
+    E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
+    S  SourceResult as MessagePack
+    F  Failure as MessagePack
+
+S1  batches of one source and task arrive whole; their order does not matter, tasks put them in order of their offsets.
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from tidegate.errors import InternalError
+from tidegate.pipeline.rounds.orders import SourceResult, decode, encode
+from tidegate.pipeline.tasks.packing import join_events, pack_events, unpack_events
+from tidegate.spark.rounds.failures import Failure
+from tidegate.windows.events import EventBatch
+
+GATHERED_ROWS: Final = 1 << 20  # events kept until their parts are sent as one blob for each task
+_HEAD: Final = struct.Struct("<cHI")
+_ALIGNMENT: Final = 64
+_EVENTS, _RESULT, _FAILURE = b"E", b"S", b"F"
+
+
+@dataclass
+class Arrived:
+    """What came through the shuffle for one slot."""
+
+    sources: list[SourceResult] = field(default_factory=list)
+    failure: Failure | None = None
+    _events: dict[tuple[str, int], list[EventBatch]] = field(default_factory=dict)
+
+    def take(self, flow: str, task: int) -> list[EventBatch]:
+        """The events of one task; they are given away."""
+        return self._events.pop((flow, task), [])
+
+    def add(self, blob: bytes) -> None:
+        kind = blob[:1]
+        if kind == _EVENTS:
+            _, length, task = _HEAD.unpack_from(blob)
+            flow = blob[_HEAD.size : _HEAD.size + length].decode()
+            start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
+            events = unpack_events(pa.py_buffer(blob)[start:])
+            self._events.setdefault((flow, task), []).append(events)
+        elif kind == _RESULT:
+            self.sources.append(decode(blob[1:], SourceResult))
+        elif kind == _FAILURE:
+            self.failure = self.failure or decode(blob[1:], Failure)
+        else:
+            raise InternalError(f"a row of Spark's shuffle begins with {kind!r}: it is none of ours")
+
+
+def arrived(rows: Iterable[bytes]) -> Arrived:
+    """All rows of a slot; the empty one that a slot without a shuffle has is nothing."""
+    found = Arrived()
+    for row in rows:
+        if row:
+            found.add(row)
+    return found
+
+
+def gathered(parts: Iterable[tuple[int, EventBatch]]) -> Iterator[tuple[int, EventBatch]]:
+    """Parts of several batches put together by task: fewer and larger blobs."""
+    waiting: dict[int, list[EventBatch]] = {}
+    rows = 0
+    for task, events in parts:
+        waiting.setdefault(task, []).append(events)
+        rows += len(events)
+        if rows >= GATHERED_ROWS:
+            yield from ((each, join_events(batches)) for each, batches in waiting.items())
+            waiting, rows = {}, 0
+    yield from ((each, join_events(batches)) for each, batches in waiting.items())
+
+
+def address(slot: int) -> bytes:
+    """A slot as the key of one of Spark's pairs."""
+    return struct.pack("!q", slot)
+
+
+def pack(flow: str, task: int, events: EventBatch) -> bytes:
+    name = flow.encode()
+    head = _HEAD.pack(_EVENTS, len(name), task) + name
+    return b"".join((head, bytes(-len(head) % _ALIGNMENT), pack_events(events)))
+
+
+def pack_result(result: SourceResult) -> bytes:
+    return _RESULT + encode(result)
+
+
+def pack_failure(failure: Failure) -> bytes:
+    return _FAILURE + encode(failure)

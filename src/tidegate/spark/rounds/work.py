@@ -1,0 +1,186 @@
+"""What a Spark task does for a round: runs in Spark's Python workers, imported there and never pickled from `__main__`.
+
+A process keeps the worker of the app it worked for last, so that tasks are warm in the next round; an app whose
+definition changed has another digest and gets a worker of its own. What comes back is one value for each slot: results,
+or the error that ended it.
+
+Three habits of Spark's worker processes are answered here:
+
+- after every task they collect all garbage, which takes longer than a small round once numba is loaded: between two
+  tasks everything is frozen, and let go again at the start of the next one, so that nothing is kept for ever;
+- a process whose function leaves input unread is ended: all rows are read, always;
+- a task that raises costs the process. Errors we raise on purpose are returned; others are raised at the first attempt,
+  so that Spark tries again elsewhere, and returned from the second one on.
+
+Thread rule: one task at a time in a process, as Spark does it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.pipeline.rounds.orders import (
+    RoundOrder,
+    RoundResult,
+    SourceOrder,
+    SourceResult,
+    TaskOrder,
+    TaskResult,
+    decode,
+    encode,
+)
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.tasks.worker import Worker
+from tidegate.spark.rounds import shuffle
+from tidegate.spark.rounds.failures import Failure, describe
+from tidegate.spark.rounds.placing import HOME, places, share_of
+from tidegate.windows.events import EventBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one slot is to do in a round: travels in the task's closure.
+
+    `setup` is a `WorkerSetup` as Spark ships code, opened only by a process that does not have it yet; `order` holds
+    this slot's part of the round. `processes` share a machine's memory.
+    """
+
+    setup: bytes
+    digest: str
+    order: bytes
+    slots: int
+    processes: int
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a slot came to; `process` is where, for people and tests."""
+
+    process: str
+    result: RoundResult | None = None
+    failure: Failure | None = None
+
+
+def work_on(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """All tasks of a slot; `rows` are events and results of sources that came through the shuffle, if there are any."""
+    with _collected_by_itself():
+        yield encode(_guarded(assignment, iter(rows)))
+
+
+def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """The sources of re-keyed flows that a slot reads: slot number and blob in turn, as Spark's shuffle takes them."""
+    with _collected_by_itself():
+        for _ in rows:
+            pass
+        try:
+            order = decode(assignment.order, RoundOrder)
+            worker = _worker_of(assignment)
+            where = places(worker.setup, assignment.slots)
+            for source in order.sources:
+                reading = worker.read(source, order.tick_of(source.flow))
+                parts = (part for batch in reading for part in worker.split(source.flow, batch))
+                for shard, events in shuffle.gathered(parts):
+                    yield shuffle.address(where[source.flow, shard])
+                    yield shuffle.pack(source.flow, shard, events)
+                yield shuffle.address(HOME)
+                yield shuffle.pack_result(reading.result())
+        except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
+            _raise_if_first(error)
+            yield shuffle.address(HOME)
+            yield shuffle.pack_failure(describe(error))
+
+
+def _guarded(assignment: Assignment, rows: Iterator[bytes]) -> Outcome:
+    process = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        result = _round(assignment, rows)
+    except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
+        _raise_if_first(error)
+        return Outcome(process, failure=describe(error))
+    finally:
+        for _ in rows:
+            pass
+    if isinstance(result, Failure):
+        return Outcome(process, failure=result)
+    return Outcome(process, result)
+
+
+def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failure:
+    order = decode(assignment.order, RoundOrder)
+    worker = _worker_of(assignment)
+    arrived = shuffle.arrived(rows)
+    if arrived.failure is not None:
+        return arrived.failure
+    own = {(each.flow, each.partition): each for each in order.sources}
+    sources, tasks = list(arrived.sources), list[TaskResult]()
+    for task in order.tasks:
+        if worker.setup.flow(task.flow).rekey_at is not None:
+            tasks.append(_work(worker, order, task, arrived.take(task.flow, task.task)))
+            continue
+        source, done = _work_on_source(worker, order, task, own.get((task.flow, task.task)))
+        sources += [] if source is None else [source]
+        tasks.append(done)
+    return RoundResult(tuple(sources), tuple(tasks))
+
+
+def _work_on_source(
+    worker: Worker, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
+) -> tuple[SourceResult | None, TaskResult]:
+    """A co-partitioned task with the source of its number, if that has anything."""
+    if source is None:
+        return None, _work(worker, order, task, ())
+    reading = worker.read(source, order.tick_of(source.flow))
+    done = _work(worker, order, task, reading)
+    return reading.result(), done
+
+
+def _work(worker: Worker, order: RoundOrder, task: TaskOrder, events: Iterable[EventBatch]) -> TaskResult:
+    return worker.work(task, order.tick_of(task.flow), order.round, events, life=order.life)
+
+
+def _raise_if_first(error: Exception) -> None:
+    """Raise what is none of ours at a task's first attempt: another process may do better."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if not isinstance(error, TidegateError) and (context is None or context.attemptNumber() == 0):
+        raise error
+
+
+# -- what a process keeps ------------------------------------------------------------------------------
+
+_kept: dict[str, Worker] = {}  # digest → worker; the last one alone
+
+
+def _worker_of(assignment: Assignment) -> Worker:
+    found = _kept.get(assignment.digest)
+    if found is not None:
+        return found
+    from pyspark.serializers import CloudPickleSerializer
+
+    while _kept:
+        _kept.popitem()[1].close()
+    setup: WorkerSetup = CloudPickleSerializer().loads(assignment.setup)  # type: ignore[no-untyped-call]
+    setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
+    made = _kept[assignment.digest] = Worker(setup)
+    return made
+
+
+@contextmanager
+def _collected_by_itself() -> Iterator[None]:
+    """Garbage is collected as the interpreter sees fit, and not by Spark after the task."""
+    gc.unfreeze()
+    try:
+        yield
+    finally:
+        gc.freeze()
+
+
+gc.freeze()

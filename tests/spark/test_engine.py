@@ -1,0 +1,239 @@
+"""Rounds on real Spark: the results of the local engine byte for byte, in processes that are met again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from tidegate.clock import ManualClock
+from tidegate.errors import InvalidError, UnavailableError
+from tidegate.pipeline.rounds.orders import RoundOrder, TaskOrder, Tick
+from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.spark.engine import SparkEngine
+from tidegate.testing import pipelines
+from tidegate.testing.meddling import Meddling
+from tidegate.testing.pipelines import COPARTITIONED, NOON, every_kind, records, run_all, stored
+
+ROWS = 2400
+TOPICS = (*COPARTITIONED, "by-shop")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import tests
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An app that was made and has records before it, and has not run yet."""
+    folder = tmp_path_factory.mktemp("engine") / "before"
+    pipelines.create(folder)
+    pipelines.write_orders(folder, ROWS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(before: Path) -> Path:
+    """The same after a run of the local engine."""
+    folder = before.parent / "local"
+    shutil.copytree(before, folder)
+    run_all(every_kind(folder), "local")
+    return folder
+
+
+@pytest.fixture
+def folder(before: Path, tmp_path: Path) -> Path:
+    shutil.copytree(before, tmp_path / "app")
+    return tmp_path / "app"
+
+
+def shops(folder: Path) -> list[dict[str, Any]]:
+    """The table that is no topic."""
+    with every_kind(folder) as app, app.read("shops") as table:
+        found: list[dict[str, Any]] = table.to_arrow().to_pylist()
+    return sorted(found, key=repr)
+
+
+def watched(made: list[SparkEngine], spark: Any, setup: WorkerSetup) -> SparkEngine:
+    made.append(SparkEngine(spark, setup))
+    return made[-1]
+
+
+def test_every_kind_of_window_and_both_plans_give_the_bytes_of_the_local_engine(
+    spark: Any, folder: Path, local: Path
+) -> None:
+    summary = run_all(every_kind(folder), spark)
+    assert (summary.engine, summary.caught_up, summary.closed) == ("spark", True, True)
+    assert stored(folder, *TOPICS) == stored(local, *TOPICS)
+    assert shops(folder) == shops(local) != []
+
+
+def test_the_tumbling_windows_are_those_of_a_plain_loop_over_the_records(local: Path, before: Path) -> None:
+    """What both engines agree on is also right: first of each order, by minute, what came too late left out."""
+    kept: dict[int, dict[tuple[str, int], tuple[int, float]]] = defaultdict(dict)
+    from tidegate.log.access.embedded import Log
+
+    with Log(before / "log", read_only=True) as log:
+        rows = log.reader("orders").read_all()
+    stream_time, seen = defaultdict(lambda: -1), dict[tuple[int, str, int], int]()
+    values = pipelines.ORDER
+    for row in rows.to_pylist():
+        if row["value"] in (None, b""):
+            continue
+        value = values.decode(row["value"])
+        partition, key, ts = row["partition"], row["key"].decode(), _ms(row["timestamp"])
+        stream_time[partition] = now = max(stream_time[partition], ts)
+        first = seen.get((partition, key, value["order"]))
+        if (first is not None and abs(ts - first) <= 900_000) or ts < now - 900_000:
+            continue
+        seen[partition, key, value["order"]] = ts
+        start = ts // 60_000 * 60_000
+        if start + 60_000 + 300_000 <= now:
+            continue
+        count, amount = kept[partition].get((key, start), (0, 0.0))
+        kept[partition][key, start] = (count + 1, amount + value["amount"])
+    expected = {window: row for each in kept.values() for window, row in each.items()}
+    with every_kind(local) as app, app.windowed_table("tumbling") as table:
+        found = {
+            (row.key, row.window.start): (row.value["orders"], row.value["amount"]) for row in table.all()
+        }
+    assert found == expected
+
+
+def _ms(value: Any) -> int:
+    return value if isinstance(value, int) else round(value.timestamp() * 1000)
+
+
+def test_rounds_may_go_from_one_engine_to_the_other_at_any_time(
+    spark: Any, folder: Path, local: Path
+) -> None:
+    for engine in ("local", spark, "local", spark):
+        clock = ManualClock(NOON)
+        with every_kind(folder).start(engine, round_records=6000, clock=clock) as run:
+            deadline = time.monotonic() + 60
+            while run.progress.records < 6000 and run.is_running and time.monotonic() < deadline:
+                run.join("20ms")
+    run_all(every_kind(folder), spark)
+    assert records(folder, *COPARTITIONED) == records(local, *COPARTITIONED)
+    assert shops(folder) == shops(local)
+
+
+def test_a_slot_meets_the_same_process_in_every_round(spark: Any, folder: Path, local: Path) -> None:
+    met: list[tuple[str, ...]] = []
+    made: list[SparkEngine] = []
+    app = every_kind(folder)
+    run = app.start(
+        partial(watched, made, spark),
+        until="caught_up",
+        round_records=2400,
+        clock=ManualClock(NOON),
+        progress=lambda _: met.append(tuple(outcome.process for outcome in made[0].outcomes)),
+    )
+    assert run.wait().rounds >= 8
+    rounds = [processes for processes in met if len(processes) == 2]
+    assert len(rounds) >= 5
+    assert len(set(rounds)) == 1 and len(set(rounds[0])) == 2
+    assert records(folder, "unlimited").keys() == records(local, "unlimited").keys()
+
+
+@pytest.fixture
+def meddled(tmp_path: Path) -> Path:
+    """A small app whose records pass a function that does as it is asked."""
+    folder = tmp_path / "meddled"
+    pipelines.create(folder, change=Meddling(folder / "requests"))
+    pipelines.write_orders(folder, 300)
+    return folder
+
+
+def test_what_a_task_raises_once_is_tried_again_by_spark_and_leaves_no_trace(
+    spark: Any, tmp_path: Path, meddled: Path
+) -> None:
+    twin = tmp_path / "twin"
+    shutil.copytree(meddled, twin)
+    run_all(every_kind(twin, Meddling(twin / "requests")), "local", round_records=1500)
+    meddling = Meddling(meddled / "requests")
+    for step in ("records", "checkpoint", "token"):
+        meddling.ask(step, "raise")
+    run_all(every_kind(meddled, meddling), spark, round_records=1500)
+    assert len(meddling.done) == 3
+    assert records(meddled, *TOPICS) == records(twin, *TOPICS)
+
+
+class FailsAlways(Meddling):
+    """The same definition to whoever compares them by name."""
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows:
+            raise ZeroDivisionError("nothing helps")
+        return super().__call__(batch)
+
+
+def test_what_a_task_always_raises_is_raised_in_the_driver_as_what_it_is(spark: Any, tmp_path: Path) -> None:
+    change = FailsAlways(tmp_path / "requests")
+    pipelines.create(tmp_path / "app", change=change)
+    pipelines.write_orders(tmp_path / "app", 100)
+    with pytest.raises((ZeroDivisionError, InvalidError), match="nothing helps") as caught:
+        run_all(every_kind(tmp_path / "app", change), spark)
+    assert any("FailsAlways" in note or "test_engine" in note for note in caught.value.__notes__)
+
+
+def setup_of(folder: Path, change: Any = None) -> WorkerSetup:
+    app = every_kind(folder, change)
+    partitions = {"orders": 2} | dict.fromkeys(COPARTITIONED, 2) | {"by-shop": 3}
+    return WorkerSetup(app.name, app.flows, app.log, app.state, app.storage, partitions=partitions)
+
+
+def test_an_error_raised_on_purpose_keeps_its_class(spark: Any, folder: Path) -> None:
+    engine = SparkEngine(spark, setup_of(folder))
+    order = RoundOrder("every-kind", 1, 1, Tick(NOON), (), (TaskOrder("tumbling", 0, b"no token"),))
+    with pytest.raises(Exception) as caught:
+        engine.run(order)
+    assert type(caught.value).__module__ == "tidegate.errors"
+    assert not isinstance(caught.value, UnavailableError)
+
+
+def test_a_round_can_be_ended_from_another_thread(spark: Any, meddled: Path) -> None:
+    meddling = Meddling(meddled / "requests", stall_s=60)
+    meddling.ask("records", "stall")
+    made: list[SparkEngine] = []
+    run = every_kind(meddled, meddling).start(
+        partial(watched, made, spark), until="caught_up", clock=ManualClock(NOON), attempts=1
+    )
+    deadline = time.monotonic() + 60
+    while not meddling.done and time.monotonic() < deadline and run.is_running:
+        run.join("20ms")
+    threading.Thread(target=made[0].close).start()
+    with pytest.raises(UnavailableError, match="cancelled"):
+        run.wait("50s")
+
+
+def test_jobs_are_named_after_the_app_and_its_round(spark: Any, folder: Path) -> None:
+    groups: list[str] = []
+    made: list[SparkEngine] = []
+    tracker = spark.sparkContext.statusTracker()
+
+    def note(progress: Any) -> None:
+        group = f"tidegate every-kind {2}.{progress.round}"
+        groups.extend(group for _ in tracker.getJobIdsForGroup(group))
+
+    every_kind(folder).run(
+        partial(watched, made, spark),
+        until="caught_up",
+        round_records=20_000,
+        clock=ManualClock(NOON),
+        progress=note,
+    )
+    assert groups
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+def test_a_connect_session_is_told_that_it_cannot(folder: Path) -> None:
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    with pytest.raises(InvalidError, match="Spark Connect session cannot run a pipeline"):
+        SparkEngine(kind(), setup_of(folder))

@@ -1,0 +1,141 @@
+"""The handbook is whole: every page is in the site, every metric, option and field it speaks of is the code's."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def pipeline_metrics() -> dict[str, tuple[str, ...]]:
+    """The metrics of a run and their labels, from the code that makes them."""
+    from tidegate.metrics import Metrics
+    from tidegate.pipeline.rounds.metrics import RoundMetrics
+
+    metrics = Metrics()
+    RoundMetrics(metrics, "shop", {})
+    return {each.name: tuple(each.labels) for each in metrics.instruments()}
+
+
+def test_every_page_is_in_the_site_and_the_site_has_no_other() -> None:
+    said = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = set(re.findall(r"([\w/-]+\.md)$", said.partition("\nnav:")[2], re.MULTILINE))
+    assert nav == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+
+def test_the_readme_leads_to_every_guide_and_reference() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [*DOCS.glob("guides/*.md"), *DOCS.glob("reference/*.md")]
+    assert [page.name for page in pages if f"({page.relative_to(ROOT)})" not in readme] == []
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="the docs extra is not installed; `make docs` installs it")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site" / "guides" / "run-a-pipeline" / "index.html").read_text(encoding="utf-8")
+    assert "TidegateWatermarkStuck" in page and "```" not in page
+
+
+@pytest.mark.parametrize("flags", ["skip", "spark", "skip spark"])
+def test_the_site_shows_code_without_the_flags_of_the_tests(flags: str) -> None:
+    hook = runpy.run_path(str(ROOT / "scripts" / "handbook_hooks.py"))["on_page_markdown"]
+    assert hook(f"a\n```python {flags}\nx = 1\n```\n", page=None) == "a\n```python\nx = 1\n```\n"
+    assert hook(f"```text\n```sh {flags} more\n") == f"```text\n```sh {flags} more\n"
+
+
+def test_every_metric_of_a_run_is_in_the_reference_with_its_labels() -> None:
+    rows = {}
+    for line in text("reference/metrics.md").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for name in re.findall(r"`(tidegate_\w+)`", cells[0]):
+            rows[name] = {cell for each in cells[1:3] for cell in re.findall(r"\w+", each)}
+    for name, labels in pipeline_metrics().items():
+        assert name in rows, name
+        assert set(labels) <= rows[name], name
+
+
+def test_the_alert_rules_ask_for_metrics_and_labels_there_are() -> None:
+    from tidegate.integrity.verdicts import FATAL
+
+    (rules,) = re.findall(r"```yaml\n(.*?)```", text("guides/run-a-pipeline.md"), re.DOTALL)
+    metrics = pipeline_metrics()
+    assert set(re.findall(r"tidegate_\w+", rules)) <= set(metrics)
+    assert len(re.findall(r"- alert: ", rules)) == len(re.findall(r" expr: ", rules)) == 3
+    for labels in re.findall(r"by \(([^)]*)\) \(", rules):
+        for name in re.findall(r"tidegate_\w+", rules):
+            if f"by ({labels}) ({name})" in rules:
+                assert set(labels.split(", ")) <= set(metrics[name]), name
+    for verdicts in re.findall(r'verdict=~"([^"]*)"', rules):
+        assert set(verdicts.split("|")) == {verdict.label for verdict in FATAL}
+    assert rules.count("(") == rules.count(")")
+
+
+def long_options(command: click.Command) -> set[str]:
+    context = click.Context(command)
+    names = {name for each in command.get_params(context) for name in each.opts if name.startswith("--")}
+    return names - {"--help", "--quiet", "--verbose", "--format", "--state"}
+
+
+def test_the_reference_of_the_command_line_has_every_option_of_run_and_app() -> None:
+    from tidegate.cli.app import command as app
+    from tidegate.cli.run import command as run
+
+    page = text("reference/cli.md")
+    of_run = page.partition("## `tidegate run`")[2].partition("\n## ")[0]
+    assert {option for option in long_options(run) if f"`{option}" not in of_run} == set()
+    of_app = page.partition("## `tidegate app`")[2].partition("\n## ")[0]
+    rows = {line.split("`")[1].split()[0]: line for line in of_app.splitlines() if line.startswith("| `")}
+    assert isinstance(app, click.Group)
+    assert set(rows) == set(app.commands)
+    for name, command in app.commands.items():
+        assert {option for option in long_options(command) if f"`{option}" not in rows[name]} == set()
+
+
+def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:
+    from tidegate.pipeline.rounds import orders, records
+    from tidegate.tables.building.lease import Held
+
+    page = text("reference/formats.md").partition("## Objects of an app")[2]
+    kinds: list[type[msgspec.Struct]] = [
+        records.AppRecord,
+        records.FlowLine,
+        records.PlanRecord,
+        records.CommitRecord,
+        records.SourceLine,
+        records.TaskLine,
+        records.Loss,
+        records.Range,
+        records.Halt,
+        orders.Tick,
+        orders.Stop,
+        orders.Parcel,
+        orders.Section,
+        orders.Delivery,
+        Held,
+    ]
+    missing = {
+        (kind.__name__, name) for kind in kinds for name in kind.__struct_fields__ if f"`{name}`" not in page
+    }
+    assert missing == set()
