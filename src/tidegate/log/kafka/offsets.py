@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
+from tidegate.errors import UnavailableError
 from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, load_client
 
 
@@ -24,15 +25,25 @@ class Offsets:
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
         """Partition → its first offset."""
-        return self._asked(dict.fromkeys(partitions, self._kinds.earliest()))
+        return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.earliest())))
 
     def end(self, partitions: Iterable[int]) -> dict[int, int]:
         """Partition → the offset readers of this isolation may not reach yet."""
-        return self._asked(dict.fromkeys(partitions, self._kinds.latest()))
+        return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.latest())))
 
     def at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
         """Partition → the first offset of that time or later; negative where there is none."""
         return self._asked({number: self._kinds.for_timestamp(time) for number, time in times_ms.items()})
+
+    def _certain(self, found: dict[int, int]) -> dict[int, int]:
+        """Every partition has a first offset and an end; a broker that dies while it is asked may give none."""
+        for number, offset in found.items():
+            if offset < 0:
+                raise UnavailableError(
+                    f"{self._servers} gave no offset of {self._topic}-{number} (it said {offset}): the broker may be "
+                    "starting or going; try again"
+                )
+        return found
 
     def _asked(self, wanted: Mapping[int, Any]) -> dict[int, int]:
         places = {self._module.TopicPartition(self._topic, number): what for number, what in wanted.items()}
