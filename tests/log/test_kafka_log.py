@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,22 @@ def log(servers: str) -> Iterator[KafkaLog]:
 def test_topics_are_listed_with_their_partitions(log: KafkaLog) -> None:
     assert log.topics() == ["t"]
     assert log.partition_counts() == {"t": 4}
+
+
+def test_a_closed_log_or_writer_lets_go_of_its_client_and_says_so(servers: str) -> None:
+    """Its client ends with it, in this thread, whoever still holds the log."""
+    log = open_log(f"kafka://{servers}")
+    assert isinstance(log, KafkaLog)
+    writer = log.writer("t")
+    client = weakref.ref(log._held)
+    writer.close()
+    with pytest.raises(InvalidError, match="open another"):
+        writer.write(pa.table({"value": [b"v"]}))
+    log.close()
+    log.close()
+    assert client() is None
+    with pytest.raises(InvalidError, match="was closed; open it again"):
+        log.topics()
 
 
 def test_an_unknown_topic_is_said_and_not_made(log: KafkaLog) -> None:

@@ -49,7 +49,7 @@ class KafkaLog:
         self.client = client_settings(servers, client)
         load_client()
         self._admin_module: Any = import_module("confluent_kafka.admin")
-        self._admin = calling(
+        self._held: Any = calling(
             "configure the Kafka client", servers, lambda: self._admin_module.AdminClient(self.client)
         )
 
@@ -207,9 +207,20 @@ class KafkaLog:
         return {number: (first[number], end[number]) for number in numbers}
 
     def close(self) -> None:
-        """The client lets go of its connections when nobody holds it."""
+        """Let go of the client: it ends here and now, or with the call that another thread is in the middle of.
+
+        Left to the collector of garbage, it could end in one of its own threads, which it does not survive.
+        """
+        self._held = None
 
     # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _admin(self) -> Any:
+        held = self._held
+        if held is None:
+            raise InvalidError(f"{self!r} was closed; open it again")
+        return held
 
     def _metadata(self) -> dict[str, Any]:
         found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))

@@ -68,7 +68,7 @@ class KafkaWriter:
         self._flush_seconds = _FLUSH_SECONDS if timeout_seconds is None else timeout_seconds + _CLIENT_SECONDS
         self._servers = servers
         module = load_client()
-        self._producer = calling("configure the producer", servers, lambda: module.Producer(settings))
+        self._held: Any = calling("configure the producer", servers, lambda: module.Producer(settings))
         self._stored: list[tuple[int, int]] = []
         self._failures: list[Any] = []
 
@@ -102,7 +102,14 @@ class KafkaWriter:
         return list(_runs(self._stored))
 
     def close(self) -> None:
-        """Nothing is pending after a write."""
+        """Nothing is pending after a write; the client ends here and now, as that of `KafkaLog.close`."""
+        self._held = None
+
+    @property
+    def _producer(self) -> Any:
+        if self._held is None:
+            raise InvalidError(f"the writer of {self.topic} was closed; open another")
+        return self._held
 
     def _produce(self, value: Any, key: Any, timestamp: int | None, headers: Any, number: int | None) -> None:
         optional = {} if timestamp is None else {"timestamp": timestamp}
