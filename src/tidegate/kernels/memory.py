@@ -171,4 +171,3 @@ def _compile_prefetch(array: Any, index: Any) -> Any:
         return _prefetch(raw_pointer(array), index)
 
     return checked if isinstance(array, types.Buffer) else compiled
-

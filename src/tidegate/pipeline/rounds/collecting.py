@@ -1,4 +1,4 @@
-"""What may go: records, tokens' packs, parcels and source states that nobody can need any more.
+"""What may go: records, tokens' packs, parcels, source states and dead letters that nobody can need any more.
 
 The last `KEPT` commits stay readable with all they name. What is removed, and why that is safe while other masters,
 attempts and zombies may be about:
@@ -11,7 +11,8 @@ G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not ca
 G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or that a task wrote and merged away. They
     go when they are older than the grace. A round that took longer than half of it is not committed (`master`), and
     commits are read after the objects were listed; so what is old and unnamed then stays unnamed for ever, even
-    if whoever removes it was asleep in between.
+    if whoever removes it was asleep in between. Dead letters are named by the states of sources and by each other;
+    where one of these chains cannot be followed to its end, no letters go.
 G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
 G5  *Commits* older than the retained ones. A master that slept through their removal and creates one again is told
     by the lease (`records`, R5): the lease itself is never removed, and its epoch never falls.
@@ -28,8 +29,9 @@ from typing import Final
 from urllib.parse import unquote
 
 from tidegate.clock import Clock
-from tidegate.errors import UnavailableError
+from tidegate.errors import CorruptError, UnavailableError
 from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
+from tidegate.pipeline.tasks.letters import chain_of
 from tidegate.pipeline.tasks.names import storage_task
 from tidegate.storage.backends.port import TEMPORARY, MissingObjectError, StorageBackend
 from tidegate.storage.packs.garbage import collect_garbage, reachable
@@ -51,6 +53,9 @@ class Collector:
         self._every_ms = every_ms
         self._due_ms = clock.monotonic_ms() + every_ms
         self._steps: Iterator[None] | None = None
+        self._letters: set[str] = (
+            set()
+        )  # objects of letters that a chain was seen to reach, whole chains only
 
     def superseded(self, before: CommitRecord, after: CommitRecord) -> None:
         """A commit follows another: the parcels of the first are in the log (G2)."""
@@ -145,7 +150,11 @@ class Collector:
         yield
         commits = self._commits(self._records.rounds())
         named = {line.apart for commit in commits for line in commit.sources}
-        named |= {each.parcel.name for commit in commits for each in commit.deliveries}
+        named |= {each.parcel.name for commit in commits[-1:] for each in commit.deliveries}  # G2
+        letters = {name for name in old if self._kind(name) == "letters"}
+        if letters:
+            yield
+            named |= self._letters if self._follow_letters(commits) else letters
         for name in old:
             if name not in named:
                 self._remove(name)
@@ -160,10 +169,24 @@ class Collector:
             collect_garbage(self._backend, task, tokens, grace_ms=self._grace_ms, now_ms=now_ms)
             yield
 
+    def _follow_letters(self, commits: list[CommitRecord]) -> bool:
+        """Learn which objects of letters the commits' sources reach; False where that cannot be said now."""
+        try:
+            for commit in commits:
+                for line in commit.sources:
+                    state = self._records.state_of(line)
+                    self._letters.update(chain_of(self._backend, state, self._letters))
+        except (CorruptError, UnavailableError):
+            return False
+        return True
+
     def _may_be_an_orphan(self, name: str) -> bool:
         """Whether a commit would name it if it counted; or it is what a publish that died left behind."""
-        kind = name[len(self._records.folder) + 1 :].partition("/")[0]
-        return kind in ("parcels", "sources") or name.endswith(TEMPORARY)
+        return self._kind(name) in ("parcels", "sources", "letters") or name.endswith(TEMPORARY)
+
+    def _kind(self, name: str) -> str:
+        """The folder of the app's that an object lies in."""
+        return name[len(self._records.folder) + 1 :].partition("/")[0]
 
     def _stored_tasks(self) -> set[str]:
         """Tasks that have objects in storage, also those of flows that are gone."""

@@ -13,7 +13,7 @@ Thread rule: pure functions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -71,7 +71,23 @@ def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
     return pa.concat_tables(reversed(pieces)) if pieces else DEAD_LETTER_SCHEMA.empty_table()
 
 
+def chain_of(backend: StorageBackend, state: bytes, known: Collection[str] = ()) -> list[str]:
+    """The objects whose letters a source's state knows, newest first, up to the first one that is known already."""
+    name, found = decode_state(state).letters, list[str]()
+    while name and name not in known:
+        found.append(name)
+        name, _ = _opened(backend, name)
+    return found
+
+
 def _read(backend: StorageBackend, name: str) -> tuple[str, pa.Table]:
+    previous, letters = _opened(backend, name)
+    with pa.ipc.open_stream(pa.py_buffer(letters)) as reader:
+        return previous, reader.read_all()
+
+
+def _opened(backend: StorageBackend, name: str) -> tuple[str, memoryview]:
+    """The name of the object before, and the letters as they are stored."""
     data = memoryview(backend.read(name))
     if len(data) < _HEAD.size + _LENGTH.size:
         raise _corrupt(name, f"it has {len(data)} bytes")
@@ -83,8 +99,7 @@ def _read(backend: StorageBackend, name: str) -> tuple[str, pa.Table]:
         raise _corrupt(name, "its CRC-32C does not match")
     (length,) = _LENGTH.unpack_from(body)
     previous = bytes(body[_LENGTH.size : _LENGTH.size + length]).decode()
-    with pa.ipc.open_stream(pa.py_buffer(body[_LENGTH.size + length :])) as reader:
-        return previous, reader.read_all()
+    return previous, body[_LENGTH.size + length :]
 
 
 def _corrupt(name: str, why: str) -> CorruptError:
