@@ -485,6 +485,26 @@ def test_every_kept_commit_can_be_gone_back_to_and_gives_the_same_table(tmp_path
         assert counters(app) == totals
 
 
+def test_a_commit_that_was_undone_is_not_gone_back_to_before_the_app_is_past_it_again(tmp_path: Path) -> None:
+    """Its windows are further than what was sent last, and would never be sent again."""
+    filled(tmp_path, orders(17, 300))
+    app = shop(tmp_path)
+    ran(app, round_records=60)
+    backend = open_backend(app.state)
+    kept = [each.round for each in app_commits(backend, "shop")]
+    replay_app(backend, "shop", to_round=kept[-3])
+    replay_app(backend, "shop", to_round=kept[-1])  # nothing was sent in between: no harm
+    replay_app(backend, "shop", to_round=kept[-3])
+    with pytest.raises(Enough):
+        ran(app, round_records=20, progress=enough)
+    with pytest.raises(InvalidError, match=f"commit {kept[-1]} of app shop was undone"):
+        replay_app(backend, "shop", to_round=kept[-1])
+    replay_app(backend, "shop", to_round=kept[-4])  # before all of it
+    ran(app, round_records=60)
+    replay_app(backend, "shop", to_round=kept[-1])  # past it again
+    ran(app, round_records=60)
+
+
 def test_reset_and_replay_start_over(tmp_path: Path) -> None:
     filled(tmp_path, orders(16, 100))
     app = shop(tmp_path, start="latest")

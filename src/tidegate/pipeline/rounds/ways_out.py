@@ -142,7 +142,8 @@ def replay_app(
 ) -> CommitInfo:
     """Compute again: from the beginning of the log, from a commit that is kept, or from offsets (flow → partition).
 
-    Without `to_round` state begins empty. Results are sent again; in tables the later ones count.
+    Without `to_round` state begins empty. Results are sent again; in tables the later ones count. A commit that
+    was undone, and that the app has not come past again, cannot be gone back to.
     """
     if to_round is not None and from_offsets is not None:
         raise InvalidError("replay either from a round, which has its own offsets, or from offsets; not both")
@@ -313,6 +314,7 @@ def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitR
         raise InvalidError(
             f"commit {to_round} is a {then.change}: there is nothing to go back to; take another"
         )
+    _require_not_ahead(records, commit, then)
     return msgspec.structs.replace(
         then,
         deliveries=commit.deliveries,
@@ -320,6 +322,27 @@ def _gone_back(records: Records, commit: CommitRecord, to_round: int) -> CommitR
         losses=commit.losses,
         change=f"back to commit {to_round}",
     )
+
+
+def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecord) -> None:
+    """Refuse a commit that is ahead of results which were sent after it: windows that are further in its state than in
+    these results would not be sent again, and topics would keep the older ones."""
+    is_ahead = False
+    for round in range(then.round + 1, commit.round + 1):
+        found = records.load_commit(round)
+        if found is None:
+            continue
+        reached = {(line.flow, line.partition): line.next_offset for line in found[0].sources}
+        if all(reached.get((line.flow, line.partition), -1) >= line.next_offset for line in then.sources):
+            is_ahead = False
+        elif found[0].plan and not found[0].change:
+            is_ahead = True
+    if is_ahead:
+        raise InvalidError(
+            f"commit {then.round} of app {commit.app} was undone, and what was sent since then ends before it: its own "
+            f"results would not be sent again. Run the app until it is past that, go back to an earlier commit, or "
+            f"compute all of it again with `tidegate app replay {commit.app}`"
+        )
 
 
 def _from_offsets(commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> CommitRecord:
