@@ -1,5 +1,5 @@
-"""What every test may lean on: the interop modules by name, who runs beside whom, and a loud word when real
-Kafka was not met."""
+"""What every test may lean on: the interop modules by name, who runs beside whom, figures of promises, and a loud word
+when real Kafka was not met."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from hypothesis import settings
 
 # The tests that meet Kafka, live or recorded, share plain modules: brokers, raw batches, recorded folders.
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from kafka_home import find_kafka
+
+from reliability_figures import Recorder, Tally
 
 # A property is true or false however busy the machine is: an example that took long is not a failure.
 settings.register_profile("tidegate", deadline=None)
@@ -50,6 +53,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("interop") is not None:
             item.add_marker(absent)
+
+
+FIGURES = Recorder()
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
+    """Where a test of a promise says what its cases came to."""
+    return Tally(request.node)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    FIGURES.note(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if FIGURES.rows:
+        terminalreporter.write_line(FIGURES.write(config.rootpath))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

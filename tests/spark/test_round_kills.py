@@ -8,16 +8,33 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from tidegate.clock import ManualClock
+from tidegate.pipeline.rounds.collecting import Collector
+from tidegate.pipeline.rounds.records import Records
+from tidegate.storage.backends.folder import FolderBackend
 from tidegate.testing import pipelines
 from tidegate.testing.meddling import STEPS, Meddling
-from tidegate.testing.pipelines import every_kind, records, run_all, stored
+from tidegate.testing.pipelines import (
+    NOON,
+    every_kind,
+    named_objects,
+    objects_of,
+    records,
+    run_all,
+    stored,
+)
 
+APP = "every-kind"
 TOPICS = ("tumbling", "by-shop")
 ROUND = 150
+DRIVER_STEPS = (
+    "before-lease", "before-plan", "plan", "before-work", "work", "state", "before-commit", "commit", "check",
+    "before-deliver", "deliver", "before-collect", "collect",
+)  # fmt: skip
 CLUSTER = """
 import json, os, sys
 from pathlib import Path
@@ -57,17 +74,27 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 import tidegate.spark
+from tidegate.pipeline.rounds.collecting import Collector
+from tidegate.pipeline.rounds.generation import Generation
+from tidegate.pipeline.rounds.master import Master
 from tidegate.pipeline.rounds.records import Records
 from tidegate.spark.engine import SparkEngine
 from tidegate.testing.pipelines import every_kind, run_all
 
 folder, step, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-owner, name = {"plan": (Records, "put_plan"), "work": (SparkEngine, "run"), "commit": (Records, "put_commit")}[step]
+moment, _, step = step.rpartition("-")
+owner, name = {
+    "lease": (Generation, "keep"), "plan": (Records, "put_plan"), "work": (SparkEngine, "run"),
+    "state": (Records, "store_state"), "commit": (Records, "put_commit"), "check": (Generation, "check"),
+    "deliver": (Master, "deliver_outstanding"), "collect": (Collector, "superseded"),
+}[step]
 inner, calls = getattr(owner, name), []
 
 def dies(*arguments, **named):
-    result = inner(*arguments, **named)
     calls.append(1)
+    if len(calls) == count and moment == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = inner(*arguments, **named)
     if len(calls) == count:
         os.kill(os.getpid(), signal.SIGKILL)
     return result
@@ -108,29 +135,86 @@ def kills(tmp_path: Path, wanted: list[tuple[str, str]], rows: int, cut: int) ->
     return found
 
 
+ACTIONS = ("worker", "executor")
+VICTIMS = [(step, victim) for step in STEPS for victim in ACTIONS]
+
+
+class Killed(NamedTuple):
+    """An app that lived through every kill, and the twin that was left alone."""
+
+    folder: Path
+    twin: Path
+    done: list[str]
+    rounds: int
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    """One session on two executors, a death in each round, and one attempt that stalls; speculation is on."""
+    folder = tmp_path_factory.mktemp("kills")
+    wanted = [*VICTIMS, ("records", "stall")]
+    found = kills(folder, wanted, 1250, ROUND)
+    return Killed(folder / "app", folder / "twin", found["done"], found["rounds"])
+
+
 @pytest.mark.timeout(900)
-def test_killed_workers_and_executors_cost_a_retry_and_never_data(tmp_path: Path) -> None:
-    """R-18, R-20: with speculation on, a task that stalls has a twin, and whoever is late changes nothing."""
-    wanted = [
-        ("records", "worker"),
-        ("checkpoint", "executor"),
-        ("records", "stall"),
-        ("put", "worker"),
-        ("token", "executor"),
-        ("parcel", "worker"),
-    ]
-    found = kills(tmp_path, wanted, 600, ROUND)
-    assert found["rounds"] >= len(wanted)
-    assert len(found["done"]) == len(wanted)
+@pytest.mark.parametrize(
+    ("step", "victim"), VICTIMS, ids=[f"R-18-{step}-{victim}" for step, victim in VICTIMS]
+)
+def test_a_killed_worker_or_executor_costs_a_retry_and_never_data(
+    killed: Killed, step: str, victim: str, tally: Any
+) -> None:
+    assert [name for name in killed.done if name.startswith(f"{step}.{victim}.")], "it happened"
+    assert stored(killed.folder, *TOPICS) == stored(killed.twin, *TOPICS)
+    tally(1, repaired=1)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", [pytest.param("stall", id="R-20-speculation")])
+def test_an_attempt_that_stalls_has_a_twin_and_whoever_is_late_changes_nothing(
+    killed: Killed, what: str
+) -> None:
+    assert [name for name in killed.done if name.startswith(f"records.{what}.")], "it happened"
+    assert killed.rounds > len(VICTIMS)
+    assert stored(killed.folder, *TOPICS) == stored(killed.twin, *TOPICS)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", [pytest.param("collected", id="WS-T97-collected")])
+def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_else(
+    killed: Killed, tmp_path: Path, what: str
+) -> None:
+    """What dead attempts wrote is gone then; what any kept commit needs is there, and says the same."""
+    folder = tmp_path / what
+    shutil.copytree(killed.folder, folder)
+    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
+    backend = FolderBackend(folder / "state", clock=clock)
+    orphans = objects_of(backend, APP) - named_objects(backend, APP)
+    assert len(orphans) >= len(VICTIMS) // 2, "attempts died after they had written something"
+    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
+    assert objects_of(backend, APP) == named_objects(backend, APP) != set()
+    for round in Records(backend, APP).rounds()[-3:]:
+        for name in TOPICS:
+            with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).read(
+                name, round=round
+            ) as rows:
+                assert rows.to_arrow().num_rows > 0
+    with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).read("tumbling") as ours:
+        after = sorted(ours.to_arrow().to_pylist(), key=repr)
+    with every_kind(killed.twin, Meddling(killed.twin / "requests"), only=TOPICS).read("tumbling") as theirs:
+        assert after == sorted(theirs.to_arrow().to_pylist(), key=repr)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("victim", ["worker", "executor", "stall"])
-def test_kills_at_every_step(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    "victim", [pytest.param(each, id=f"R-18-soak-{each}") for each in (*ACTIONS, "stall")]
+)
+def test_kills_at_every_step(tmp_path: Path, victim: str, tally: Any) -> None:
     wanted = [(step, victim) for step in STEPS for _ in range(3)]
     found = kills(tmp_path, wanted, 3000, ROUND)
     assert len(found["done"]) == len(wanted)
+    tally(len(wanted), repaired=len(wanted))
 
 
 def pairs(folder: Path) -> dict[str, list[tuple[bytes, bytes]]]:
@@ -154,15 +238,20 @@ def driver_killed(tmp_path: Path, steps: list[tuple[str, int]], rows: int, cut: 
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "steps", [pytest.param([("plan", 2), ("work", 1), ("commit", 1)], id="R-17-plan-work-commit")]
+)
 def test_a_driver_killed_between_plan_work_commit_and_delivery_is_replaced_without_a_trace(
-    tmp_path: Path,
+    tmp_path: Path, steps: list[tuple[str, int]], tally: Any
 ) -> None:
-    """R-17: three drivers die, each at another step of a round; a local engine brings it to the end."""
-    driver_killed(tmp_path, [("plan", 2), ("work", 1), ("commit", 1)], 600, ROUND)
+    """Three drivers die, each at another step of a round; a local engine brings it to the end."""
+    driver_killed(tmp_path, steps, 600, ROUND)
+    tally(len(steps), repaired=len(steps))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("step", ["plan", "work", "commit"])
-def test_drivers_killed_again_and_again(tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize("step", [pytest.param(step, id=f"R-17-soak-{step}") for step in DRIVER_STEPS])
+def test_drivers_killed_again_and_again(tmp_path: Path, step: str, tally: Any) -> None:
     driver_killed(tmp_path, [(step, 1 + number % 2) for number in range(8)], 3000, ROUND)
+    tally(8, repaired=8)

@@ -31,10 +31,7 @@ ROWS = [*LOG_ROWS, *STORAGE_ROWS, *INVARIANTS, *WINDOW_ROWS]
 
 # Rows without a test, each with its reason.
 FRAMES = "SQL window frames per row and request mode are not built; windows are by key and time"
-PIPELINE = "needs the pipeline: a whole job is killed and replayed"
 NOT_APPLICABLE: dict[str, str] = {
-    "WS-T68": PIPELINE,
-    "WS-T69": PIPELINE,
     **{f"WS-T{number}": FRAMES for number in (*range(70, 85), 90, 92, 94)},
 }
 

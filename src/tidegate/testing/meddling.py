@@ -74,7 +74,10 @@ class Meddling:
         elif action == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "executor":
-            os.kill(_parent(os.getppid()), signal.SIGKILL)
+            executor = _parent(os.getppid())
+            if Path(f"/proc/{executor}/comm").read_text().strip() != "java":
+                raise RuntimeError(f"process {executor} is no executor: whoever started this one is gone")
+            os.kill(executor, signal.SIGKILL)
             time.sleep(60)  # it takes us with it
 
     def _wrap_once(self) -> None:

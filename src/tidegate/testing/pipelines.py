@@ -18,7 +18,12 @@ import pyarrow as pa
 from tidegate.clock import Clock, ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.definition.app import App
+from tidegate.pipeline.rounds.records import Records, app_folder
 from tidegate.pipeline.rounds.run import Summary
+from tidegate.pipeline.tasks.letters import chain_of
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.packs.garbage import reachable
+from tidegate.storage.packs.token import Token
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
@@ -130,3 +135,25 @@ def records(folder: Path, *topics: str) -> dict[str, list[tuple[bytes, bytes, in
                 name = f"{topic}-{row['partition']}"
                 found.setdefault(name, []).append((row["key"], row["value"], row["timestamp"]))
     return found
+
+
+def objects_of(backend: StorageBackend, app: str) -> set[str]:
+    """All objects that an app has stored, its records apart."""
+    own = {each.name for each in backend.list(app)}
+    beside = {each.name for each in backend.list(app_folder(app))}
+    return own | {name for name in beside if name.split("/")[2] not in ("app", "commits", "lease", "plans")}
+
+
+def named_objects(backend: StorageBackend, app: str) -> set[str]:
+    """All objects that a kept commit of an app needs: with nothing to collect, these are all there are.
+
+    Parcels are needed until they are in the log, so only those of the newest commit.
+    """
+    records, named = Records(backend, app), set[str]()
+    for round in records.rounds():
+        commit = records.read_commit(round)[0]
+        for line in commit.tasks:
+            named |= reachable(backend, Token.decode(line.token)) if line.token else set()
+        for source in commit.sources:
+            named |= {source.apart, *chain_of(backend, records.state_of(source))}
+    return named - {""} | {each.parcel.name for each in commit.deliveries}

@@ -221,22 +221,27 @@ class TaskRig:
 
     def windows(self, key_format: KeyFormat, *, size_ms: int | None = None) -> list[tuple[Any, ...]]:
         """The sink's records as (key, start, end, time, value bytes), control records left out."""
-        from tidegate.integrity.columns import without_control
+        return window_rows(self.records(), key_format, size_ms)
 
-        rows: list[tuple[Any, ...]] = []
-        for batch in self.records().combine_chunks().to_batches():
-            data = without_control(batch)
-            keys = decode_keys(data.column("key"), key_format, size_ms=size_ms)
-            times = data.column("timestamp").cast(pa.int64()).to_pylist()
-            rows += zip(
-                keys.inner.to_pylist(),
-                keys.start.tolist(),
-                keys.end.tolist(),
-                times,
-                data.column("value").to_pylist(),
-                strict=True,
-            )
-        return rows
+
+def window_rows(records: pa.Table, key_format: KeyFormat, size_ms: int | None) -> list[tuple[Any, ...]]:
+    """Records of a changelog of windows as (key, start, end, time, value bytes), control records left out."""
+    from tidegate.integrity.columns import without_control
+
+    rows: list[tuple[Any, ...]] = []
+    for batch in records.combine_chunks().to_batches():
+        data = without_control(batch)
+        keys = decode_keys(data.column("key"), key_format, size_ms=size_ms)
+        times = data.column("timestamp").cast(pa.int64()).to_pylist()
+        rows += zip(
+            keys.inner.to_pylist(),
+            keys.start.tolist(),
+            keys.end.tolist(),
+            times,
+            data.column("value").to_pylist(),
+            strict=True,
+        )
+    return rows
 
 
 def last_of_each(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:

@@ -20,6 +20,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
+from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.progress import Progress
 from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.rounds.run import Run, Summary
@@ -34,6 +35,7 @@ from tidegate.pipeline.rounds.ways_out import (
     reset_app,
     resume_partition,
 )
+from tidegate.pipeline.tasks.letters import chain_of
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, open_backend
@@ -736,6 +738,32 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
         for line in records.read_commit(round)[0].tasks:
             named |= reachable(backend, Token.decode(line.token))
     assert {each.name for each in backend.list("shop")} == named
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
+def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
+    tmp_path: Path, damaged: bool
+) -> None:
+    filled(tmp_path, orders(33, 60))
+    with Log(tmp_path / "log") as log, log.writer("orders") as writer:
+        writer.write(pa.table({"key": [b"k"], "value": [b"not json"]}), partition=1)
+    app = App("shop", data=tmp_path, storage=SMALL)
+    app.stream("orders", key=String(), value=Json(amount="double"), on_bad="keep").to("copy")
+    backend = LosingBackend(Path(app.state), {1: "before"})
+    with pytest.raises(UnavailableError):
+        ran(app, backend=backend, patience_ms=0)
+    ran(app, backend=backend)
+    written = {each.name for each in backend.list("apps/shop/letters")}
+    (kept,) = {name for line in newest(app).sources for name in chain_of(backend, line.state)}
+    assert len(written) == 2 and kept in written
+    if damaged:
+        (Path(app.state) / kept).write_bytes(b"TGDL and nothing else")
+    clock = ManualClock(2 * START)
+    Collector(backend, Records(backend, "shop"), clock=clock, grace_ms=1000, every_ms=0).run()
+    left = {each.name for each in backend.list("apps/shop/letters")}
+    assert left == (written if damaged else {kept})
+    if not damaged:
+        assert app.dead_letters("copy")["value"].to_pylist() == [b"not json"]
 
 
 def test_rounds_of_the_same_plan_count_once_in_totals(tmp_path: Path) -> None:

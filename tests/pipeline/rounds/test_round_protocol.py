@@ -8,6 +8,7 @@ disturbed (R-17, R-19, R-20).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 import threading
@@ -69,6 +70,7 @@ class Actor:
         self.name = name
         self.points: list[str] = []
         self.kill_at: int | None = None
+        self.fail_at: int | None = None
         self.outcome: BaseException | None = None
         self.is_done = False
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
@@ -84,6 +86,9 @@ class Actor:
     def point(self, what: str) -> None:
         if self.kill_at is not None and len(self.points) == self.kill_at:
             raise Killed(what)
+        if self.fail_at is not None and len(self.points) == self.fail_at:
+            self.fail_at = None
+            raise UnavailableError(f"out of reach: {what}")
         self.points.append(what)
         self._stopped.release()
         self._go.acquire()
@@ -180,16 +185,18 @@ class CountingEngine:
 
     name, slots, processes = "model", 2, 1
 
-    def __init__(self, world: World, failing: Iterator[bool] | None = None) -> None:
+    def __init__(self, world: World, failing: Iterator[bool] | None = None, turned: bool = False) -> None:
         self.world = world
         self._failing = failing
+        self._turned = turned  # tasks work in the other order, as with another number of slots
 
     def place(self, flow: str, task: int) -> int:
         return 0
 
     def run(self, order: RoundOrder) -> RoundResult:
         sources = {each.partition: each for each in order.sources}
-        done = [self._task(order, task, sources.get(task.task)) for task in order.tasks]
+        tasks = order.tasks[::-1] if self._turned else order.tasks
+        done = [self._task(order, task, sources.get(task.task)) for task in tasks]
         return RoundResult(
             tuple(each for each, _ in done if each is not None), tuple(each for _, each in done)
         )
@@ -257,11 +264,9 @@ def state_of(backend: MemoryBackend, token: bytes) -> dict[str, int]:
     )
 
 
-def made_world(seed: int = 7) -> World:
+def made_world(seed: int = 7, rows: int = PER_PARTITION) -> World:
     chance = random.Random(seed)
-    world = World(
-        {p: [(f"k{chance.randrange(3)}", i) for i in range(PER_PARTITION)] for p in range(PARTITIONS)}
-    )
+    world = World({p: [(f"k{chance.randrange(3)}", i) for i in range(rows)] for p in range(PARTITIONS)})
     records = Records(world.backend, "model")
     records.put_change(
         CommitRecord(
@@ -284,7 +289,13 @@ def made_world(seed: int = 7) -> World:
 
 
 def made_master(
-    world: World, *, late_ms: int = 0, seed: int = 0, failing: Iterator[bool] | None = None
+    world: World,
+    *,
+    late_ms: int = 0,
+    seed: int = 0,
+    failing: Iterator[bool] | None = None,
+    turned: bool = False,
+    round_records: int = ROUND_RECORDS,
 ) -> Master:
     """A process: its own clock, lease, copy of the newest commit. `late_ms` later than the ones before it, so that
     it takes their lease while they, by their own clock, still have it."""
@@ -300,10 +311,10 @@ def made_master(
         app="model", storage=SimpleNamespace(backlog_limit_bytes=1 << 30), partitions={SINK: PARTITIONS}
     )
     opened = Opened(setup, {"counts": FLOW}, records, generation, commit, digest, Heads(world))  # type: ignore[arg-type]
-    settings = RunSettings(round_records=ROUND_RECORDS, until="caught_up")
+    settings = RunSettings(round_records=round_records, until="caught_up")
     master = Master(
         opened,
-        CountingEngine(world, failing),
+        CountingEngine(world, failing, turned),
         world.backend,
         world.deliver,
         clock=clock,
@@ -315,13 +326,20 @@ def made_master(
     return master
 
 
-def finish(master: Master, *, collecting_too: bool = False) -> None:
+def finish(master: Master, *, collecting_too: bool = False, patient: bool = False) -> None:
+    """To the end of what is there; a patient one tries again what was out of reach, as a run does."""
     for _ in range(50):
-        outcome = master.step()
+        try:
+            outcome = master.step()
+            if outcome.kind == "rest" or outcome.lag_records == 0:
+                master.deliver_outstanding()
+        except UnavailableError:
+            if not patient:
+                raise
+            continue
         if collecting_too:
             master.collect()
         if outcome.kind == "rest" and outcome.lag_records == 0:
-            master.deliver_outstanding()
             return
     raise AssertionError("it never came to rest")
 
@@ -411,6 +429,26 @@ def test_a_master_that_sleeps_at_any_effect_and_wakes_after_all_is_done_changes_
     assert after_all(world) == undisturbed
 
 
+@pytest.mark.parametrize(
+    "fail_at", range(len(POINTS)), ids=lambda at: f"R-17-raise-{at}-{POINTS[at].split('/')[-1]}"
+)
+@pytest.mark.parametrize("same", [True, False], ids=["goes-on", "replaced"])
+def test_an_effect_that_fails_once_at_any_place_leaves_no_trace(
+    fail_at: int, same: bool, undisturbed: Any
+) -> None:
+    """The master tries again itself, or ends and is replaced."""
+    world = made_world()
+    actor = Actor("a", lambda: finish(made_master(world), patient=same))
+    actor.fail_at = fail_at
+    while not actor.is_done:
+        actor.resume()
+    assert actor.fail_at is None, "the place was reached"
+    assert actor.outcome is None or isinstance(actor.outcome, UnavailableError), actor.outcome
+    if same and fail_at > POINTS.index(next(each for each in POINTS if "plans/" in each)):
+        assert actor.outcome is None, "once it runs, a moment out of reach does not end it"
+    assert after_all(world) == undisturbed
+
+
 def test_an_attempt_that_fails_is_repeated_from_the_same_plan(undisturbed: Any) -> None:
     for seed in range(40):
         chance = random.Random(seed)
@@ -421,6 +459,60 @@ def test_an_attempt_that_fails_is_repeated_from_the_same_plan(undisturbed: Any) 
         except UnavailableError:
             pass  # too often in a row: the next process goes on
         assert after_all(world) == undisturbed, seed
+
+
+# -- rounds that are done again --------------------------------------------------------------------
+
+
+class Copies:
+    """A backup of the records and states after every round, as an operator would take it; the sink is not in it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.taken: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def take(self) -> None:
+        backend = self.world.backend
+        self.taken.append((dict(backend._objects), dict(backend._published)))
+
+    def go_back(self, rounds: int) -> None:
+        """The backend as it was before the last rounds; what they sent stays sent."""
+        backend = self.world.backend
+        objects, published = self.taken[-1 - rounds]
+        backend._objects, backend._published = dict(objects), dict(published)
+
+
+@pytest.mark.parametrize("block", range(4), ids=lambda block: f"R-19-{block}")
+def test_rounds_done_again_change_nothing(block: int, tally: Any) -> None:
+    """Up to three, over and over, by masters that differ: what they send is there already, to the byte. One that cuts
+    its rounds differently finds something else there, says so, and adds nothing."""
+    replays, told = 0, 0
+    for seed in range(block * 100, (block + 1) * 100):
+        chance, world = random.Random(seed), made_world(seed, rows=15)
+        copies, master = Copies(world), made_master(world)
+        copies.take()
+        while master.step().kind != "rest":
+            copies.take()
+        undisturbed = copy.deepcopy(result_of(world))
+        for replay in range(5):
+            copies.go_back(chance.randint(1, 3))
+            cut = chance.choice([ROUND_RECORDS, ROUND_RECORDS, ROUND_RECORDS, 2])
+            again = made_master(
+                world,
+                late_ms=(replay + 1) * 10 * LEASE_MS,
+                turned=chance.random() < 0.5,
+                round_records=cut,
+            )
+            try:
+                finish(again)
+                assert cut != ROUND_RECORDS or result_of(world) == undisturbed, seed
+            except FencedError:
+                assert cut != ROUND_RECORDS
+                told += 1
+            assert world.sink == undisturbed[0]
+            replays += 1
+    assert 0 < told < replays // 2
+    tally(replays, repaired=replays - told, detected=told, seeds=[block * 100, (block + 1) * 100])
 
 
 # -- two masters and a third, all mixed up -------------------------------------------------------
@@ -452,7 +544,8 @@ def mixed(seed: int, *, actors: int, collecting_too: bool) -> tuple[World, list[
 
 
 @pytest.mark.parametrize("block", range(10), ids=lambda block: f"R-20-{block}")
-def test_two_masters_in_any_interleaving_end_as_one(block: int, undisturbed: Any) -> None:
+def test_two_masters_in_any_interleaving_end_as_one(block: int, undisturbed: Any, tally: Any) -> None:
+    fenced = 0
     for seed in range(block * 300, (block + 1) * 300):
         world, running = mixed(seed, actors=2, collecting_too=False)
         for actor in running:
@@ -460,12 +553,25 @@ def test_two_masters_in_any_interleaving_end_as_one(block: int, undisturbed: Any
                 seed,
                 actor.outcome,
             )
+        fenced += any(isinstance(actor.outcome, FencedError) for actor in running)
         assert after_all(world) == undisturbed, f"seed {seed}"
+    tally(300, detected=fenced, seeds=[block * 300, (block + 1) * 300])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("block", range(12), ids=lambda block: f"R-20-soak-{block}")
+def test_many_more_interleavings(block: int, undisturbed: Any, tally: Any) -> None:
+    """Every order of the steps of two, as many as there are of eight steps each, and a third one in between."""
+    for seed in range(100_000 + block * 1100, 100_000 + (block + 1) * 1100):
+        world, _ = mixed(seed, actors=2 + seed % 2, collecting_too=False)
+        assert after_all(world) == undisturbed, f"seed {seed}"
+    tally(1100, seeds=[100_000 + block * 1100, 100_000 + (block + 1) * 1100])
 
 
 @pytest.mark.parametrize("block", range(4), ids=lambda block: f"R-20-three-{block}")
 def test_three_masters_that_also_collect_end_as_one(
-    block: int, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+    block: int, undisturbed: Any, monkeypatch: pytest.MonkeyPatch, tally: Any
 ) -> None:
     monkeypatch.setattr(collecting, "KEPT", 1)
     for seed in range(10_000 + block * 100, 10_000 + (block + 1) * 100):
@@ -476,6 +582,7 @@ def test_three_masters_that_also_collect_end_as_one(
                 actor.outcome,
             )
         assert after_all(world) == undisturbed, f"seed {seed}"
+    tally(100, seeds=[10_000 + block * 100, 10_000 + (block + 1) * 100])
 
 
 def test_of_masters_in_a_row_only_fenced_ones_fail() -> None:

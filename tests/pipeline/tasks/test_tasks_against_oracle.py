@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ from tidegate.pipeline.rounds.orders import Tick
 from tidegate.storage import StorageConfig
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.dedupe import Oracle as DedupeOracle
-from tidegate.testing.dedupe import Record as DedupeRecord
+from tidegate.testing.task_oracle import expected, key_format, rows_of, said, stream
 from tidegate.testing.tasks import TaskRig, last_of_each
-from tidegate.testing.windows import Clock, Record, WindowOracle, oracle_of
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys.layouts import KeyFormat
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.windows import Emit
 
-START = 1_767_225_600_000
 VALUE = Json(id="string", n="int64", who="string")
 KINDS: dict[str, WindowKind] = {
     "tumbling": Tumbling(1000, grace=500),
@@ -45,82 +41,6 @@ def flow_of(kind: WindowKind, *, emit: Emit = Emit.UPDATE, dedupe: bool = True, 
         steps.append(Dedupe(RULE))
     steps.append(Aggregate(kind, WANTED, emit=emit))
     return Flow(Source("events", String(), VALUE), tuple(steps), (To("results"),))
-
-
-def stream(seed: int, rows: int) -> list[dict[str, Any]]:
-    """Events in the order of a partition: time goes on with jitter, some come late, some twice."""
-    chance, now, events = random.Random(seed), START, list[dict[str, Any]]()
-    for number in range(rows):
-        if events and chance.random() < 0.15:
-            events.append(dict(chance.choice(events[-40:])))
-            continue
-        now += chance.randrange(0, 60)
-        late = chance.randrange(0, 2500) if chance.random() < 0.1 else chance.randrange(0, 200)
-        who = f"k{chance.randrange(5)}"
-        events.append(
-            {"id": f"e{number}", "n": chance.randrange(100), "who": who, "ts": max(START, now - late)}
-        )
-    return events
-
-
-class SourceClock(Clock):
-    """Stream time as the pipeline has it: of the source partition, whatever became of the records in between."""
-
-    def __init__(self, stamps: dict[tuple[int, int], int]) -> None:
-        super().__init__()
-        self.stamps = stamps
-
-    def judge(self, record: Record) -> int:
-        self.times[record.partition] = self.stamps[record.partition, record.offset]
-        return self.times[record.partition]
-
-
-def expected(
-    kind: WindowKind, emit: Emit, events: list[tuple[int, int, dict[str, Any]]], *, dedupe: bool
-) -> WindowOracle:
-    """The oracle after these (partition, offset, event), in the order a task meets them."""
-    stamps, times = dict[tuple[int, int], int](), dict[int, int]()
-    for partition, offset, event in events:
-        times[partition] = max(times.get(partition, -1), event["ts"])
-        stamps[partition, offset] = times[partition]
-    first, oracle = DedupeOracle(RULE), oracle_of(kind, str(emit))
-    oracle.clock = SourceClock(stamps)
-    for partition, offset, event in events:
-        key = event["who"].encode()
-        if dedupe:
-            record = DedupeRecord(event["id"], event["ts"], offset, key, partition)
-            verdict = first.judge(record)
-            if not first.goes_on(verdict):
-                continue
-        oracle.process(Record(key, event["ts"], event["n"], offset, partition))
-    return oracle
-
-
-def rows_of(events: list[dict[str, Any]]) -> list[tuple[bytes, int, bytes]]:
-    return [
-        (
-            event["who"].encode(),
-            event["ts"],
-            json.dumps({name: event[name] for name in ("id", "n", "who")}).encode(),
-        )
-        for event in events
-    ]
-
-
-def said(oracle: WindowOracle) -> dict[tuple[bytes, int, int], tuple[int, bytes]]:
-    """The table of the oracle's rows, with values as the pipeline writes them."""
-    return {
-        window: (ts, json.dumps({"count": len(records), "sum": sum(each.value or 0 for each in records)},
-                                separators=(",", ":")).encode())
-        for window, (ts, records) in oracle.table.items()
-    }  # fmt: skip
-
-
-def key_format(kind: WindowKind) -> tuple[KeyFormat, int | None]:
-    if isinstance(kind, Session):
-        return KeyFormat.SESSION, None
-    size = kind.difference_ms if isinstance(kind, Sliding) else kind.size_ms  # type: ignore[union-attr]
-    return KeyFormat.CHANGELOG, size
 
 
 @pytest.mark.parametrize("emit", [Emit.UPDATE, Emit.CLOSE])
@@ -143,7 +63,7 @@ def test_a_task_says_what_the_oracle_says_wherever_rounds_are_cut(
         if emit is Emit.CLOSE:
             rig.round({0: stop}, tick=Tick(rig.clock.now_ms(), closing=True))
         rig.deliver()
-        oracle = expected(kind, emit, [(0, place, event) for place, event in enumerate(events)], dedupe=True)
+        oracle = expected(kind, emit, [(0, place, event) for place, event in enumerate(events)], RULE)
         if emit is Emit.CLOSE:
             oracle.finish()
         form, size = key_format(kind)
@@ -173,7 +93,7 @@ def test_re_keyed_shards_say_together_what_one_task_says(tmp_path: Path, name: s
                 rig.restart()
             rig.round(stops, shuffle=chance.randrange(5))
         rig.deliver()
-        oracle = expected(kind, Emit.UPDATE, order, dedupe=False)
+        oracle = expected(kind, Emit.UPDATE, order)
         form, size = key_format(kind)
         assert last_of_each(rig.windows(form, size_ms=size)) == said(oracle)
 
@@ -204,7 +124,5 @@ def test_state_that_outgrows_memory_changes_nothing(tmp_path: Path) -> None:
         for stop in range(50, 601, 50):
             rig.round({0: stop})
         rig.deliver()
-        oracle = expected(
-            kind, Emit.UPDATE, [(0, place, event) for place, event in enumerate(events)], dedupe=True
-        )
+        oracle = expected(kind, Emit.UPDATE, [(0, place, event) for place, event in enumerate(events)], RULE)
         assert last_of_each(rig.windows(KeyFormat.CHANGELOG, size_ms=1000)) == said(oracle)
