@@ -27,7 +27,7 @@ REQUIRED = sorted(
 
 def listed(*arguments: str) -> str:
     listing = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:xdist", *arguments],
+        [sys.executable, "-m", "pytest", "--collect-only", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
