@@ -121,7 +121,7 @@ def hybrid_table(
     randomness: Randomness | None = None,
     scheduler: Scheduler | None = None,
 ) -> HybridTable:
-    """Open a replica of the version topic `version`, and go on with the topic `live` from `rewind` before the push ended.
+    """Open a replica of the version topic `version`; go on with the topic `live` from `rewind` before the push ended.
 
     `state` is shared by all replicas: a folder or an object store. `replica` names this one's rows there; without it
     the first that nobody serves is taken. `partitions` are those to replicate, all by default. `max_age` is how long a

@@ -229,6 +229,11 @@ class Leading:
             raise InvalidError(f"{self.following.place} leads without a live topic")
         if self.following.is_stopped:
             raise InvalidError(f"{self.following.place} stopped at a fault and cannot be led")
+        if self.following.upstream.epoch > self.epoch:
+            raise FencedError(
+                f"{self.following.place}: epoch {self.following.upstream.epoch} leads, and {self.epoch} does not any "
+                "more; this one goes on as a standby"
+            )
         records = source.poll(timeout_ms)
         if records is None:
             outgoing.rest()
