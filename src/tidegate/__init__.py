@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.definition.stream import Stream
     from tidegate.tables.building.consumed import Consumed
     from tidegate.tables.building.materialized import Materialized
+    from tidegate.tables.hybrid_table import hybrid_table
     from tidegate.tables.key_table import table
     from tidegate.tables.serdes.avro import Avro
     from tidegate.tables.serdes.json_serde import Json
@@ -97,6 +98,7 @@ _HOMES = {
     "count": "tidegate.windows.aggregates.definitions",
     "count_distinct": "tidegate.windows.aggregates.definitions",
     "first": "tidegate.windows.aggregates.definitions",
+    "hybrid_table": "tidegate.tables.hybrid_table",
     "last": "tidegate.windows.aggregates.definitions",
     "max": "tidegate.windows.aggregates.definitions",
     "mean": "tidegate.windows.aggregates.definitions",
@@ -151,6 +153,7 @@ __all__ = [
     "count",
     "count_distinct",
     "first",
+    "hybrid_table",
     "last",
     "max",
     "mean",

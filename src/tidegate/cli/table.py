@@ -12,6 +12,7 @@ import click
 
 from tidegate.cli.options import AnyFunction, GroupVerb, format_option, log_option, talk_options
 from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.cli.table_serve import serve
 from tidegate.errors import InvalidError
 
 SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
@@ -50,6 +51,7 @@ def command() -> None:
     tidegate table fetch counts user-1 --from 2026-01-01T10:00Z
     tidegate table scan counts -n 20
     tidegate table explain counts user-1 1700000040000
+    tidegate table serve users --live user-updates            a replica of a pushed version that goes on
 
     The last commit is shown; the process that builds the table goes on meanwhile.
     """
@@ -117,6 +119,7 @@ def info(name: str | None, state: str, format: str) -> None:
                     )
             print_rows(rows, format=format, columns=("table", "kind", "topic", "commits"))
             return
+        name = _stored_name(backend, name)
         table = open_committed(backend, name, clock=SystemClock())
         with table:
             shape, commit = table.rules.shape, table.commit
@@ -145,6 +148,7 @@ def info(name: str | None, state: str, format: str) -> None:
             for state_of in table.source.partitions:
                 for outcome in state_of.counts.__struct_fields__:
                     facts[outcome] = facts.get(outcome, 0) + getattr(state_of.counts, outcome)
+            facts |= _replicas(backend, shape.topic)
             print_object(facts, format=format)
 
 
@@ -175,6 +179,9 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
             click.echo(line)
 
 
+command.add_command(serve)
+
+
 @contextmanager
 def _backend(state: str) -> Iterator[Any]:
     from tidegate.storage import open_backend
@@ -199,7 +206,7 @@ def _opened(
     with _backend(state) as backend:
         table = open_committed(
             backend,
-            name,
+            _stored_name(backend, name),
             clock=SystemClock(),
             number=number,
             key=choose(key_serde),
@@ -207,6 +214,34 @@ def _opened(
         )
         with table:
             yield table
+
+
+def _stored_name(backend: Any, name: str) -> str:
+    """The stored table of this name; of a hybrid table, its replica that has drained most."""
+    from tidegate.tables.building.commits import load_commits
+    from tidegate.tables.replicas.reading import freshest_replica
+
+    if load_commits(backend, name) is not None:
+        return name
+    return freshest_replica(backend, name) or name
+
+
+def _replicas(backend: Any, version: str) -> dict[str, str]:
+    """What the replicas of a hybrid table said last."""
+    from tidegate.durations import format_moment
+    from tidegate.tables.replicas.status import read_statuses
+
+    facts = {}
+    for status in read_statuses(backend, version):
+        roles = "; ".join(
+            f"{each.partition}: {each.role}, epoch {each.epoch}, lag {each.lag}, live lag {each.live_lag}"
+            + (f", {each.error}" if each.error else "")
+            for each in status.partitions
+        )
+        facts[f"replica {status.replica}"] = (
+            f"process {status.pid} on {status.host} at {format_moment(status.at_ms)}: {roles}"
+        )
+    return facts
 
 
 def _columns(table: Any) -> list[str]:

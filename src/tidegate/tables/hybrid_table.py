@@ -14,6 +14,7 @@ Thread rule: as `table`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -34,9 +35,11 @@ from tidegate.tables.building.lease import DEFAULT_TTL_MS
 from tidegate.tables.building.materialiser import Cadence, Materialiser
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import table_rules
+from tidegate.tables.building.stored import serde_named
 from tidegate.tables.key_table import KeyTable
 from tidegate.tables.replicas.following import Following
 from tidegate.tables.replicas.leading import Live
+from tidegate.tables.replicas.reading import Served, replica_table, served_version
 from tidegate.tables.replicas.serving import Serving
 from tidegate.tables.replicas.status import ReplicaStatus
 
@@ -58,6 +61,11 @@ class HybridTable(KeyTable):
         return self.serving.replica
 
     @property
+    def version(self) -> str:
+        """The version topic."""
+        return self.serving.version
+
+    @property
     def roles(self) -> dict[int, Role]:
         """Partition → what this replica is to it."""
         return self.serving.roles
@@ -76,10 +84,16 @@ class HybridTable(KeyTable):
         self._check_open()
         self.serving.run()
 
-    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
-        """See everything that is in the version topic now; the position then."""
+    def check(self) -> None:
+        """Raise what stopped this replica, if anything did; a single partition's fault is in its status."""
         if self.serving.error is not None:
             raise self.serving.error
+        if self._builder is not None:
+            self._builder.check()
+
+    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
+        """See everything that is in the version topic now; the position then."""
+        self.check()
         return super().catch_up(timeout)
 
     def close(self, *, save: bool = True) -> None:
@@ -98,7 +112,7 @@ class HybridTable(KeyTable):
 
 def hybrid_table(
     log: Any,
-    version: str,
+    name: str,
     *,
     live: str,
     rewind: DurationLike = DEFAULT_REWIND,
@@ -121,8 +135,9 @@ def hybrid_table(
     randomness: Randomness | None = None,
     scheduler: Scheduler | None = None,
 ) -> HybridTable:
-    """Open a replica of the version topic `version`; go on with the topic `live` from `rewind` before the push ended.
+    """Open a replica of `name`, and go on with the topic `live` from `rewind` before the push ended.
 
+    `name` is a table, whose current version is served as long as this replica lives, or a version topic.
     `state` is shared by all replicas: a folder or an object store. `replica` names this one's rows there; without it
     the first that nobody serves is taken. `partitions` are those to replicate, all by default. `max_age` is how long a
     silent producer is remembered, at least `rewind`; without it, for ever. With `follow` it drains and leads in the
@@ -138,12 +153,15 @@ def hybrid_table(
     owns = isinstance(state, str | Path)
     backend: Any = None
     try:
-        numbers, rewind_ms = _checked(log, version, live, partitions, rewind, rewind_from, consumed)
         backend = (
             open_backend(state, files=files, clock=clock, randomness=randomness)  # type: ignore[arg-type]
             if owns
             else state
         )
+        served = served_version(backend, name)
+        version = served.topic
+        consumed = _serdes(served, consumed)
+        numbers, rewind_ms = _checked(log, version, live, partitions, rewind, rewind_from, consumed)
         following = partial(
             Following,
             max_age_ms=NEVER if max_age is None else duration_ms(max_age),
@@ -151,17 +169,17 @@ def hybrid_table(
             cadence=checkpoints,
         )
         names = [replica] if replica is not None else [f"r{number}" for number in range(MOST_REPLICAS)]
-        builder, name = _claimed(
+        builder, chosen = _claimed(
             log,
             names,
-            lambda name: Claim(
+            lambda each: Claim(
                 log,
                 table_rules(
                     "key",
                     version,
                     numbers,
                     consumed=consumed,
-                    materialized=Materialized(f"{version}.{name}"),
+                    materialized=Materialized(replica_table(version, each)),
                 ),
                 backend,
                 cadence=Cadence(commit_interval_ms=duration_ms(commit_interval), commit_bytes=NO_BYTES),
@@ -188,7 +206,7 @@ def hybrid_table(
         builder,
         Live(live, rewind_ms, rewind_from, state_bytes=state_bytes, hold_ms=duration_ms(hold)),
         backend,
-        name,
+        chosen,
         lease_ttl_ms=duration_ms(lease_ttl),
         heartbeat_ms=duration_ms(heartbeat),
         clock=clock,
@@ -203,6 +221,18 @@ def hybrid_table(
         table.close()
         raise
     return table
+
+
+def _serdes(served: Served, consumed: Consumed | None) -> Consumed:
+    """How keys and values are read: as told, else as the push said."""
+    given = consumed or Consumed()
+    if served.version is None:
+        return given
+    return replace(
+        given,
+        key=given.key or serde_named(served.version.key_serde),
+        value=given.value or serde_named(served.version.value_serde),
+    )
 
 
 def _checked(

@@ -13,6 +13,7 @@ says which of its records are repeats; the stamps in the version topic say whose
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
@@ -176,49 +177,13 @@ class World:
             assert node.following.upstream.leadership == fresh.following.upstream.leadership
         assert [offset for _, offset in fresh.taken] == copied, "a record was lost, or is there twice"
         assert fresh.following.upstream.copied == len(copied)
-        assert self.counting() == copied, "a record counts that is not its epoch's leader's"
-
-    # -- the answer ------------------------------------------------------------------------------
+        assert counting(self.log.rows(VERSION)) == copied, "a record counts that is not its epoch's leader's"
 
     def answer(self) -> tuple[Rows, list[int]]:
         """The table that an undisturbed life gives, and the live offsets that belong in it, one after the other."""
+        since = self.pushed_ms - self.live.rewind_ms
         rows: Rows = {b"key-%d" % number: b"pushed" for number in range(KEYS)}
-        marks: dict[bytes, tuple[int, int]] = {}
-        copied, since, is_before = [], self.pushed_ms - self.live.rewind_ms, True
-        for record in self.log.rows(LIVE):
-            stamp = _stamp(record)
-            is_before &= record["timestamp"].timestamp() * 1000 < since
-            if is_before:
-                continue
-            mark = (stamp.chain, stamp.sequence)
-            if mark <= marks.get(stamp.guid, (-1, -1)):
-                continue
-            marks[stamp.guid] = mark
-            if stamp.kind == RecordKind.CONTROL:
-                continue
-            copied.append(record["offset"])
-            if record["value"] is None:
-                rows.pop(record["key"], None)
-            else:
-                rows[record["key"]] = record["value"]
-        return rows, copied
-
-    def counting(self) -> list[int]:
-        """The live offsets of the version topic's records that count, by the stamps in front of them."""
-        epoch, guid, marks, found = 0, b"", {}, []  # type: ignore[var-annotated]
-        for record in self.log.rows(VERSION):
-            stamp = _stamp(record)
-            if stamp.guid == LEADERSHIP_GUID:
-                key = record["key"][len(CONTROL_KEY_PREFIX) :]
-                new = int.from_bytes(key[16:20], "big") << 31 | int.from_bytes(key[20:24], "big")
-                if new > epoch:
-                    epoch, guid = new, key[:16]
-            elif epoch and stamp.guid == guid and (stamp.chain, stamp.sequence) > marks.get(guid, (-1, -1)):
-                marks[guid] = (stamp.chain, stamp.sequence)
-                if stamp.kind != RecordKind.CONTROL:
-                    headers = {header["key"]: header["value"] for header in record["headers"]}
-                    found.append(int.from_bytes(headers[UPSTREAM_KEY], "big"))
-        return found
+        return undisturbed(rows, self.log.rows(LIVE), since)
 
     @property
     def epochs(self) -> int:
@@ -286,6 +251,50 @@ class World:
                 task.write(pa.table({"key": keys, "value": [b"pushed"] * KEYS}))
             push.end({0: Manifest.of(list(task.sent().values()))})
         self.pushed_ms = clock.now_ms()
+
+
+def undisturbed(pushed: Rows, live: Iterable[dict[str, Any]], since_ms: int) -> tuple[Rows, list[int]]:
+    """What pushed rows and a live partition come to, and the live offsets that count: a producer's repeats do not."""
+    rows, marks, copied, is_before = dict(pushed), {}, [], True  # type: ignore[var-annotated]
+    for record in live:
+        stamp = _stamp(record)
+        is_before &= record["timestamp"].timestamp() * 1000 < since_ms
+        mark = (stamp.chain, stamp.sequence)
+        if is_before or mark <= marks.get(stamp.guid, (-1, -1)):
+            continue
+        marks[stamp.guid] = mark
+        if stamp.kind == RecordKind.CONTROL:
+            continue
+        copied.append(record["offset"])
+        if record["value"] is None:
+            rows.pop(record["key"], None)
+        else:
+            rows[record["key"]] = record["value"]
+    return rows, copied
+
+
+def counting(version: Iterable[dict[str, Any]]) -> list[int]:
+    """The live offsets of a version partition's records that count, by the stamps in front of them."""
+    return [offset for _, offset, counts in led(version) if counts]
+
+
+def led(version: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, bool]]:
+    """Of every record that a leader copied: the epoch in force, the live offset, and whether it counts."""
+    epoch, guid, marks = 0, b"", {}  # type: ignore[var-annotated]
+    for record in version:
+        stamp = _stamp(record)
+        if stamp.guid == LEADERSHIP_GUID:
+            key = record["key"][len(CONTROL_KEY_PREFIX) :]
+            new = int.from_bytes(key[16:20], "big") << 31 | int.from_bytes(key[20:24], "big")
+            if new > epoch:
+                epoch, guid = new, key[:16]
+            continue
+        counts = stamp.guid == guid and (stamp.chain, stamp.sequence) > marks.get(guid, (-1, -1))
+        if counts:
+            marks[guid] = (stamp.chain, stamp.sequence)
+        upstream = [each["value"] for each in record["headers"] if each["key"] == UPSTREAM_KEY]
+        if upstream:
+            yield epoch, int.from_bytes(upstream[0], "big"), counts
 
 
 def _stamp(record: dict[str, Any]) -> Stamp:

@@ -18,6 +18,7 @@ import msgspec
 
 from tidegate.errors import ConflictError
 from tidegate.integrity import Role
+from tidegate.storage.backends.port import TEMPORARY
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -117,6 +118,8 @@ def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
     """What the replicas of a version said last, in order of their names."""
     found = []
     for each in backend.list(f"tables/{version}/replicas"):
+        if each.name.endswith(TEMPORARY):
+            continue  # being published just now, or left by one that died meanwhile
         published = backend.read_published(each.name)
         if published is not None:
             try:
