@@ -190,7 +190,7 @@ def _refuse_without_key(answers: Sequence[Answer], without_key: str) -> None:
 
 def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
     """A job's answer; Spark's own words where a task failed for good."""
-    from py4j.protocol import Py4JJavaError
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
     try:
