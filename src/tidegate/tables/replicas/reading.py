@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import InvalidError
-from tidegate.tables.building.commits import load_commits, stored_tables
+from tidegate.tables.building.commits import CommitList, load_commits, stored_tables
 from tidegate.tables.versions.catalog import load_versions
 from tidegate.tables.versions.record import State, TableVersion
 
@@ -51,15 +51,33 @@ def served_version(backend: StorageBackend, name: str) -> Served:
 
 
 def freshest_replica(backend: StorageBackend, name: str) -> str | None:
-    """The stored table of the replica of this version that has drained most; None where there is none."""
-    topic = served_version(backend, name).topic
+    """The stored table of the replica that has drained most of this version; None where there is none to read.
+
+    Of a version that the catalog knows, one that holds the whole push of every partition, or none.
+    """
+    if load_versions(backend, name) is None and load_commits(backend, name) is not None:
+        return None  # a table of its own
+    try:
+        topic, version = served_version(backend, name)
+    except InvalidError:
+        return None
     best: tuple[int, str] | None = None
     for each in stored_tables(backend):
         if not each.startswith(f"{topic}."):
             continue
         found = load_commits(backend, each)
-        if found is not None and found[0].shape.topic == topic and found[0].commits:
+        if found is not None and found[0].shape.topic == topic and _is_whole(found[0], version):
             drained = sum(found[0].commits[-1].positions.values())
             if best is None or drained > best[0]:
                 best = (drained, each)
     return None if best is None else best[1]
+
+
+def _is_whole(stored: CommitList, version: TableVersion | None) -> bool:
+    if not stored.commits:
+        return False
+    positions = stored.commits[-1].positions
+    if version is None:
+        return True
+    ends = {each.partition: each.end_of_push for each in version.results}
+    return len(ends) == version.partitions and all(positions.get(each, 0) > end for each, end in ends.items())

@@ -66,6 +66,19 @@ def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str
     return known, version
 
 
+def version_named(backend: StorageBackend, name: str) -> tuple[str, int | None] | None:
+    """The table and version that a name means: `users` whichever is current, `users_v3` that one; None for neither."""
+    if backend.read_published(versions_name(name)) is not None:
+        return name, None
+    table, mark, number = name.rpartition("_v")
+    if not (table and mark and number.isdecimal()):
+        return None
+    found = load_versions(backend, table)
+    if found is None or int(number) not in {each.number for each in found[0].versions}:
+        return None
+    return table, int(number)
+
+
 class Versions:
     """The versions of one table in one backend."""
 

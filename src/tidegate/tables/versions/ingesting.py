@@ -293,7 +293,11 @@ class _Ingest:
 
 def _cut_behind_words(records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in pieces that end with a start or an end of push, so that a commit can be made right there."""
-    columns = read_columns(records.column("headers"))
+    headers = records.column("headers")
+    if len(headers.flatten()) == records.num_rows:  # control records have a header more: here is none
+        yield records
+        return
+    columns = read_columns(headers)
     words = columns.is_control & (columns.control <= ControlType.END_OF_PUSH)
     start = 0
     for row in np.flatnonzero(words).tolist():

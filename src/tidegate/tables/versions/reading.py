@@ -1,6 +1,6 @@
 """A versioned table as its readers hold it: the current version, whole, and the next one at the next look.
 
-    with open_versioned(backend, "users") as users:
+    with versioned_table("users", state="./data/state") as users:
         users.get("alice")
 
 R1  an answer is of one version, and of each partition's last commit of it; never of half a version.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -282,3 +283,22 @@ class VersionedTable(KeyQueries):
                 f"{version.name} is {version.state.value}; only a version that is ready can be read"
             )
         return version
+
+
+def versioned_table(
+    table: str,
+    *,
+    state: str | Path,
+    version: int | None = None,
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+) -> VersionedTable:
+    """A table that is pushed, kept in the folder (or object store) `state`: the current version, or one certain one."""
+    from tidegate.storage import open_backend
+
+    backend = open_backend(str(state))
+    try:
+        return VersionedTable(backend, table, number=version, key=key, value=value, owns_backend=True)
+    except BaseException:
+        backend.close()
+        raise

@@ -9,10 +9,13 @@ Thread rule: pure but for reading the log.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
+from tidegate.errors import IntegrityError
 from tidegate.integrity.columns import MANAGED, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.state import PartitionState
@@ -21,6 +24,53 @@ from tidegate.tables.versions.record import Fault, TableVersion
 
 UNFINISHED: Final = "unfinished"
 LATE: Final = "late"
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push came to. `current` is the version that readers see now, 0 for none."""
+
+    table: str
+    version: TableVersion
+    is_current: bool
+    current: int
+    log: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs: the version as it is recorded, and what readers see."""
+        found: dict[str, Any] = {"table": self.table, "is_current": self.is_current, "current": self.current}
+        found |= msgspec.to_builtins(self.version)
+        if self.version.faults:
+            found["look_closer"] = look_closer(self.version, self.version.faults, self.log)
+        return found
+
+    def __str__(self) -> str:
+        version = self.version
+        if version.faults:
+            shown = f"version {self.current} is still shown" if self.current else "nothing is shown yet"
+            told = [f"{version.name} failed and is not shown; {shown}."]
+            told += [
+                f"partition {fault.partition}: {fault.kind}: {fault.message}" for fault in version.faults
+            ]
+            return "\n".join([*told, "Look closer with:", *look_closer(version, version.faults, self.log)])
+        state = "is shown now" if self.is_current else f"is ready; version {self.current or 'none'} is shown"
+        return f"{version.name} {state}: {version.rows} rows in {version.partitions} partitions, all as they were sent"
+
+
+class PushFailedError(IntegrityError):
+    """A push whose version failed and is not shown; `report` says why."""
+
+    def __init__(self, report: PushReport) -> None:
+        fault = report.version.faults[0]
+        super().__init__(
+            str(report),
+            topic=report.version.topic,
+            partition=fault.partition,
+            offset=fault.offset,
+            producer=fault.producer or None,
+            kind=fault.kind,
+        )
+        self.report = report
 
 
 def fault_of(
