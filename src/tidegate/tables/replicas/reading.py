@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import InvalidError
 from tidegate.tables.building.commits import CommitList, load_commits, stored_tables
-from tidegate.tables.versions.catalog import load_versions
+from tidegate.tables.versions.catalog import Versions, version_named
 from tidegate.tables.versions.record import State, TableVersion
 
 if TYPE_CHECKING:
@@ -32,20 +32,17 @@ def replica_table(version: str, replica: str) -> str:
 
 def served_version(backend: StorageBackend, name: str) -> Served:
     """The version topic that `name` means: a table's current version, or the topic itself; never one that failed."""
-    found = load_versions(backend, name)
-    if found is not None:
-        current = found[0].current_version
-        if current is None:
-            raise InvalidError(f"table {name} has no version that readers see; push one, or name its topic")
-        return Served(current.topic, current)
-    table, mark, number = name.rpartition("_v")
-    known = load_versions(backend, table) if mark and number.isdecimal() else None
-    if known is None:
+    named = version_named(backend, name)
+    if named is None:
         return Served(name, None)
-    version = known[0].get(int(number))
+    table, number = named
+    known = Versions(backend, table).require()
+    version = known.get(number) if number is not None else known.current_version
+    if version is None:
+        raise InvalidError(f"table {table} has no version that readers see; push one, or name its topic")
     if version.state in (State.FAILED, State.RETIRED):
         raise InvalidError(
-            f"version {name} is {version.state.value} and is not served; see `tidegate table info {table}`"
+            f"{version.topic} is {version.state.value} and is not served; see `tidegate table info {table}`"
         )
     return Served(version.topic, version)
 
@@ -55,7 +52,7 @@ def freshest_replica(backend: StorageBackend, name: str) -> str | None:
 
     Of a version that the catalog knows, one that holds the whole push of every partition, or none.
     """
-    if load_versions(backend, name) is None and load_commits(backend, name) is not None:
+    if version_named(backend, name) is None and load_commits(backend, name) is not None:
         return None  # a table of its own
     try:
         topic, version = served_version(backend, name)
