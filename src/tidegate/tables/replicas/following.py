@@ -130,7 +130,8 @@ class Following:
 
     def saved(self) -> bytes:
         """The drainer's state, for the commit that has its rows."""
-        data = self.replica.checkpoint()
+        with self.lock:  # a promotion forgets expired producers, too
+            data = self.replica.checkpoint()
         if data is None:
             raise InvalidError(f"{self.place} stopped at a fault and is not saved")
         self._is_due = False
