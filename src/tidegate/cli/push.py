@@ -44,9 +44,7 @@ from tidegate.durations import format_duration
 @click.option(
     "--order-by", multiple=True, metavar="COLUMN", help="Of rows with one key, the last by this counts."
 )
-@click.option(
-    "--source-format", metavar="NAME", help="parquet, csv, json, orc, …; by the path's ending."
-)
+@click.option("--source-format", metavar="NAME", help="parquet, csv, json, orc, …; by the path's ending.")
 @settings_option("An option of Spark's reader (repeatable), like -X delimiter=;.")
 @click.option("--sql", metavar="QUERY", help="Push the rows of a query; SOURCE is its view `source`.")
 @click.option("--partitions", type=click.IntRange(1), help="Of the version; by default as before, or 4.")
