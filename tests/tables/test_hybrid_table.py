@@ -18,11 +18,13 @@ from tidegate.integrity.roles import Role
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.scheduling import ManualScheduler
+from tidegate.storage import open_backend
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.reading import freshest_replica
 from tidegate.tables.serdes.plain import String
 from tidegate.tables.versions.catalog import Versions
+from tidegate.tables.versions.deleting import delete_version
 from tidegate.tables.versions.record import State
 
 VERSION, LIVE = "users_v1", "user-updates"
@@ -259,10 +261,22 @@ def test_a_version_that_failed_is_not_served_and_a_table_means_its_current_one(s
     stage.tables.append(second)
     stage.settle(second)
     assert second.version == VERSION and rows(second) == {"alice": "pushed"}
+    second.commit()
+    second.close()
+    first.close()
+    backend = open_backend(stage.folder / "state")
+    versions = Versions(backend, "users", clock=stage.clock)
     versions.create("push-2", partitions=1, key_serde="String()", value_serde="String()")
     versions.mark(2, State.FAILED)
     with pytest.raises(InvalidError, match="failed"):
-        hybrid_table(stage.log, "users_v2", live=LIVE, state=first._backend)
+        hybrid_table(stage.log, "users_v2", live=LIVE, state=backend)
+    versions.create("push-3", partitions=1, key_serde="String()", value_serde="String()")
+    for state in (State.INGESTING, State.READY):
+        versions.mark(3, state)
+    versions.swap(3)
+    assert delete_version(versions, stage.log, 1) > 0
+    assert [each.name for each in backend.list("") if VERSION in each.name] == []
+    backend.close()
 
 
 def test_another_live_topic_than_the_first_leaders_is_refused_by_the_next(stage: Stage) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import TidegateError
+from tidegate.tables.building.commits import stored_tables
 from tidegate.tables.building.source import task_of
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.record import State, TableVersion
@@ -26,8 +27,13 @@ GRACE_MS: Final = 60_000
 
 
 def files_of(backend: StorageBackend, version: TableVersion) -> list[tuple[str, int]]:
-    """The stored objects of a version and their sizes, its commits and leases last."""
+    """The stored objects of a version and their sizes, those of its replicas too, its commits and leases last."""
     packs, published = [], []
+    for name in stored_tables(backend):
+        if name.startswith(f"{version.topic}."):  # a replica, as `replicas.reading` names it
+            packs += [(each.name, each.size) for each in backend.list(name)]
+            published += [(each.name, each.size) for each in backend.list(f"tables/{name}")]
+    published += [(each.name, each.size) for each in backend.list(f"tables/{version.topic}")]
     for partition in range(version.partitions):
         shape = version.shape(partition)
         packs += [(each.name, each.size) for each in backend.list(task_of(shape))]
