@@ -91,7 +91,7 @@ def test_with_the_consumer_at_2000_and_the_drainer_at_1000_the_commit_says_1000(
         writer.write(thousand(1000))
         while builder.consume_once():
             pass
-    consumed = builder._validations[0].replica.consumer.state.next_offset
+    consumed = builder.validations[0].replica.consumer.state.next_offset
     assert consumed >= 2000 > drained >= 1000
     assert len(builder.buffer) > 0
     commit = table.commit()
@@ -255,7 +255,7 @@ def test_damage_that_stops_a_push_stops_the_table_and_is_never_committed(log: Lo
     write(log, 0, 10)
     table = opened(log, tmp_path)
     builder = builder_of(table)
-    builder._validations[0].replica.error = IntegrityError(
+    builder.validations[0].replica.error = IntegrityError(
         "a producer's records are missing", topic=TOPIC, partition=0
     )
     write(log, 10, 10)
@@ -293,7 +293,7 @@ def test_records_without_headers_leave_the_state_that_validating_them_would(log:
         validator = PartitionValidator(TOPIC, 0, state=PartitionState())
         for batch in log.reader(TOPIC):
             assert validator.validate(batch, 0).kept.all()
-        assert builder_of(table)._validations[0].saved() == take_checkpoint(validator.state)
+        assert builder_of(table).validations[0].saved() == take_checkpoint(validator.state)
 
 
 # -- the buffer ----------------------------------------------------------------------------------

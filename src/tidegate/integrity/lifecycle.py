@@ -39,14 +39,14 @@ from tidegate.integrity.sender import Sender
 from tidegate.integrity.stamping import control_key, control_row
 from tidegate.log.access.writer import Written
 
-_NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
-HEARTBEAT_GUID: Final = uuid.uuid5(_NAMESPACE, "heartbeat").bytes
+NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
+HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes
 """The well-known producer of heartbeats."""
 
 
 def stable_guid(name: str, topic: str, partition: int) -> bytes:
     """The same GUID for the same push or application, topic and partition, on every machine."""
-    return uuid.uuid5(_NAMESPACE, f"{name}\0{topic}\0{partition}").bytes
+    return uuid.uuid5(NAMESPACE, f"{name}\0{topic}\0{partition}").bytes
 
 
 def sorted_sender(

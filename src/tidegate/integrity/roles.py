@@ -21,7 +21,7 @@ Thread rule: `consume` and `drain` may run in two threads, each in one; roles ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import pyarrow as pa
@@ -44,6 +44,15 @@ class Role(Enum):
     OFFLINE = "offline"
     STANDBY = "standby"
     LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSource:
+    """What a leader reads that is not the replica's own topic: a live topic, and what is known of its producers."""
+
+    topic: str
+    state: PartitionState
+    rules: ValidationRules
 
 
 class Replica:
@@ -95,12 +104,17 @@ class Replica:
         self.role = Role.STANDBY
         return self.drainer.state.next_offset
 
-    def to_leader(self, *, now_ms: int | None = None) -> None:
-        """The consumer goes on from where the drainer is."""
+    def to_leader(self, *, now_ms: int | None = None, source: LeaderSource | None = None) -> None:
+        """The consumer goes on from where the drainer is; in another topic, from what the drainer was told of that."""
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.LEADER)
         self._expire(now_ms)
-        self._consumer = self._validator(self._rules, self.drainer.state.copy())
+        if source is None:
+            self._consumer = self._validator(self._rules, self.drainer.state.copy())
+        else:
+            state = source.state.copy()
+            state.expire(self.max_age_ms, now_ms=now_ms)
+            self._consumer = PartitionValidator(source.topic, self.partition, rules=source.rules, state=state)
         self.role = Role.LEADER
 
     def to_offline(self) -> None:
@@ -128,7 +142,8 @@ class Replica:
             raise self.error
         trial = self._validator(self._drainer_rules, self.drainer.state.copy())
         judged = trial.validate(batch, now_ms)
-        store(batch.slice(0, len(judged.verdicts)).filter(pa.array(judged.kept)), judged)
+        looked_at = batch.slice(0, len(judged.verdicts))
+        store(looked_at if judged.kept.all() else looked_at.filter(pa.array(judged.kept)), judged)
         self._drainer = trial
         self.faults.take(judged, now_ms)
         self._behind.take(judged, len(trial.state.producers))

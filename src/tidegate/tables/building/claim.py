@@ -19,7 +19,7 @@ from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.building.commits import Commits, lease_name
 from tidegate.tables.building.lease import Held, Lease
-from tidegate.tables.building.materialiser import Cadence, Materialiser, kept_checkpoints
+from tidegate.tables.building.materialiser import Cadence, Materialiser, ValidationOf, kept_checkpoints
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import attach, kept_open, task_of
 
@@ -42,6 +42,7 @@ class Claim:
         clock: Clock,
         randomness: Randomness,
         scheduler: Scheduler | None,
+        validation_of: ValidationOf | None = None,
     ) -> None:
         if lease_ttl_ms <= 0:
             raise InvalidError("lease_ttl is 0: a lease that ends at once protects nothing")
@@ -54,6 +55,7 @@ class Claim:
         self._log, self._rules, self._backend = log, rules, backend
         self._cadence, self._ttl_ms = cadence, lease_ttl_ms
         self._clock, self._randomness, self._scheduler = clock, randomness, scheduler
+        self._validation_of = validation_of
         self.held: Held | None = None
         """Who had the lease when it was asked for last, if somebody else did."""
 
@@ -103,7 +105,14 @@ class Claim:
             source = attach(runtime, rules)
             runtime.collect_garbage(task, tokens)
             return Materialiser(
-                self._log, source, commits, lease, clock=clock, metrics=metrics, cadence=self._cadence
+                self._log,
+                source,
+                commits,
+                lease,
+                clock=clock,
+                metrics=metrics,
+                cadence=self._cadence,
+                validation_of=self._validation_of,
             )
         except BaseException:
             runtime.close()

@@ -42,7 +42,15 @@ class Lease:
     """One process's hold on a table."""
 
     def __init__(
-        self, backend: StorageBackend, name: str, *, clock: Clock, randomness: Randomness, ttl_ms: int
+        self,
+        backend: StorageBackend,
+        name: str,
+        *,
+        clock: Clock,
+        randomness: Randomness,
+        ttl_ms: int,
+        duty: str = "builds this table",
+        remedy: str = "close the table here and open it again to read it",
     ) -> None:
         self._backend = backend
         self._name = name
@@ -52,14 +60,15 @@ class Lease:
         self._version: str | None = None
         self.epoch = 0
         self._renew_at = 0
+        self._duty, self._remedy = duty, remedy
 
-    def acquire(self) -> Held | None:
-        """Take the lease; None when it is ours now, else who has it."""
+    def acquire(self, *, at_least: int = 1) -> Held | None:
+        """Take the lease, with an epoch of `at_least`; None when it is ours now, else who has it."""
         found = read_lease(self._backend, self._name)
         held, version = found if found is not None else (None, None)
         if held is not None and self._is_alive(held):
             return held
-        self.epoch = 1 if held is None else held.epoch + 1
+        self.epoch = max(at_least, 1 if held is None else held.epoch + 1)
         try:
             self._publish(version)
         except ConflictError:
@@ -88,8 +97,7 @@ class Lease:
 
     def fenced(self) -> FencedError:
         return FencedError(
-            f"{self._name}: another process builds this table now (this one's epoch was {self.epoch}); close the table "
-            "here and open it again to read it"
+            f"{self._name}: another process {self._duty} now (this one's epoch was {self.epoch}); {self._remedy}"
         )
 
     def _publish(self, expected: str | None) -> None:

@@ -46,6 +46,9 @@ from tidegate.windows.stores.time_segments import TimeSegments
 PAUSE_MS = 50
 MAINTAIN_MS = 20
 
+ValidationOf = Callable[..., Any]
+"""Makes what stands before and behind the buffer of a partition: `Validation`, or what replicas have in its place."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -72,6 +75,7 @@ class Materialiser:
         clock: Clock,
         metrics: Metrics,
         cadence: Cadence,
+        validation_of: ValidationOf | None = None,
     ) -> None:
         self.source = source
         self.changes = ChangeHub(source)
@@ -87,9 +91,9 @@ class Materialiser:
         self._order = OrderWatch(source, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
-        self._validations = {
-            state.partition: Validation(log, state, now_ms=now_ms, metrics=metrics)
-            for state in source.partitions
+        make: ValidationOf = Validation if validation_of is None else validation_of
+        self.validations: dict[int, Any] = {
+            state.partition: make(log, state, now_ms=now_ms, metrics=metrics) for state in source.partitions
         }
         self._records = metrics.counter(
             "tidegate_table_records_total", "records of tables by what became of them", ("table", "outcome")
@@ -110,7 +114,7 @@ class Materialiser:
         pieces = self._tail.poll(timeout_ms)
         for piece in pieces:
             if piece.records is not None:
-                self._validations[piece.partition].consume(piece.records, self._clock.now_ms())
+                self.validations[piece.partition].consume(piece.records, self._clock.now_ms())
             self._put(piece)
         return bool(pieces)
 
@@ -120,8 +124,10 @@ class Materialiser:
         if piece is None:
             return False
         state = self._states[piece.partition]
-        if piece.records is not None:
-            self._drain(state, piece.records)
+        if self.validations[piece.partition].is_stopped:
+            return True  # its position stays; the others go on
+        if piece.records is not None and not self._drain(state, piece.records):
+            return True
         state.next_offset = piece.next_offset
         self._dirty = True
         self._uncommitted_bytes += piece.nbytes
@@ -249,6 +255,11 @@ class Materialiser:
             self.changes.close()
             self._lease.release()
 
+    def forget(self) -> None:
+        """Stop, and let `close` save nothing of what came since the last commit."""
+        self.stop()
+        self._dirty = False
+
     def check(self) -> None:
         """Raise what stopped the builder, if anything did (M3)."""
         if self.error is not None:
@@ -279,11 +290,15 @@ class Materialiser:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _drain(self, state: PartitionState, records: pa.RecordBatch) -> None:
-        validation = self._validations[state.partition]
+    def _drain(self, state: PartitionState, records: pa.RecordBatch) -> bool:
+        """Take records into the table; False when the partition stopped among them."""
+        validation = self.validations[state.partition]
         state.counts.repeated += validation.drain(
             records, self._clock.now_ms(), lambda kept: self._store(state, kept)
         )
+        if validation.wants_commit():
+            self._wants_commit.set()
+        return not validation.is_stopped
 
     def _store(self, state: PartitionState, records: pa.RecordBatch) -> None:
         if records.num_rows == 0:

@@ -7,7 +7,11 @@ Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 
     offset     where the record lies in its partition
 
 The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time, the drainer's validation
-state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads twice nor leaves out.
+state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads twice nor leaves out. So
+does `live`, what a replica of a hybrid table knows of its live topic (`replicas.upstream`); other tables have none.
+
+A partition that stopped at a fault is *frozen*: its progress stays as it was saved last, while others go on. Rows it
+stored since are written again when it is read again, and are the same.
 
 Thread rule: changed by the draining thread alone; `observed_ms` and `next_offset` may be read from any.
 """
@@ -51,6 +55,7 @@ class Counts(msgspec.Struct):
     repeated: int = 0  # left out by validation
     skipped_offsets: int = 0  # aged out of the topic before they were read
     letters_not_kept: int = 0  # dead letters beyond the bytes that are kept of them
+    fenced: int = 0  # left out because another one led the partition by then
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -63,6 +68,7 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     drainer: bytes
     counts: Counts
     cells: dict[int, Cell]
+    live: bytes = b""
 
 
 class PartitionState:
@@ -88,7 +94,11 @@ class PartitionState:
         self.newest_ms = NEVER
         self.counts = Counts()
         self.drainer = b""
+        self.live = b""
         self.encode_drainer: Callable[[], bytes] | None = None
+        self.encode_live: Callable[[], bytes] | None = None
+        self._saved = b""
+        self._is_frozen = False
 
     @property
     def index(self) -> BucketIndex:
@@ -106,10 +116,18 @@ class PartitionState:
         """Where the earliest live time segment begins: what lies before it is given back."""
         return self.expiry.first_live_ts(self.observed_ms)
 
+    def freeze(self) -> None:
+        """Save nothing new from now on."""
+        self._is_frozen = True
+
     def encode_extra(self) -> bytes:
+        if self._is_frozen:
+            return self._saved
         if self.encode_drainer is not None:
             self.drainer = self.encode_drainer()
-        return msgspec.msgpack.encode(
+        if self.encode_live is not None:
+            self.live = self.encode_live()
+        self._saved = msgspec.msgpack.encode(
             Progress(
                 VERSION,
                 self.next_offset,
@@ -118,8 +136,10 @@ class PartitionState:
                 self.drainer,
                 self.counts,
                 self.cells.cells,
+                self.live,
             )
         )
+        return self._saved
 
     def restore_extra(self, data: bytes) -> None:
         if not data:
@@ -136,6 +156,7 @@ class PartitionState:
                 f"table {self.shape.name} was written by another release (progress version {found.version}, this one "
                 f"reads {VERSION}); open it with that release, or build it anew in another state folder"
             )
+        self._saved = bytes(data)
         self.next_offset, self.observed_ms = found.next_offset, found.observed_ms
         self.newest_ms, self.drainer, self.counts = found.newest_ms, found.drainer, found.counts
-        self.cells.cells = found.cells
+        self.cells.cells, self.live = found.cells, found.live

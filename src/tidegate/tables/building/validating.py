@@ -27,13 +27,12 @@ from tidegate.tables.building.partition_state import PartitionState
 class Validation:
     """One partition's `Replica`, leading from the table's last commit on."""
 
+    is_stopped = False
+    """A fault is raised here, and stops the whole table."""
+
     def __init__(self, log: Any, state: PartitionState, *, now_ms: int, metrics: Metrics) -> None:
         topic = state.shape.topic
-        config = log.describe(topic).config
-        lag_ms = config.min_compaction_lag_ms if config.compacts else -1
-        with log.reader(topic, [state.partition], start="earliest") as probe:
-            head_is_gone = probe.positions()[state.partition] > 0
-        rules = ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+        rules = rules_of(log, topic, state.partition)
         self.replica = Replica(topic, state.partition, rules=rules, metrics=metrics)
         self.replica.to_standby(state.drainer or None, now_ms=now_ms)
         self.replica.to_leader(now_ms=now_ms)
@@ -44,7 +43,7 @@ class Validation:
         if has_headers(records):
             self.replica.consume(records, now_ms)
         else:
-            self.replica.consumer.state.next_offset = _after(records)
+            self.replica.consumer.state.next_offset = offset_after(records)
 
     def drain(self, records: pa.RecordBatch, now_ms: int, store: Callable[[pa.RecordBatch], None]) -> int:
         """Behind the buffer: validate and store; how many records were left out as repeats or faults."""
@@ -52,7 +51,7 @@ class Validation:
             raise self.replica.error
         if not has_headers(records):
             store(records)
-            self.replica.drainer.state.next_offset = _after(records)
+            self.replica.drainer.state.next_offset = offset_after(records)
             self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
             return 0
         judged = self.replica.drain(records, now_ms, lambda kept, _: store(kept))
@@ -63,6 +62,10 @@ class Validation:
             return 0
         return len(judged.verdicts) - kept - int(judged.columns.is_control.sum())
 
+    def wants_commit(self) -> bool:
+        """A plain table commits by time and bytes alone."""
+        return False
+
     def saved(self) -> bytes:
         """The drainer's state, for the commit that has its rows."""
         data = self.replica.checkpoint()
@@ -71,10 +74,20 @@ class Validation:
         return data
 
 
+def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
+    """How a topic's records are judged: gaps of compaction are tolerated, and a head that aged out."""
+    config = log.describe(topic).config
+    lag_ms = config.min_compaction_lag_ms if config.compacts else -1
+    with log.reader(topic, [partition], start="earliest") as probe:
+        head_is_gone = probe.positions()[partition] > 0
+    return ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+
+
 def has_headers(records: pa.RecordBatch) -> bool:
     """Whether any record carries a header."""
     return len(records.column("headers").flatten()) > 0
 
 
-def _after(records: pa.RecordBatch) -> int:
+def offset_after(records: pa.RecordBatch) -> int:
+    """The offset after the last record."""
     return int(records.column("offset")[-1].as_py()) + 1

@@ -1,0 +1,192 @@
+"""What the leader of a hybrid partition writes beside data: who leads, from where it reads, whence each record came.
+
+Owns three layouts; what receivers conclude from them is `tables.replicas`'. All numbers are big-endian.
+
+*Leadership stamp*: says that from here on one leader's records count. Like a heartbeat it is outside all numbering, a
+start of chain with the heartbeat flag, by a well-known producer; what it says stands in its key, which its checksum
+covers and which is unique, so that no compaction takes one stamp for another:
+
+    00 "DIV" 00 | GUID of the leader's sender, 16 bytes | epoch >> 31, i32 | epoch & 2^31-1, i32 | nonce u32
+
+*Topic switch*: a control record of the leader's own chain. The first one says where reading the live topic begins; a
+later one says how far it went, and with which validation state, so that the next leader need not read it all again. Its
+`divc`:
+
+    u8 version, 1 | i64 time rewound to, ms | i64 next offset of the live topic | u16 length, topic in UTF-8
+    then the live topic's validation state at that offset as `checkpoint` writes it, or nothing: none seen yet
+
+*Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
+offset there. Any number of a leader's records that arrived says exactly how far it came.
+
+Thread rule: values and pure functions, but for `send_leadership`.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.errors import InvalidError
+from tidegate.integrity.checksum import control_checksum
+from tidegate.integrity.columns import IntegrityColumns, control_payload, single
+from tidegate.integrity.header import (
+    CONTROL_VALUE,
+    HEARTBEAT,
+    ChecksumType,
+    ControlKey,
+    ControlType,
+    RecordKind,
+    Stamp,
+    start_of_chain_bytes,
+)
+from tidegate.integrity.lifecycle import NAMESPACE
+from tidegate.integrity.outlet import RecordWriter, outlet_of
+from tidegate.integrity.stamping import control_row
+from tidegate.log.access.writer import Written
+from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+
+UPSTREAM_KEY: Final = "divu"
+UPSTREAM_BYTES: Final = 8
+NO_OFFSET: Final = -1
+LEADERSHIP_GUID: Final = uuid.uuid5(NAMESPACE, "leadership").bytes
+"""The well-known producer of leadership stamps."""
+LARGEST_EPOCH: Final = 2**62 - 1
+
+_SWITCH: Final = struct.Struct(">BqqH")
+_SWITCH_VERSION: Final = 1
+_HALF: Final = 31
+
+
+class Leadership(NamedTuple):
+    """Who leads a partition: the fencing epoch, and the GUID of the sender whose records count."""
+
+    epoch: int
+    guid: bytes
+
+
+class TopicSwitch(NamedTuple):
+    """From where a live topic is read, or how far it was, and what was known of its producers there."""
+
+    topic: str
+    start_ms: int
+    offset: int
+    state: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        name = self.topic.encode()
+        return _SWITCH.pack(_SWITCH_VERSION, self.start_ms, self.offset, len(name)) + name + self.state
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TopicSwitch:
+        if len(data) < _SWITCH.size or data[0] != _SWITCH_VERSION:
+            raise InvalidError(
+                f"a topic switch has version {_SWITCH_VERSION} and at least {_SWITCH.size} bytes; these {len(data)} "
+                "are something else"
+            )
+        _, start_ms, offset, length = _SWITCH.unpack_from(data)
+        end = _SWITCH.size + length
+        if len(data) < end or offset < 0:
+            raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
+        return cls(data[_SWITCH.size : end].decode(errors="replace"), start_ms, offset, data[end:])
+
+
+# -- leadership stamps ---------------------------------------------------------------------------
+
+
+def send_leadership(
+    writer: RecordWriter, partition: int, leadership: Leadership, *, nonce: int, now_ms: int
+) -> Written:
+    """Write a leadership stamp; where it is. A repeat needs another nonce."""
+    outlet = outlet_of(writer)
+    written = outlet.prepare([leadership_row(leadership, nonce=nonce, now_ms=now_ms)], partition).append()
+    outlet.acknowledge([partition])
+    return written[-1]
+
+
+def leadership_row(leadership: Leadership, *, nonce: int, now_ms: int) -> RecordColumns:
+    """A leadership stamp as it goes out."""
+    epoch, guid = leadership
+    if not 0 < epoch <= LARGEST_EPOCH or len(guid) != 16:
+        raise InvalidError(f"epoch {epoch} of a sender with {len(guid)} bytes of GUID: no leadership")
+    key = ControlKey(guid, epoch >> _HALF, epoch & (1 << _HALF) - 1, nonce).to_bytes()
+    payload = start_of_chain_bytes(ChecksumType.NONE)
+    stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, LEADERSHIP_GUID, 0, 0, now_ms, 0)
+    stamp = stamp._replace(crc=control_checksum(stamp, key, CONTROL_VALUE, payload))
+    row = control_row(stamp, nonce=nonce, payload=payload, log_time_ms=now_ms)
+    return RecordColumns(pa.array([key], pa.binary()), row.value, row.timestamp, row.headers)
+
+
+def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Iterator[tuple[int, Leadership]]:
+    """Row and content of every sound leadership stamp in a batch; a damaged one says nothing."""
+    high, low = (int.from_bytes(half, "big") for half in (LEADERSHIP_GUID[:8], LEADERSHIP_GUID[8:]))
+    is_stamp = columns.is_heartbeat & (columns.guid_high == high) & (columns.guid_low == low)
+    for row in np.flatnonzero(is_stamp).tolist():
+        key = batch.column("key")[row].as_py()
+        found = None if key is None else ControlKey.from_bytes(key)
+        stamp = columns.stamp(row)
+        payload = control_payload(batch.column("headers"), row)
+        crc = control_checksum(stamp, key, batch.column("value")[row].as_py(), payload)
+        if found is not None and crc == stamp.crc and found.chain >= 0 and found.sequence >= 0:
+            yield row, Leadership(found.chain << _HALF | found.sequence, found.guid)
+
+
+# -- upstream positions --------------------------------------------------------------------------
+
+
+def with_upstream(headers: pa.ListArray, offsets: NDArray[np.int64]) -> pa.ListArray:
+    """A headers column with the upstream position of each record last among its headers, in place of an older one."""
+    column = single(headers)
+    rows = len(column)
+    entries, parents = column.flatten(), pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+    older = pc.equal(entries.field("key"), UPSTREAM_KEY)
+    if older.true_count:
+        others = pc.invert(older)
+        entries, parents = entries.filter(others), parents[others.to_numpy(zero_copy_only=False)]
+    counts = np.bincount(parents, minlength=rows) + 1
+    ends = np.zeros(rows + 1, np.int32)
+    np.cumsum(counts, out=ends[1:])
+    fresh = pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(UPSTREAM_KEY), rows), _positions(offsets)], fields=list(HEADER_TYPE)
+    )
+    chosen = np.empty(len(entries) + rows, np.int64)
+    is_fresh = np.zeros(len(chosen), np.bool_)
+    is_fresh[ends[1:] - 1] = True
+    chosen[is_fresh] = np.arange(len(entries), len(entries) + rows)
+    chosen[~is_fresh] = np.arange(len(entries))
+    together = pa.concat_arrays([entries.cast(HEADER_TYPE), fresh]).take(pa.array(chosen))
+    return pa.Array.from_buffers(HEADERS_TYPE, rows, [None, pa.py_buffer(ends)], children=[together])
+
+
+def upstream_offsets(headers: pa.ListArray) -> NDArray[np.int64]:
+    """The upstream position of each record, -1 where it has none."""
+    column = single(headers)
+    found = np.full(len(column), NO_OFFSET, np.int64)
+    entries = column.flatten()
+    values = entries.field("value")
+    good = pc.and_(
+        pc.equal(entries.field("key"), UPSTREAM_KEY), pc.equal(pc.binary_length(values), UPSTREAM_BYTES)
+    )
+    good = good.fill_null(False)
+    if good.true_count:
+        chosen = values.filter(good)
+        parents = pc.list_parent_indices(column).filter(good).to_numpy(zero_copy_only=False)
+        start = chosen.offset * 4
+        first = int(np.frombuffer(chosen.buffers()[1], np.int32)[start // 4])
+        numbers = np.frombuffer(chosen.buffers()[2], ">i8", len(chosen), first)
+        found[parents] = numbers
+    return found
+
+
+def _positions(offsets: NDArray[np.int64]) -> pa.Array:
+    ends = np.arange(len(offsets) + 1, dtype=np.int32) * UPSTREAM_BYTES
+    content = offsets.astype(">i8")
+    return pa.Array.from_buffers(
+        pa.binary(), len(offsets), [None, pa.py_buffer(ends), pa.py_buffer(content.tobytes())]
+    )

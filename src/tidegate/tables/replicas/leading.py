@@ -1,0 +1,297 @@
+"""Becoming, being and ceasing to be the leader of one partition, step by step.
+
+    STANDBY ──► lease ──► stamp ──► drain to the stamp ──► LEADER: read the live topic, leave out repeats, append
+       ▲                                                      │
+       └── lease lost, an error, or told to: the chain is ended if all is well, the lease given up ◄──┘
+
+P1  a leader appends data only after its own stamp was drained here and counts. What it knows then, the next offset of
+    the live topic above all, is what every replica knows at that stamp (`upstream`, U1), and nothing that an older
+    leader appends later can change it (`fencing`, F1). So between two stamps the accepted records are one leader's, a
+    prefix of what it sent, and begin where those before the first stamp ended: nothing is lost and nothing is there
+twice. P2  the lease only keeps processes from taking turns for nothing. Two that both believe to hold it are safe: P1
+    does not mention it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
+P3  any error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender,
+tells. P4  at promotion the consumer's validator is wiped. It becomes a copy of what the drainer was told of the live
+    topic's producers at some offset, and reads on from there up to where the table is, without appending.
+P5  a partition that stopped, or whose push has not ended, is not led.
+
+Thread rule: one thread calls `step`, `stop`; the drainer may run in another (it is looked at under its lock).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.clock import Clock
+from tidegate.errors import FencedError, InvalidError, TidegateError
+from tidegate.integrity import Replica, Role
+from tidegate.integrity.checkpoint import decode_state, encode_state
+from tidegate.integrity.leadership import Leadership, TopicSwitch
+from tidegate.integrity.policy import FaultLog
+from tidegate.integrity.roles import LeaderSource
+from tidegate.integrity.state import PartitionState, Phase
+from tidegate.randomness import Randomness
+from tidegate.tables.building.lease import Lease
+from tidegate.tables.building.validating import rules_of
+from tidegate.tables.replicas.following import Following
+from tidegate.tables.replicas.live_topic import LiveTopic, rewound
+from tidegate.tables.replicas.outgoing import Outgoing
+
+LARGEST_STATE: Final = 512 << 10
+"""A switch with more than so many bytes of validation state is not written: it must fit into one record."""
+FIRST_PAUSE_MS: Final = 50
+LONGEST_PAUSE_MS: Final = 5_000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The live topic of a hybrid table, and how a leader reads it.
+
+    `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`: how much of the live
+    topic may be read before the leader says how far it is. `hold_ms`: how long an embedded log's lock is kept idle.
+    """
+
+    topic: str
+    rewind_ms: int
+    rewind_from: str = "end"
+    state_bytes: int = 32 << 20
+    read_bytes: int = 4 << 20
+    hold_ms: int = 200
+    on_gap: str = "earliest"
+
+
+class Leading:
+    """One partition of one replica, on its way to lead and back."""
+
+    def __init__(
+        self,
+        log: Any,
+        following: Following,
+        live: Live,
+        lease_of: Callable[[], Lease],
+        *,
+        every_ms: int = 50,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        self.following = following
+        self.live = live
+        self.error: BaseException | None = None
+        """What ended the last leadership, until the next one."""
+        self.live_faults = FaultLog()
+        self._log, self._lease_of, self._every_ms = log, lease_of, every_ms
+        self._clock, self._randomness = clock, randomness
+        self._lease: Lease | None = None
+        self._outgoing: Outgoing | None = None
+        self._stamp_offset = -1
+        self._source: LiveTopic | None = None
+        self._switch: TopicSwitch | None = None
+        self._copied_from = 0
+        self._since_bytes = 0
+        self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
+
+    @property
+    def role(self) -> Role:
+        return self._replica.role
+
+    @property
+    def is_standing(self) -> bool:
+        """Whether it leads, or has begun to."""
+        return self._outgoing is not None or self._lease is not None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it leads or tries to lead with, 0 otherwise."""
+        return 0 if self._outgoing is None else self._outgoing.leadership.epoch
+
+    @property
+    def live_position(self) -> int:
+        """The next offset of the live topic that this leader reads, -1 for others."""
+        return -1 if self._source is None else self._source.next_offset
+
+    def step(self, timeout_ms: int = 0) -> bool:
+        """One step on; whether there was anything to do. Errors end the leadership and are kept in `error` (P3)."""
+        try:
+            if self._outgoing is None:
+                return self._stand_for()
+            if self._lease is not None:
+                self._lease.keep()
+            return self._lead(timeout_ms) if self.role is Role.LEADER else self._wait_for_stamp()
+        except FencedError as error:
+            self._fall(error)
+        except (TidegateError, OSError) as error:
+            self._fall(error)
+            self._pause()
+        return True
+
+    def stop(self, *, graceful: bool = True) -> None:
+        """To STANDBY: end the chain with everything acknowledged, then give the lease up; not graceful: say nothing."""
+        try:
+            if graceful and self.role is Role.LEADER and self._outgoing is not None:
+                if self._source is not None and self._since_bytes:
+                    self._say_how_far()
+                self._outgoing.end()
+                self._outgoing = None
+        except (TidegateError, OSError) as error:
+            logger.warning("%s: the end of a leadership was not written: %s", self.following.place, error)
+        finally:
+            self._fall(None)
+
+    # -- standing --------------------------------------------------------------------------------
+
+    @property
+    def _replica(self) -> Replica:
+        return self.following.replica
+
+    def _stand_for(self) -> bool:
+        """Take the lease and write the stamp, if nobody leads (P5)."""
+        following = self.following
+        if following.is_stopped or not following.is_pushed or self._clock.monotonic_ms() < self._retry_ms:
+            return False
+        lease = self._lease_of()
+        if lease.acquire(at_least=following.upstream.epoch + 1) is not None:
+            self._retry_ms = self._clock.monotonic_ms() + self._every_ms
+            return False
+        self._lease = lease
+        leadership = Leadership(lease.epoch, self._randomness.uuid().bytes)
+        self._outgoing = Outgoing(
+            self._log,
+            self._replica.topic,
+            self._replica.partition,
+            leadership,
+            clock=self._clock,
+            hold_ms=self.live.hold_ms,
+        )
+        self._stamp_offset = self._outgoing.stamp()
+        return True
+
+    def _wait_for_stamp(self) -> bool:
+        """Once our own stamp is drained: lead, if it counts (P1)."""
+        outgoing, following = self._outgoing, self.following
+        if outgoing is None or following.is_stopped:
+            raise InvalidError(f"{following.place} stopped at a fault and cannot be led")
+        with following.lock:
+            if following.state.next_offset <= self._stamp_offset:
+                outgoing.rest()
+                return False
+            upstream = following.upstream
+            if upstream.leadership != outgoing.leadership:
+                raise FencedError(
+                    f"{following.place}: epoch {outgoing.leadership.epoch} came after epoch {upstream.epoch}; this "
+                    "replica stays a standby and tries again with a later one"
+                )
+            self._promote()
+        return True
+
+    def _promote(self) -> None:
+        """Wipe the consumer's state, take over what the drainer knows (P4), and begin to read."""
+        upstream, live, partition = self.following.upstream, self.live, self._replica.partition
+        if upstream.is_switched and upstream.topic != live.topic:
+            raise InvalidError(
+                f"{self.following.place} follows the live topic {upstream.topic} since its offset "
+                f"{upstream.start_offset}, not {live.topic}: serve it with that one, or push a new version"
+            )
+        rules = rules_of(self._log, live.topic, partition)
+        if upstream.is_switched:
+            switch = TopicSwitch(upstream.topic, upstream.start_ms, upstream.state_offset, upstream.state)
+        else:
+            switch = rewound(self._log, self.following, live.topic, live.rewind_ms, live.rewind_from)
+        state = PartitionState(phase=Phase.PUSHED) if not switch.state else decode_state(switch.state)
+        state.next_offset = switch.offset
+        source = LeaderSource(live.topic, state, rules)
+        self._replica.to_leader(now_ms=self._clock.now_ms(), source=source)
+        self._switch = switch
+        self._copied_from = max(upstream.next_offset, switch.offset)
+        self._source = LiveTopic(
+            self._log, live.topic, partition, switch.offset, read_bytes=live.read_bytes, on_gap=live.on_gap
+        )
+        if not upstream.is_switched and self._outgoing is not None:
+            self._outgoing.switch(switch)
+        self._since_bytes, self._pause_ms, self.error = 0, FIRST_PAUSE_MS, None
+        logger.info(
+            "%s: leading with epoch %d, from offset %d of %s on",
+            self.following.place, self.epoch, self._copied_from, live.topic,
+        )  # fmt: skip
+
+    # -- leading ---------------------------------------------------------------------------------
+
+    def _lead(self, timeout_ms: int) -> bool:
+        """Copy the next records of the live topic."""
+        source, outgoing = self._source, self._outgoing
+        if source is None or outgoing is None:
+            raise InvalidError(f"{self.following.place} leads without a live topic")
+        if self.following.is_stopped:
+            raise InvalidError(f"{self.following.place} stopped at a fault and cannot be led")
+        if self.following.upstream.epoch > self.epoch:
+            raise FencedError(
+                f"{self.following.place}: epoch {self.following.upstream.epoch} leads, and {self.epoch} does not any "
+                "more; this one goes on as a standby"
+            )
+        records = source.poll(timeout_ms)
+        if records is None:
+            outgoing.rest()
+            return False
+        now_ms = self._clock.now_ms()
+        judged = self._replica.consume(records, now_ms)
+        if judged is None:
+            raise InvalidError(f"{self.following.place} is no leader any more")
+        kept = judged.kept & (records.column("offset").to_numpy() >= self._copied_from)
+        self.live_faults.take(judged, now_ms)
+        if kept.any():
+            outgoing.copy(records if kept.all() else records.filter(pa.array(kept)))
+        self._since_bytes += records.get_total_buffer_size()
+        if self._since_bytes >= self.live.state_bytes and source.next_offset >= self._copied_from:
+            self._say_how_far()
+        return True
+
+    def _say_how_far(self) -> None:
+        """Another switch, with the state of now: the next leader begins there."""
+        source, outgoing, switch = self._source, self._outgoing, self._switch
+        self._since_bytes = 0
+        if source is None or outgoing is None or switch is None or source.next_offset < self._copied_from:
+            return
+        state = self._replica.consumer.state.copy()
+        state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
+        data = encode_state(state)
+        if len(data) > LARGEST_STATE:
+            logger.warning(
+                "%s: the state of %d producers of %s is too large for one record; the next leader reads more",
+                self.following.place, len(state.producers), switch.topic,
+            )  # fmt: skip
+            return
+        outgoing.switch(switch._replace(offset=source.next_offset, state=data))
+
+    # -- falling ---------------------------------------------------------------------------------
+
+    def _fall(self, error: BaseException | None) -> None:
+        """Be a standby again, whatever state this is in; the lease is given up if it is ours still."""
+        if error is not None:
+            self.error = error
+            logger.warning("%s: leadership with epoch %d ends: %s", self.following.place, self.epoch, error)
+        outgoing, self._outgoing = self._outgoing, None
+        lease, self._lease = self._lease, None
+        source, self._source = self._source, None
+        with self.following.lock:
+            if self.role is Role.LEADER:
+                self._replica.to_standby()
+        for let_go in (
+            None if outgoing is None else outgoing.abandon,
+            None if source is None else source.close,
+            None if lease is None else lease.release,
+        ):
+            try:
+                if let_go is not None:
+                    let_go()
+            except (TidegateError, OSError) as failure:
+                logger.warning("%s: %s", self.following.place, failure)
+
+    def _pause(self) -> None:
+        self._retry_ms = self._clock.monotonic_ms() + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)

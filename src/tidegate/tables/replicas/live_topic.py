@@ -1,0 +1,114 @@
+"""The live topic as a leader reads it: where rewinding lands, what comes next, offsets that are gone.
+
+T1  the rewind is from the time of the push's end (or start) in the partition; the first record at or after that time is
+    where reading begins. It is looked up once, by the first leader, and stands in the topic switch: a later leader does
+    not ask again.
+T2  offsets that aged out before they were read are told with a warning, or refused with `on_gap="fail"`; never skipped
+    silently.
+
+Thread rule: one thread.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
+from tidegate.integrity.columns import read_columns
+from tidegate.integrity.header import ControlType
+from tidegate.integrity.leadership import TopicSwitch
+from tidegate.log.access.embedded import Log
+from tidegate.tables.replicas.following import Following
+
+
+def rewound(log: Any, following: Following, topic: str, rewind_ms: int, rewind_from: str) -> TopicSwitch:
+    """Where a live topic is read from, for a partition whose push was drained (T1)."""
+    version, partition = following.replica.topic, following.replica.partition
+    end = following.replica.drainer.state.end_of_push
+    if end < 0:
+        raise InvalidError(f"{following.place} has no end of push: nothing to rewind from")
+    moment = _time_at(log, version, partition, end)
+    if rewind_from == "start":
+        moment = _start_of_push(log, version, partition, end)
+    start_ms = max(0, moment - rewind_ms)
+    with log.reader(topic, [partition], start=f"@{start_ms}") as reader:
+        return TopicSwitch(topic, start_ms, reader.positions()[partition])
+
+
+class LiveTopic:
+    """One partition of a live topic, from an offset on."""
+
+    def __init__(
+        self, log: Any, topic: str, partition: int, offset: int, *, read_bytes: int, on_gap: str
+    ) -> None:
+        self.topic, self.partition = topic, partition
+        self._log, self._on_gap = log, on_gap
+        # A cluster's client decides for itself how much it fetches.
+        self._size = {"max_bytes": read_bytes} if isinstance(log, Log) else {}
+        self._reader = self._open(offset)
+
+    @property
+    def next_offset(self) -> int:
+        return int(self._reader.positions()[self.partition])
+
+    def poll(self, timeout_ms: int = 0) -> pa.RecordBatch | None:
+        """The next records, None when there are none yet."""
+        try:
+            found: pa.RecordBatch | None = self._reader.poll(timeout_ms)
+        except OffsetOutOfRangeError:
+            offset = self.next_offset
+            self._reader.close()
+            self._reader = self._open(offset)
+            return None
+        return found
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _open(self, offset: int) -> Any:
+        with self._log.reader(self.topic, [self.partition], start="earliest") as probe:
+            first, end = probe.positions()[self.partition], probe.end_offsets()[self.partition]
+        place = f"{self.topic}-{self.partition}"
+        if offset > end:
+            raise InvalidError(
+                f"{place} was read up to offset {offset} and ends at {end}: it was made anew. Push a new version of "
+                "the table, or restore the topic"
+            )
+        if offset < first:
+            what = (
+                f"offsets {offset} to {first - 1} of {place} aged out before they were copied into the table"
+            )
+            if self._on_gap == "fail":
+                raise OffsetOutOfRangeError(
+                    f"{what}; go on without them with on_gap='earliest', or push a new version",
+                    offset=offset,
+                    first=first,
+                    end=end,
+                )
+            warnings.warn(f"{what}; going on at {first}", TidegateWarning, stacklevel=2)
+        return self._log.reader(
+            self.topic, [self.partition], start={self.partition: max(offset, first)}, **self._size
+        )
+
+
+def _time_at(log: Any, topic: str, partition: int, offset: int) -> int:
+    with log.reader(topic, [partition], start={partition: offset}, stop={partition: offset + 1}) as reader:
+        for batch in reader:
+            return int(batch.column("timestamp").view(pa.int64())[0].as_py())
+    raise InvalidError(
+        f"{topic}-{partition} offset {offset} is not there any more: the push's end cannot be looked up"
+    )
+
+
+def _start_of_push(log: Any, topic: str, partition: int, end: int) -> int:
+    with log.reader(topic, [partition], stop={partition: end}) as reader:
+        for batch in reader:
+            columns = read_columns(batch.column("headers"))
+            found = np.flatnonzero(columns.is_control & (columns.control == ControlType.START_OF_PUSH))
+            if len(found):
+                return int(batch.column("timestamp").view(pa.int64())[int(found[0])].as_py())
+    raise InvalidError(f"{topic}-{partition} has no start of push before offset {end}")

@@ -1,0 +1,135 @@
+"""What a replica says of itself, published now and then, and read by whoever wants to know who leads what.
+
+`tables/<version topic>/replicas/<replica>` is a small JSON object: replica, host, process, when, and for each partition
+role, epoch, how far version topic and live topic are drained, faults, and what went wrong last. It is news, not truth:
+who leads is decided by stamps and leases.
+
+Thread rule: one thread publishes; reading from any.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidegate.errors import ConflictError
+from tidegate.integrity import Role
+from tidegate.storage.backends.port import TEMPORARY
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.replicas.leading import Leading
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """One partition of one replica; -1 where something is not known."""
+
+    partition: int
+    role: str
+    """`offline` where it stopped at a fault."""
+    epoch: int
+    """Of the leader whose records count, as far as this replica has drained; 0 before the first."""
+    position: int
+    lag: int
+    live_position: int = -1
+    live_lag: int = -1
+    copied: int = 0
+    faults: int = 0
+    live_faults: int = 0
+    fenced: int = 0
+    error: str = ""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """One replica."""
+
+    replica: str
+    host: str
+    pid: int
+    at_ms: int
+    partitions: tuple[PartitionStatus, ...]
+
+    @property
+    def leads(self) -> tuple[int, ...]:
+        return tuple(each.partition for each in self.partitions if each.role == Role.LEADER.value)
+
+
+def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStatus:
+    """How one partition stands, with the ends of both topics as they are now."""
+    following = leading.following
+    with following.lock:
+        upstream, position = following.upstream, following.state.next_offset
+        stopped = following.is_stopped
+        error = following.error or leading.error
+        live_position = max(upstream.next_offset, leading.live_position)
+        return PartitionStatus(
+            following.state.partition,
+            Role.OFFLINE.value if stopped else leading.role.value,
+            upstream.epoch,
+            position,
+            max(0, end - position),
+            live_position,
+            max(0, live_end - live_position) if live_position >= 0 else -1,
+            upstream.copied,
+            following.replica.faults.counts.faults,
+            leading.live_faults.counts.faults,
+            following.state.counts.fenced,
+            "" if error is None else str(error),
+        )
+
+
+def replica_status(replica: str, at_ms: int, partitions: Mapping[int, PartitionStatus]) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica,
+        socket.gethostname(),
+        os.getpid(),
+        at_ms,
+        tuple(partitions[each] for each in sorted(partitions)),
+    )
+
+
+def status_name(version: str, replica: str) -> str:
+    return f"tables/{version}/replicas/{replica}"
+
+
+class StatusBoard:
+    """Where one replica's status is published."""
+
+    def __init__(self, backend: StorageBackend, version: str, replica: str) -> None:
+        self._backend, self._name = backend, status_name(version, replica)
+        self._known: str | None = None
+
+    def publish(self, status: ReplicaStatus) -> None:
+        data = msgspec.json.encode(status)
+        try:
+            self._known = self._backend.publish(self._name, data, expected=self._known)
+        except ConflictError:
+            found = self._backend.read_published(self._name)
+            self._known = self._backend.publish(
+                self._name, data, expected=None if found is None else found[1]
+            )
+
+
+def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
+    """What the replicas of a version said last, in order of their names."""
+    found = []
+    for each in backend.list(f"tables/{version}/replicas"):
+        if each.name.endswith(TEMPORARY):
+            continue  # being published just now, or left by one that died meanwhile
+        published = backend.read_published(each.name)
+        if published is not None:
+            try:
+                found.append(msgspec.json.decode(published[0], type=ReplicaStatus))
+            except msgspec.DecodeError:
+                continue  # news of another release: the next one will be readable, or not be asked
+    return sorted(found, key=lambda status: status.replica)
+
+
+def described(status: ReplicaStatus) -> dict[str, Any]:
+    """A status as plain values, for tables and JSON lines."""
+    plain: dict[str, Any] = msgspec.to_builtins(status)
+    return plain
