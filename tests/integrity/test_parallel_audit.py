@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from tidegate.files import Files
-from tidegate.integrity import audit_report, range_audit
+from tidegate.integrity import range_audit
 from tidegate.integrity.auditing import Cutting, FullReport, audit
 from tidegate.integrity.header import ChecksumType, ControlType, Stamp
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.range_audit import judged_through_reader
-from tidegate.integrity.verdicts import Verdict
 from tidegate.log.verify import ranges, scan
 from tidegate.testing.building import Rec, build_batch, end_transaction_batch
 
-TOPICS = 480
+TOPICS = 240
 GROUPS = 8
 DAMAGES = ("drop", "repeat", "flip", "swap", "reorder", "truncate-tail", "forget-producer", "future-clock")
 
@@ -236,7 +234,7 @@ def compare(log: Path, chance: random.Random, now_ms: int, where: str | None = N
     serial = audit(where or str(log), log=log, now_ms=now_ms)
     for cuts in (
         lambda _, size: [chance.randrange(1, max(2, size)) for _ in range(chance.randint(0, 6))],
-        lambda _, size: range(1, size, 97),
+        lambda _, size: range(1, size, 400),
     ):
         cutting = Cutting(cuts=cuts)
         parallel = audit(

@@ -246,12 +246,17 @@ def opened(
     log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
 ) -> Iterator[Log | KafkaLog]:
     """The log at a URL, closed at the end; client settings come from the file, then from the options."""
+    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
+        yield log
+
+
+def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
+    """What a Kafka client is told: the file's settings, then the options'."""
     stored: dict[str, str] = {}
     if command_config is not None:
         text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
         stored = parse_properties(text.decode("utf-8"))
-    with open_log(log_url, client={**stored, **(client or {})}, **settings) as log:
-        yield log
+    return {**stored, **(client or {})}
 
 
 def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str], must_be_new: bool) -> None:

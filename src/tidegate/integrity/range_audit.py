@@ -111,16 +111,23 @@ class SummingTap:
 
 
 class JudgingTap:
-    """Records through the validator, from the partition's first on."""
+    """Records through the validator, from the partition's first on or behind a `state`."""
 
     def __init__(
-        self, audit: PartitionAudit, rules: ValidationRules, now_ms: int, *, first: int, end: int
+        self,
+        audit: PartitionAudit,
+        rules: ValidationRules,
+        now_ms: int,
+        *,
+        first: int,
+        end: int,
+        state: PartitionState | None = None,
     ) -> None:
         self.first, self.end = first, end
         self.audit = audit
         self.is_spoiled = False
         self._now_ms = now_ms
-        self._validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+        self._validator = PartitionValidator(audit.topic, audit.partition, rules=rules, state=state)
 
     @property
     def state(self) -> PartitionState:
