@@ -104,7 +104,7 @@ def test_digests_add_up_wherever_blocks_are_cut() -> None:
     shuffled = hashes.copy()
     np.random.default_rng(1).shuffle(shuffled)
     assert digest_blocks(shuffled, np.array([0, 200], np.int64)) == [naive]
-    assert Digest.of(naive.count, naive.hex()) == naive
+    assert Digest.of(naive.records, naive.hex()) == naive
 
 
 def test_two_values_that_changed_places_and_a_repeat_for_a_loss_are_seen() -> None:

@@ -53,7 +53,7 @@ ALL: Final = Parts.OFFSET | Parts.TIMESTAMP | Parts.KEY | Parts.VALUE | Parts.HE
 class Digest(NamedTuple):
     """The digest of some records; `Digest()` is of none."""
 
-    count: int = 0
+    records: int = 0
     sum: int = 0
     squares: int = 0
 
@@ -61,7 +61,7 @@ class Digest(NamedTuple):
         if not isinstance(other, Digest):
             return NotImplemented
         return Digest(
-            self.count + other.count,
+            self.records + other.records,
             (self.sum + other.sum) % _MODULO,
             (self.squares + other.squares) % _MODULO,
         )
@@ -71,11 +71,11 @@ class Digest(NamedTuple):
         return f"{self.sum:016x}{self.squares:016x}"
 
     @classmethod
-    def of(cls, count: int, digits: str) -> Digest:
+    def of(cls, records: int, digits: str) -> Digest:
         """The inverse; `ValueError` for anything but 32 hexadecimal digits."""
-        if len(digits) != 32 or count < 0:
+        if len(digits) != 32 or records < 0:
             raise ValueError(f"{digits!r} is no digest")
-        return cls(count, int(digits[:16], 16), int(digits[16:], 16))
+        return cls(records, int(digits[:16], 16), int(digits[16:], 16))
 
 
 def hashes_of(batch: pa.RecordBatch, parts: Parts) -> NDArray[np.uint64]:
