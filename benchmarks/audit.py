@@ -57,7 +57,9 @@ def main() -> None:
 
     report = Report("How fast is an audit, serial and on two cores?", rows=0)
     rows = report.numbers["rows"] or (50_000_000 if report.full else 4_000_000)
-    with tempfile.TemporaryDirectory(prefix="tidegate-audit-", dir=os.environ.get("TIDEGATE_BENCH_DIR")) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="tidegate-audit-", dir=os.environ.get("TIDEGATE_BENCH_DIR")
+    ) as folder:
         path = Path(folder) / "log"
         fill(path, "orders", rows, integrity=True)
         fill(path, "plain", rows // 4, integrity=False)
@@ -67,7 +69,9 @@ def main() -> None:
         for topic, records in (("orders", rows), ("plain", rows // 4)):
             serial, seconds = timed(topic, path, None)
             parallel, spent = timed(topic, path, runner)
-            demand(serial.native == parallel.native and serial.metadata == parallel.metadata, "reports differ")
+            demand(
+                serial.native == parallel.native and serial.metadata == parallel.metadata, "reports differ"
+            )
             demand(serial.native.all_findings().faults == 0, "a sound topic has faults")
             demand(serial.native.records >= records, "records are missing")
             found = serial.native.records
@@ -87,7 +91,9 @@ def main() -> None:
         started = perf_counter()
         found = digest_topic(source, source.extents(), 1 << 16, runner)
         records = sum(digest.records for each in found.values() for digest in each.blocks.values())
-        report.figure("digests of a certificate", f"{records / (perf_counter() - started) / 1e6:.1f} M records/s")
+        report.figure(
+            "digests of a certificate", f"{records / (perf_counter() - started) / 1e6:.1f} M records/s"
+        )
         spark.stop()
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tidegate.log.topics.topics import TopicConfig
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.definition.stream import Stream
+    from tidegate.spark.push.driver import push
     from tidegate.tables.building.consumed import Consumed
     from tidegate.tables.building.materialized import Materialized
     from tidegate.tables.key_table import table
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.tables.serdes.schema_registry import SchemaRegistry
     from tidegate.tables.serdes.windowed import windowed
     from tidegate.tables.sessioned_table import sessioned_table
+    from tidegate.tables.versions.reading import versioned_table
     from tidegate.tables.windowed_table import windowed_table
     from tidegate.windows.aggregates.definitions import (
         approx_count_distinct,
@@ -101,11 +103,13 @@ _HOMES = {
     "max": "tidegate.windows.aggregates.definitions",
     "mean": "tidegate.windows.aggregates.definitions",
     "min": "tidegate.windows.aggregates.definitions",
+    "push": "tidegate.spark.push.driver",
     "reduce": "tidegate.windows.aggregates.definitions",
     "sessioned_table": "tidegate.tables.sessioned_table",
     "sum": "tidegate.windows.aggregates.definitions",
     "table": "tidegate.tables.key_table",
     "top_k": "tidegate.windows.aggregates.definitions",
+    "versioned_table": "tidegate.tables.versions.reading",
     "windowed": "tidegate.tables.serdes.windowed",
     "windowed_table": "tidegate.tables.windowed_table",
 }
@@ -155,11 +159,13 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "push",
     "reduce",
     "sessioned_table",
     "sum",
     "table",
     "top_k",
+    "versioned_table",
     "windowed",
     "windowed_table",
 ]

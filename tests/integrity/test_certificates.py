@@ -41,7 +41,9 @@ def log(tmp_path: Path) -> Path:
 def fill(folder: Path, values: bytes = b"v", records: int = 100) -> None:
     with Log(folder, durability="os") as log:
         log.create_topic("orders", 2, {"segment.bytes": 4000})
-        with log.writer("orders", integrity={"limits": ChainLimits(max_records=30), "guid": b"g" * 16}) as sender:
+        with log.writer(
+            "orders", integrity={"limits": ChainLimits(max_records=30), "guid": b"g" * 16}
+        ) as sender:
             for number in range(2):
                 keys = [b"k%d" % n for n in range(records)]
                 table = pa.table({"key": keys, "value": [values] * records})
@@ -51,7 +53,9 @@ def fill(folder: Path, values: bytes = b"v", records: int = 100) -> None:
 def test_a_certificate_says_what_was_read_and_is_proven_by_the_same_log(log: Path) -> None:
     made = certify_topic(str(log), "orders", now_ms=NOW)
     assert made["subject"]["kind"] == "topic" and made["faults"] == [] and made["tolerated"] == []
-    assert [each["next"] - each["first"] for each in made["ranges"]] == [each["records"] for each in made["ranges"]]
+    assert [each["next"] - each["first"] for each in made["ranges"]] == [
+        each["records"] for each in made["ranges"]
+    ]
     assert [chain["chain"] for chain in made["ranges"][0]["chains"]] == [0, 1, 2, 3]
     (checked,) = check_certificate(parse_certificate(json.dumps(made, indent=3)), str(log))
     assert (checked.verdict, checked.proven, checked.aged_out) == ("proven", made["records"], 0)
@@ -60,7 +64,9 @@ def test_a_certificate_says_what_was_read_and_is_proven_by_the_same_log(log: Pat
 def test_its_digest_is_of_the_canonical_form() -> None:
     made = make_certificate({"kind": "topic"}, [], made_ms=5, base="é")
     assert canonical(made) == canonical(json.loads(json.dumps(made)))
-    assert b" " not in canonical(made).replace(made["software"].encode(), b"") and b"\\u00e9" in canonical(made)
+    assert b" " not in canonical(made).replace(made["software"].encode(), b"") and b"\\u00e9" in canonical(
+        made
+    )
     for change in ({"made_ms": 6}, {"subject": {}}, {"digest": "0"}):
         with pytest.raises(InvalidError, match="digest is another"):
             parse_certificate(json.dumps(made | change))
@@ -127,7 +133,12 @@ def test_a_topic_that_is_gone_is_an_error_and_a_partition_that_is_gone_a_change(
 
 
 def test_faults_and_their_producers_are_in_it(log: Path, tmp_path: Path) -> None:
-    assert run(["break", "orders", "--kind", "drop", "--log", str(log), "--into", str(tmp_path / "broken"), "-q"]) == 0
+    assert (
+        run(
+            ["break", "orders", "--kind", "drop", "--log", str(log), "--into", str(tmp_path / "broken"), "-q"]
+        )
+        == 0
+    )
     made = certify_topic(str(tmp_path / "broken"), "orders", now_ms=NOW)
     assert {each["kind"] for each in made["faults"]} == {"missing"}
 

@@ -44,7 +44,9 @@ def topic(path: Path, partitions: Sequence[Sequence[Record]], name: str = "order
             for number, records in enumerate(partitions):
                 if records:
                     keys, values = zip(*records, strict=True)
-                    table = pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+                    table = pa.table(
+                        {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+                    )
                     writer.write(table, partition=number)
     return TopicAt(str(path), name)
 
@@ -146,7 +148,9 @@ def test_random_edits_are_counted_as_sets_of_records_say(tmp_path: Path) -> None
         assert found.is_equal == (given == copy)
         told = kinds(found)
         assert told.get("missing", 0) + told.get("changed", 0) == len(_left_over(given, copy))
-        assert told.get("extra", 0) + told.get("changed", 0) + told.get("duplicate", 0) == len(_left_over(copy, given))
+        assert told.get("extra", 0) + told.get("changed", 0) + told.get("duplicate", 0) == len(
+            _left_over(copy, given)
+        )
 
 
 def _left_over(one: list[Record], other: list[Record]) -> list[Record]:
@@ -164,7 +168,9 @@ def test_what_counts_is_chosen(tmp_path: Path) -> None:
     for name, time, header in (("a", 1000, b"1"), ("b", 2000, b"2")):
         with Log(tmp_path / name, durability="os") as log:
             log.create_topic("orders", 1)
-            rows = [{"key": b"k", "value": b"v", "timestamp": time, "headers": [{"key": "h", "value": header}]}]
+            rows = [
+                {"key": b"k", "value": b"v", "timestamp": time, "headers": [{"key": "h", "value": header}]}
+            ]
             with log.writer("orders") as writer:
                 writer.write(pa.Table.from_pylist(rows))
     one, other = (TopicAt(str(tmp_path / name), "orders") for name in "ab")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +11,9 @@ from tidegate.cli.options import GroupVerb, command_options, format_option, log_
 from tidegate.cli.output import print_object, say, to_json
 from tidegate.cli.parallel import parallel_options, parallel_runner
 from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
 
 _LARGEST_BYTES = 256 << 20
 _OUT_OF_REACH = 3
@@ -22,12 +26,13 @@ def command() -> None:
     \b
     tidegate certificate export orders -o orders.json           all of a topic, audited
     tidegate certificate export shop --round 120 -o 120.json    what a round of an app read
+    tidegate certificate export users_v3 -o users_v3.json       a version of a table (users: the current one)
     tidegate certificate check orders.json --log /mnt/mirror    read again and compare
     """
 
 
 @command.command("export")
-@click.argument("subject", metavar="APP|TOPIC")
+@click.argument("subject", metavar="APP|TABLE|TOPIC")
 @log_option
 @click.option(
     "--state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
@@ -35,10 +40,10 @@ def command() -> None:
 )  # fmt: skip
 @click.option(
     "--kind",
-    type=click.Choice(["auto", "topic", "app"]),
+    type=click.Choice(["auto", "app", "table", "topic"]),
     default="auto",
     show_default=True,
-    help="What SUBJECT is; auto takes an app of that name before a topic.",
+    help="What it is; auto looks for an app of that name, then a table with versions, then a topic.",
 )
 @click.option(
     "--round", "round_number", type=click.IntRange(min=0), help="Which round of an app; the last one."
@@ -73,39 +78,31 @@ def export(
     command_config: str | None,
     command_properties: dict[str, str],
 ) -> None:
-    """Read what an app's round or a topic holds and write its certificate."""
+    """Read what an app's round, a table's version or a topic holds, and write its certificate."""
     from tidegate.cli.topic import client_settings
     from tidegate.clock import SystemClock
     from tidegate.files import Files
     from tidegate.integrity.topic_certificates import certify_topic
     from tidegate.pipeline.reading.certificates import certify_round
-    from tidegate.pipeline.rounds.records import Records
     from tidegate.pipeline.tasks.opening import open_state
+    from tidegate.tables.certificates import certify_version
 
     files, now_ms = Files(), SystemClock().now_ms()
     key = None if key_file is None else files.read(key_file, limit=1 << 20)
-    client = client_settings(command_config, command_properties)
-    backend = None if kind == "topic" or not _has_state(state) else open_state(state)
+    given: dict[str, Any] = {"now_ms": now_ms, "key": key}
+    given["client"] = client_settings(command_config, command_properties)
+    backend = open_state(state) if kind != "topic" and _has_state(state) else None
     try:
-        is_app = backend is not None and Records(backend, subject).load_app() is not None
-        if kind == "app" and not is_app:
-            raise InvalidError(f"there is no app {subject} in {state}")
-        if round_number is not None and not is_app:
-            raise InvalidError(f"--round is an app's, and there is no app {subject} in {state}")
+        found = _kind_of(subject, kind, backend, state)
+        if round_number is not None and found != "app":
+            raise InvalidError(f"--round is an app's, and {subject} is a {found} here")
         with parallel_runner(spark, master, jobs) as runner:
-            if is_app and backend is not None:
-                made = certify_round(
-                    backend,
-                    subject,
-                    round_number,
-                    log_url,
-                    now_ms=now_ms,
-                    client=client,
-                    runner=runner,
-                    key=key,
-                )
+            if backend is not None and found == "app":
+                made = certify_round(backend, subject, round_number, log_url, runner=runner, **given)
+            elif backend is not None and found == "table":
+                made = certify_version(backend, subject, log_url, runner=runner, **given)
             else:
-                made = certify_topic(log_url, subject, now_ms=now_ms, client=client, runner=runner, key=key)
+                made = certify_topic(log_url, subject, runner=runner, **given)
     finally:
         if backend is not None:
             backend.close()
@@ -173,6 +170,19 @@ def check(
     if "changed" in verdicts or (complete and verdicts - {"proven"}):
         return 1
     return _OUT_OF_REACH if verdicts == {"aged out"} else 0
+
+
+def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str) -> str:
+    from tidegate.pipeline.rounds.records import Records
+    from tidegate.tables.versions.catalog import version_named
+
+    if backend is not None and kind in ("auto", "app") and Records(backend, subject).load_app() is not None:
+        return "app"
+    if backend is not None and kind in ("auto", "table") and version_named(backend, subject) is not None:
+        return "table"
+    if kind in ("app", "table"):
+        raise InvalidError(f"there is no {kind} {subject} in {state}; say where with --state")
+    return "topic"
 
 
 def _has_state(state: str) -> bool:

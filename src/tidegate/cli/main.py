@@ -54,7 +54,10 @@ VERBS: dict[str, Place | Places] = {
     ),
     "run": Place("tidegate.cli.run", "Run a pipeline: from topics to windowed tables, on Spark or here."),
     "app": Place("tidegate.cli.app", "See what an app did, and the ways out that messages name."),
-    "table": Place("tidegate.cli.table", "Look into windowed tables: fetch, scan, info, explain."),
+    "push": Place(
+        "tidegate.cli.push", "Push rows as the next version of a table, proven complete, then shown."
+    ),
+    "table": Place("tidegate.cli.table", "Look into tables and their versions: fetch, scan, diff, swap, …"),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
     "audit": Places(
         {"compare": Place("tidegate.cli.audit_compare", "Prove two topics equal, or name what differs.")},

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import click
 
 from tidegate.cli.options import AnyFunction, GroupVerb, format_option, log_option, talk_options
 from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.cli.state import opened_backend, state_option
+from tidegate.cli.table_versions import VERBS
 from tidegate.errors import InvalidError
 
 SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
 _NUMBERS = ("int", "long")
-
-
-def _state_option(command: AnyFunction) -> AnyFunction:
-    return click.option(
-        "--state", "state", metavar="FOLDER", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
-        show_default=True, help="The folder the table is kept in.",
-    )(command)  # fmt: skip
 
 
 def _reading_options(command: AnyFunction) -> AnyFunction:
@@ -34,7 +28,7 @@ def _reading_options(command: AnyFunction) -> AnyFunction:
         ),
         click.option("--value", "value_serde", type=serde, help="How to read values; likewise."),
         click.option("--commit", "number", type=int, help="An earlier commit; `info` lists them."),
-        _state_option,
+        state_option,
         talk_options,
     ):
         command = option(command)
@@ -43,15 +37,18 @@ def _reading_options(command: AnyFunction) -> AnyFunction:
 
 @click.group("table", cls=GroupVerb)
 def command() -> None:
-    """Look into windowed tables: single windows, ranges, what a table is, why a value is what it is.
+    """Look into tables: single windows, ranges, what a table is, why a value is what it is; and its versions.
 
     \b
     tidegate table info                                       which tables there are
     tidegate table fetch counts user-1 --from 2026-01-01T10:00Z
     tidegate table scan counts -n 20
     tidegate table explain counts user-1 1700000040000
+    tidegate table versions users                             of a table that is pushed
+    tidegate table diff users_v3 users_v4
 
-    The last commit is shown; the process that builds the table goes on meanwhile.
+    The last commit is shown; the process that builds the table goes on meanwhile. Of a table that is pushed, the
+    current version is; name another one like users_v3.
     """
 
 
@@ -94,7 +91,7 @@ def scan(name: str, num: int | None, format: str, **options: Any) -> None:
 
 @command.command("info")
 @click.argument("name", required=False)
-@_state_option
+@state_option
 @format_option()
 @talk_options
 def info(name: str | None, state: str, format: str) -> None:
@@ -104,11 +101,20 @@ def info(name: str | None, state: str, format: str) -> None:
     from tidegate.tables.building.commits import lease_name, load_commits
     from tidegate.tables.building.lease import read_lease
     from tidegate.tables.building.stored import open_committed, stored_tables
+    from tidegate.tables.versions.catalog import load_versions, version_named, versioned_tables
 
-    with _backend(state) as backend:
+    with opened_backend(state) as backend:
         if name is None:
-            rows = []
+            rows, parts = [], set()
+            for each in versioned_tables(backend):
+                listed = load_versions(backend, each)
+                known = () if listed is None else listed[0].versions
+                parts |= {one.shape(number).name for one in known for number in range(one.partitions)}
+                topic = listed[0].current_version.topic if listed and listed[0].current_version else None
+                rows.append({"table": each, "kind": "versions", "topic": topic, "commits": len(known)})
             for each in stored_tables(backend):
+                if each in parts:
+                    continue
                 found = load_commits(backend, each)
                 if found is not None:
                     shape, commits = found[0].shape, found[0].commits
@@ -116,6 +122,10 @@ def info(name: str | None, state: str, format: str) -> None:
                         {"table": each, "kind": shape.kind, "topic": shape.topic, "commits": len(commits)}
                     )
             print_rows(rows, format=format, columns=("table", "kind", "topic", "commits"))
+            return
+        versioned = version_named(backend, name)
+        if versioned is not None:
+            print_object(_version_facts(backend, *versioned), format=format)
             return
         table = open_committed(backend, name, clock=SystemClock())
         with table:
@@ -176,27 +186,28 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
 
 
 @contextmanager
-def _backend(state: str) -> Iterator[Any]:
-    from tidegate.storage import open_backend
-
-    if "://" not in state and not Path(state).is_dir():
-        raise InvalidError(f"{state} is no folder; say where the table is kept with --state")
-    backend = open_backend(state)
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
-@contextmanager
 def _opened(
     name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
 ) -> Iterator[Any]:
     from tidegate.clock import SystemClock
     from tidegate.tables.building.stored import SERDES, open_committed
+    from tidegate.tables.versions.catalog import version_named
+    from tidegate.tables.versions.reading import VersionedTable
 
     choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
-    with _backend(state) as backend:
+    with opened_backend(state) as backend:
+        versioned = version_named(backend, name)
+        if versioned is not None:
+            if number is not None:
+                raise InvalidError(
+                    f"table {name} has versions and no commits to choose; name one, like {name}_v1"
+                )
+            named, chosen = versioned
+            with VersionedTable(
+                backend, named, number=chosen, key=choose(key_serde), value=choose(value_serde)
+            ) as current:
+                yield current
+            return
         table = open_committed(
             backend,
             name,
@@ -207,6 +218,38 @@ def _opened(
         )
         with table:
             yield table
+
+
+def _version_facts(backend: Any, table: str, number: int | None) -> dict[str, Any]:
+    """What is known of one version; of the current one when no number is given."""
+    from tidegate.durations import format_moment
+    from tidegate.tables.versions.catalog import Versions
+
+    known = Versions(backend, table).require()
+    chosen = number or known.current
+    facts: dict[str, Any] = {"table": table, "kind": "versions", "current": known.current or None}
+    facts |= {"previous": known.previous or None, "versions": [each.number for each in known.versions]}
+    if chosen:
+        version = known.get(chosen)
+        facts |= {
+            "version": version.number,
+            "state": version.state.value,
+            "topic": version.topic,
+            "partitions": version.partitions,
+            "rows": version.rows,
+            "bytes": version.nbytes,
+            "key serde": version.key_serde,
+            "value serde": version.value_serde,
+            "source": version.source or None,
+            "created": format_moment(version.created_ms),
+            "pushed": format_moment(version.pushed_ms) if version.pushed_ms else None,
+            "repeated keys": version.repeated_keys,
+            "without key": version.without_key,
+            "verdicts": version.verdicts,
+        }
+        for fault in version.faults:
+            facts[f"fault of partition {fault.partition}"] = f"{fault.kind}: {fault.message}"
+    return facts
 
 
 def _columns(table: Any) -> list[str]:
@@ -232,3 +275,7 @@ def _parsed(table: Any, written: str) -> Any:
     except ValueError:
         raise InvalidError(f"{written!r} is no key of this table: its serde is {name}") from None
     return written.encode() if name == "bytes" else written
+
+
+for _verb in VERBS:
+    command.add_command(_verb)

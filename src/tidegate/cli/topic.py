@@ -251,7 +251,7 @@ def opened(
 
 
 def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
-    """What a Kafka client is told: the file's settings, then the options'."""
+    """Settings of the Kafka client: those of the file, and over them those of the options."""
     stored: dict[str, str] = {}
     if command_config is not None:
         text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)

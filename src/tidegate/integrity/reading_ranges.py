@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.errors import OffsetOutOfRangeError
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.log.access.embedded import Log
 
@@ -43,6 +44,20 @@ class TopicAt:
         with open_log(self.url, **self._settings()) as log:
             config = log.describe(self.topic).config
         return f"cleanup.policy={','.join(sorted(config.cleanup_policy))}" if config.compacts else ""
+
+    def require(self, extents: Mapping[int, tuple[int, int]], reader: str) -> None:
+        """Refuse offsets that are not all there (any more); `reader` is who read them once."""
+        present = self.extents()
+        for partition, (first, end) in extents.items():
+            start, stop = present.get(partition, (0, 0))
+            if first < end and not start <= first <= end <= stop:
+                raise OffsetOutOfRangeError(
+                    f"{reader} read offsets {first} to {end - 1} of {self.topic}-{partition}, and the log has {start} to "
+                    f"{stop - 1}: they aged out, or this is another log; certify sooner, or name the right --log",
+                    offset=first,
+                    first=start,
+                    end=stop,
+                )
 
     def read(self, partition: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """The records of a range."""

@@ -128,7 +128,8 @@ class Replica:
             raise self.error
         trial = self._validator(self._drainer_rules, self.drainer.state.copy())
         judged = trial.validate(batch, now_ms)
-        store(batch.slice(0, len(judged.verdicts)).filter(pa.array(judged.kept)), judged)
+        looked_at = batch.slice(0, len(judged.verdicts))
+        store(looked_at if judged.kept.all() else looked_at.filter(pa.array(judged.kept)), judged)
         self._drainer = trial
         self.faults.take(judged, now_ms)
         self._behind.take(judged, len(trial.state.producers))

@@ -28,6 +28,15 @@ def partition_of_key(key: bytes, partitions: int) -> int:
     return int(murmur2(np.frombuffer(key, np.uint8)) & 0x7FFFFFFF) % partitions
 
 
+def partitions_of_column(keys: pa.BinaryArray, partitions: int) -> NDArray[np.int32]:
+    """Where Kafka's default partitioner puts each key of a column; 0 where there is none."""
+    chosen = np.zeros(len(keys), np.int32)
+    if len(keys) > keys.null_count:
+        data, bounds = _buffers(keys)
+        partitions_of_keys(data, bounds, _valid(keys), partitions, chosen)
+    return chosen
+
+
 class Partitioner:
     """Chooses partitions for one topic; remembers where keyless rows go next."""
 

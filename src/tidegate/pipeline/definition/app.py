@@ -12,7 +12,7 @@ Thread rule: define an app in one thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
     from tidegate.tables.key_table import KeyTable
     from tidegate.tables.sessioned_table import SessionedTable
+    from tidegate.tables.versions.catalog import Versions
+    from tidegate.tables.versions.reading import VersionedTable
+    from tidegate.tables.versions.report import PushReport
     from tidegate.tables.windowed_table import WindowedTable
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}\Z")
@@ -315,6 +318,34 @@ class App:
 
         return ResultTable(open_state(self.state), self.name, self.flow(table), round=round)
 
+    def push(self, frame: Any, *, table: str, key: str | Sequence[str], **settings: Any) -> PushReport:
+        """Push a Spark DataFrame as the next version of a table in this app's log and state, and show it once it is
+        proven complete; see `tidegate.push` for the settings."""
+        push = import_module("tidegate.spark.push.driver").push
+        report: PushReport = push(
+            frame, table=table, key=key, log=self.log, state=self.state, client=self.client, **settings
+        )
+        return report
+
+    def versions(self, table: str) -> Versions:
+        """The versions of a table that is pushed: `.list()`, `.swap(n)`, `.rollback()`."""
+        from tidegate.tables.versions.catalog import Versions
+
+        return Versions(self._versions_state(), table)
+
+    def versioned_table(
+        self,
+        table: str,
+        *,
+        version: int | None = None,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+    ) -> VersionedTable:
+        """A table that is pushed, as its current version shows it, and later ones as they are swapped in."""
+        from tidegate.tables.versions.reading import VersionedTable
+
+        return VersionedTable(self._versions_state(), table, number=version, key=key, value=value)
+
     def late(self, flow: str) -> pa.Table:
         """The records of a flow that came too late, or from the future, with how late each was and for which window."""
         from tidegate.pipeline.reading.set_aside import late_of
@@ -346,6 +377,10 @@ class App:
         """Where tables are kept: the folder, or the object store, which stays open until `close`."""
         if "://" not in self.state:
             return self.state
+        return self._versions_state()
+
+    def _versions_state(self) -> StorageBackend:
+        """The state, open until `close`."""
         if self._opened_state is None:
             from tidegate.pipeline.tasks.opening import open_state
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tidegate.errors import InvalidError, OffsetOutOfRangeError
+from tidegate.errors import InvalidError
 from tidegate.integrity.auditing import Runner
 from tidegate.integrity.certificates import make_certificate, range_members
 from tidegate.integrity.reading_ranges import TopicAt
@@ -43,7 +43,7 @@ def certify_round(
     ranges: list[dict[str, Any]] = []
     for (flow, topic), extents in sorted(_read(records, commit, flows).items()):
         source = TopicAt(url, topic, client or {})
-        _require_held(source, extents, app, number)
+        source.require(extents, f"round {number} of app {app}")
         ranges += [{**member, "flow": flow} for member in range_members(source, extents, runner=runner)]
     losses = [
         {
@@ -107,17 +107,3 @@ def _read(
         extents = found.setdefault((line.flow, flows.get(line.flow, line.flow)), {})
         extents[line.partition] = min(start, line.next_offset), line.next_offset
     return found
-
-
-def _require_held(source: TopicAt, extents: Mapping[int, tuple[int, int]], app: str, round: int) -> None:
-    present = source.extents()
-    for partition, (first, end) in extents.items():
-        start, stop = present.get(partition, (0, 0))
-        if first < end and not start <= first <= end <= stop:
-            raise OffsetOutOfRangeError(
-                f"round {round} of app {app} read offsets {first} to {end - 1} of {source.topic}-{partition}, and the "
-                f"log has {start} to {stop - 1}: they aged out; export a later round, or sooner after it",
-                offset=first,
-                first=start,
-                end=stop,
-            )

@@ -195,7 +195,7 @@ class _Appender:
         missing = [piece for each in pieces if len(piece := self._missing(number, each))]
         if missing:
             self._touched.add(number)
-            self._outlet.prepare(_compact(missing), number).append()
+            self._outlet.prepare(compact(missing), number).append()
 
     def _missing(self, number: int, piece: RecordColumns) -> RecordColumns:
         """The records of a piece that are not in the topic yet; numbers ascend, so they are its end."""
@@ -227,7 +227,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting_batches)
 
 
-def _compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
+def compact(pieces: list[RecordColumns]) -> list[RecordColumns]:
     """A control record and a few rows as one batch; large pieces as they lie."""
     size = sum(int(piece.key.nbytes + piece.value.nbytes) for piece in pieces)
     return pieces if len(pieces) == 1 or size > JOINED_BYTES else [joined(pieces)]

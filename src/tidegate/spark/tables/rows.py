@@ -27,7 +27,7 @@ from tidegate.storage.backends.port import MissingObjectError
 from tidegate.tables.building.commits import CommitList
 from tidegate.tables.building.partition_state import EARLIEST
 from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import Snapshot, TableSource
+from tidegate.tables.building.source import Snapshot, TableSource, task_of
 from tidegate.tables.queries.reading import rows_of_keys
 
 KEYS_AT_ONCE: Final = 1024
@@ -84,7 +84,7 @@ def _scanned(
         earliest = max(first, state.readable_from)
         if earliest <= last:
             with source.runtime.reader().scan(
-                source.task, state, Time(earliest, last), batch_rows=batch_rows, columns=names
+                task_of(state.shape), state, Time(earliest, last), batch_rows=batch_rows, columns=names
             ) as scan:
                 for batch in scan:
                     for start in range(0, batch.num_rows, batch_rows):

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tidegate.storage import RangeRequest, Time
 from tidegate.tables.building.partition_state import PartitionState
-from tidegate.tables.building.source import TableSource
+from tidegate.tables.building.source import TableSource, task_of
 from tidegate.tables.queries.results import RAW_SCHEMA
 
 LATEST = 2**63 - 1
@@ -38,7 +38,7 @@ def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[
         if earliest > last:
             continue
         request = RangeRequest(key, Time(earliest, last))
-        with reader.load(reader.plan(source.task, state, [request])) as loaded:
+        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
             view = loaded.view()
             if len(view):
                 rows = view.to_batch()
@@ -58,7 +58,7 @@ def rows_of_keys(
         if earliest > last or len(column) == 0:
             continue
         request = RangeRequest(column, Time(earliest, last))
-        with reader.load(reader.plan(source.task, state, [request])) as loaded:
+        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
             found += [_raw(state, batch.column("key"), batch) for batch in loaded.batches() if batch.num_rows]
     return found
 
@@ -77,7 +77,7 @@ def all_rows(
         if earliest > last:
             continue
         with source.runtime.reader().scan(
-            source.task, state, Time(earliest, last), batch_rows=batch_rows
+            task_of(state.shape), state, Time(earliest, last), batch_rows=batch_rows
         ) as scan:
             for batch in scan:
                 rows = batch if keys is None else _between(batch, keys)

@@ -1,0 +1,1 @@
+"""A DataFrame becomes the next version of a table."""

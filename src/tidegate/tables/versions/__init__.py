@@ -1,0 +1,1 @@
+"""Versions of a table: pushed whole, proven complete, swapped in, rolled back."""
