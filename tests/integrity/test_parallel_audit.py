@@ -8,16 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from tidegate.clock import ManualClock
 from tidegate.integrity import range_audit
 from tidegate.integrity.auditing import Cutting, FullReport, audit
+from tidegate.integrity.breaking import break_topic
+from tidegate.integrity.chains import ChainLimits
+from tidegate.integrity.damage import DamageKind
 from tidegate.integrity.header import ChecksumType, ControlType, Stamp
+from tidegate.integrity.lifecycle import Push
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.range_audit import judged_through_reader
+from tidegate.log.access.embedded import Log
 from tidegate.log.verify import ranges, scan
 from tidegate.testing.building import Rec, build_batch, end_transaction_batch
 
+NOW_MS = 1_800_000_000_000
 TOPICS = 240
 GROUPS = 8
 DAMAGES = ("drop", "repeat", "flip", "swap", "reorder", "truncate-tail", "forget-producer", "future-clock")
@@ -262,6 +270,85 @@ def test_ranges_cut_anywhere_give_the_serial_report(streams: Any, group: int, tm
         seen["tolerated"] += any(each.compacted.count for each in report.metadata.partitions)
         seen["skipped"] += any(each.skipped for each in report.metadata.partitions)
     assert min(seen.values()) > 0, seen
+
+
+@pytest.mark.parametrize("kind", list(DamageKind), ids=lambda kind: kind.value)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_kind_of_break_in_a_log_of_ours(kind: DamageKind, seed: int, tmp_path: Path) -> None:
+    """A push with its manifest, two tasks and a driver, then live records; segments rolled, indexes and seals there."""
+    chance = random.Random(seed)
+    with Log(tmp_path / "log", durability="os", clock=ManualClock(NOW_MS)) as log:
+        log.create_topic("orders", 2, {"segment.bytes": 5000, "compression.type": "uncompressed"})
+        limits = ChainLimits(max_age=0, max_records=23)
+        push = Push(log.writer("orders", integrity={"limits": limits}))
+        push.start()
+        sent: dict[int, list[Sent]] = {0: [], 1: []}
+        for task in range(2):
+            sender = log.writer("orders", integrity={"limits": limits})
+            for number in range(2):
+                keys = [b"%d-%d" % (task, n) for n in range(80)]
+                sender.write(pa.table({"key": keys, "value": keys}), partition=number)
+            sender.close()
+            for number, each in sender.sent().items():
+                sent[number].append(each)
+        push.end({number: Manifest.of(each) for number, each in sent.items()})
+        push.sender.close()
+        with log.writer("orders", integrity={"limits": limits}) as live:
+            live.write(pa.table({"key": [b"live"] * 60, "value": [b"v"] * 60}))
+        break_topic(log, "orders", kind, into=tmp_path / "broken", seed=seed)
+    before = audit("orders", log=tmp_path / "log", now_ms=NOW_MS)
+    assert before.native.all_findings().faults == 0
+    report = compare(tmp_path / "broken", chance, NOW_MS, "orders")
+    assert report.metadata is not None
+    assert report.native.all_findings().total > 0 or kind is DamageKind.TRUNCATE_TAIL
+
+
+def test_sound_ranges_are_not_read_again(
+    streams: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the equality above would prove nothing about summaries; and one fault costs one range."""
+    pen = streams.Pen()
+    rows = [row for _ in range(30) for row in pen.chain_of(9)]
+    read: list[tuple[int, int]] = []
+    again = range_audit._Fold._judged
+
+    def counted(self: Any, audit: Any, state: Any, extent: tuple[int, int]) -> Any:
+        read.append(extent)
+        return again(self, audit, state, extent)
+
+    monkeypatch.setattr(range_audit._Fold, "_judged", counted)
+    for name, lost in (("sound", None), ("damaged", 200)):
+        chosen = rows if lost is None else rows[:lost] + rows[lost + 1 :]
+        write_partition(tmp_path / name / "orders-0", chosen, random.Random(3), first=0)
+        log = tmp_path / name
+        cutting = Cutting(cuts=lambda _, size: range(700, size, 700))
+        parallel = audit(
+            str(log), log=log, now_ms=NOW_MS, runner=Travelling(random.Random(1)), cutting=cutting
+        )
+        same(parallel, audit(str(log), log=log, now_ms=NOW_MS))
+        ranges_read = set(read)
+        assert len(ranges_read) == (0 if lost is None else 1), ranges_read
+        assert parallel.metadata is not None and parallel.metadata.managed == len(chosen)
+        read.clear()
+
+
+def test_a_batch_inside_a_record_is_not_taken_for_the_start_of_a_range(streams: Any, tmp_path: Path) -> None:
+    """A sound batch in a value looks like one of the file; where a range is cut inside it, nobody is fooled."""
+    inner = build_batch([Rec(b"inner", b"x" * 40, 5)], base_offset=3)
+    rows = [streams.Row(None, b"k", inner * 3) for _ in range(12)]
+    folder = tmp_path / "orders-0"
+    folder.mkdir()
+    content = b"".join(
+        build_batch([Rec(row.key, row.value, row.time)], base_offset=number)
+        for number, row in enumerate(rows)
+    )
+    (folder / f"{0:020d}.log").write_bytes(content)
+    serial = audit(str(tmp_path), log=tmp_path, now_ms=NOW_MS)
+    assert serial.native.records == 12 and serial.native.all_findings().faults == 0
+    for cut in range(1, len(content), 173):
+        cutting = Cutting(cuts=lambda _path, _size, cut=cut: [cut])
+        runner = Travelling(random.Random(cut))
+        same(audit(str(tmp_path), log=tmp_path, now_ms=NOW_MS, runner=runner, cutting=cutting), serial)
 
 
 @pytest.mark.soak

@@ -273,7 +273,9 @@ class _Fold:
                     after = advance(state, outcome.summary, plan.rules)
                     if after is not None:
                         audit.take_sound(outcome.summary)
-                state = self._judged(audit, state, extent) if after is None else after
+                if after is None:  # a range within one batch of the range before it has nothing of its own
+                    after = self._judged(audit, state, extent) if extent[0] < extent[1] else state
+                state = after
         finally:
             if self._log is not None:
                 self._log.close()

@@ -52,8 +52,8 @@ class TopicAt:
             start, stop = present.get(partition, (0, 0))
             if first < end and not start <= first <= end <= stop:
                 raise OffsetOutOfRangeError(
-                    f"{reader} read offsets {first} to {end - 1} of {self.topic}-{partition}, and the log has {start} to "
-                    f"{stop - 1}: they aged out, or this is another log; certify sooner, or name the right --log",
+                    f"{reader} read offsets {first} to {end - 1} of {self.topic}-{partition}, and the log has {start} "
+                    f"to {stop - 1}: they aged out, or this is another log; certify sooner, or name the right --log",
                     offset=first,
                     first=start,
                     end=stop,
