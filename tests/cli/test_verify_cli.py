@@ -88,7 +88,10 @@ def test_the_table_is_for_people_and_lines_for_programs(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--log", "kafka://x:1"], "reads files"),
+        (["--log", "kafka://x:1"], "needs a topic"),
+        (["orders", "--log", "kafka://x:1", "--shallow"], "does not show"),
+        (["orders", "--spark", "--jobs", "2"], "keep one"),
+        (["orders", "--master", "local[1]"], "add --spark"),
         (["no/such/folder"], "not a folder"),
         (["nosuchtopic", "--log", "{log}"], "nosuchtopic"),
     ],

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import read_columns, source_of
+from tidegate.integrity.columns import read_columns, source_of, times_of
 from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.rules import OnFault, ValidationRules
 from tidegate.integrity.summary import NOWHERE, RangeSummary, extend, merge, summarise
@@ -168,7 +168,8 @@ def test_the_uncompiled_kernels_give_the_same_and_stay_inside_their_buffers(stre
             runs, index = np.zeros(len(rows), RUN_ROW), np.full(256, -1, np.int32)
             state, numbers = np.zeros(STATE_SIZE, np.int64), np.empty(len(rows), np.int32)
             with np.errstate(over="ignore"):
-                assert fold(columns.rows, crcs, offsets, 0, runs, index, state, numbers) == len(rows)
+                times = times_of(batch)
+                assert fold(columns.rows, crcs, offsets, times, 0, runs, index, state, numbers) == len(rows)
                 source = source_of(key=batch.column("key"), value=batch.column("value"))
                 sums(source, columns.rows, numbers, np.ones(len(rows), np.uint8), runs)
             found.append((runs.tolist(), index.tolist(), state.tolist(), numbers.tolist()))

@@ -59,6 +59,11 @@ VERBS: dict[str, Place | Places] = {
     ),
     "table": Place("tidegate.cli.table", "Look into tables and their versions: fetch, scan, diff, swap, …"),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
+    "audit": Places(
+        {"compare": Place("tidegate.cli.audit_compare", "Prove two topics equal, or name what differs.")},
+        "Audits of more than one topic.",
+    ),
+    "certificate": Place("tidegate.cli.certificate", "Certify what was read, and check it against the log."),
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
     "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),

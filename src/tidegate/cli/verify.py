@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidegate.cli.options import Verb, format_option, log_option, talk_options
+from tidegate.cli.options import Verb, command_options, format_option, log_option, talk_options
 from tidegate.cli.output import Progress, print_rows, say, to_json
+from tidegate.cli.parallel import parallel_options, parallel_runner
 from tidegate.durations import format_size
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
     from tidegate.files import Files
     from tidegate.integrity.audit_report import AuditReport
+    from tidegate.integrity.auditing import FullReport, Runner
     from tidegate.log.verify.findings import Findings
     from tidegate.log.verify.report import Report
 
@@ -63,6 +65,8 @@ _PRODUCER_COLUMNS = (
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the whole report as one HTML page, too.",
 )
+@parallel_options
+@command_options
 @click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Findings to print.")
 @format_option()
 @talk_options
@@ -72,6 +76,11 @@ def command(
     fail_on: tuple[str, ...],
     shallow: bool,
     html: Path | None,
+    spark: bool,
+    master: str | None,
+    jobs: int,
+    command_config: str | None,
+    command_properties: dict[str, str],
     limit: int,
     format: str,
 ) -> int:
@@ -80,48 +89,39 @@ def command(
     DIR is a partition folder, a log folder or any Kafka data folder; TOPIC is a topic of --log. Without
     either the whole --log is checked. Nothing is written but what --html names, no lock is taken, no broker
     is needed.
-    All records are read a second time, to hold those with integrity metadata against it; --shallow leaves
-    that out.
+    Every record is read once, CRCs and integrity metadata together; --shallow looks at headers and CRCs alone. With
+    --spark or --jobs ranges of partitions are audited at once, and the report is the same. A topic of a cluster
+    (--log kafka://…) is audited by its records' metadata; what a broker does not show is said.
 
     \b
     tidegate verify /var/lib/kafka/data
     tidegate verify orders --fail-on gap,corrupt,duplicate --format json
     tidegate verify orders --html orders-audit.html
+    tidegate verify orders --spark
     """
     from tidegate.clock import SystemClock
     from tidegate.files import Files
+    from tidegate.integrity.auditing import FullReport
     from tidegate.log.verify.findings import parse_fail_on
-    from tidegate.log.verify.report import Report
-    from tidegate.log.verify.verify import size_of, verify
 
-    if log_url.startswith("kafka://"):
-        raise InvalidError(
-            "verify reads files, which kafka:// does not show; run it where the broker's data is"
-        )
     chosen = parse_fail_on(fail_on) if fail_on else None
-    files, log, now_ms = Files(), Path(log_url), SystemClock().now_ms()
+    files, now_ms = Files(), SystemClock().now_ms()
     if html is not None:
         _require_room(html, files)  # said now, not after hours of reading
     target = where or log_url
-    report, interrupted = Report(), False
-    integrity: AuditReport | None = None
-    with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
-
-        def advance(done: int, records: int, faults: int) -> None:
-            progress.advance(done, records=records, faults=faults)
-
+    full, interrupted = FullReport(), False
+    with parallel_runner(spark, master, jobs) as runner:
         try:
-            verify(target, log=log, files=files, deep=not shallow, progress=advance, report=report)
+            if log_url.startswith("kafka://"):
+                from tidegate.cli.topic import client_settings
+
+                client = client_settings(command_config, command_properties)
+                _audit_cluster(log_url, where, client, shallow, now_ms, runner, full)
+            else:
+                _audit_files(target, Path(log_url), files, not shallow, now_ms, runner, full)
         except KeyboardInterrupt:  # what was found so far is still worth a report
             interrupted = True
-    if not shallow and not interrupted:
-        from tidegate.integrity.audit_report import AuditReport
-
-        integrity = AuditReport()
-        try:
-            _audit_metadata(report, integrity, files, now_ms)
-        except KeyboardInterrupt:
-            interrupted = True
+    report, integrity = full.native, full.metadata
     findings = report.all_findings()
     _print(report, integrity, findings, format, limit)
     if html is not None:
@@ -141,30 +141,60 @@ def _require_room(html: Path, files: Files) -> None:
         raise InvalidError(f"--html {html}: the folder {html.parent} does not exist; create it first")
 
 
-def _audit_metadata(report: Report, integrity: AuditReport, files: Files, now_ms: int) -> None:
-    """The second pass: the partitions the first one looked at, each through the validator."""
-    from tidegate.integrity.audit import audit_partition, open_beside
-    from tidegate.integrity.audit_findings import add_findings
-    from tidegate.integrity.audit_report import PartitionAudit
-    from tidegate.log.verify.folders import Compaction
+def _audit_files(
+    target: str,
+    log: Path,
+    files: Files,
+    deep: bool,
+    now_ms: int,
+    runner: Runner | None,
+    report: FullReport,
+) -> None:
+    from tidegate.integrity.auditing import audit
+    from tidegate.log.verify.verify import size_of
 
-    with Progress("checking integrity metadata", total=report.records) as progress:
-        for partition in report.partitions:
-            target = partition.target
-            audit = PartitionAudit(target.place.topic, target.place.partition)
-            integrity.partitions.append(audit)
-            try:
-                with open_beside(target.folder) as log:
-                    audit_partition(
-                        log,
-                        audit,
-                        now_ms=now_ms,
-                        compacts=partition.compaction is Compaction.YES,
-                        because=partition.compaction_because,
-                        progress=lambda records, faults: progress.advance(records, faults=faults),
-                    )
-            finally:
-                add_findings(audit, target.folder, partition.findings, files=files)
+    with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
+
+        def advance(done: int, records: int, faults: int) -> None:
+            progress.advance(done, records=records, faults=faults)
+
+        audit(
+            target,
+            log=log,
+            files=files,
+            deep=deep,
+            now_ms=now_ms,
+            runner=runner,
+            progress=advance,
+            report=report,
+        )
+
+
+def _audit_cluster(
+    url: str,
+    topic: str | None,
+    client: dict[str, str],
+    shallow: bool,
+    now_ms: int,
+    runner: Runner | None,
+    report: FullReport,
+) -> None:
+    from tidegate.integrity.broker_audit import audit_broker
+
+    if topic is None:
+        raise InvalidError("verify of a cluster needs a topic: tidegate verify TOPIC --log kafka://…")
+    if shallow:
+        raise InvalidError("--shallow checks files, which a broker does not show; leave it out")
+    with Progress("verifying", total=0) as progress:
+        audit_broker(
+            url,
+            topic,
+            client=client,
+            now_ms=now_ms,
+            runner=runner,
+            progress=lambda _, records, faults: progress.advance(records, faults=faults),
+            report=report,
+        )
 
 
 def _summary(report: Report, integrity: AuditReport | None) -> dict[str, object]:

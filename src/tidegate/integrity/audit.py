@@ -28,6 +28,7 @@ from tidegate.errors import CorruptError, TidegateError
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.counters import AUDIT, Counters
 from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.log.access.embedded import Log
@@ -61,14 +62,40 @@ def audit_partition(
 
     `compacts` says what other evidence knows of a folder without settings, and `because` what evidence.
     """
+    rules = prepare(log, audit, compacts=compacts, because=because)
+    if rules is None:
+        return
+    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+    counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
+    with log.reader(audit.topic, [audit.partition]) as reader:
+        for batch in _around_damage(log, reader, audit):
+            before = audit.total.faults
+            judged = validator.validate(batch, now_ms)
+            audit.take(judged, _offsets(batch))
+            counters.take(judged, len(validator.state.producers))
+            if progress is not None:
+                progress(batch.num_rows, audit.total.faults - before)
+    counters.released()
+    finish(audit, validator.state)
+
+
+def prepare(
+    log: Log, audit: PartitionAudit, *, compacts: bool | None = None, because: str = ""
+) -> ValidationRules | None:
+    """How the partition is to be judged, with the reasons put into `audit`; None when it cannot be read at all."""
     try:
         description = log.describe(audit.topic)
-        reader = log.reader(audit.topic, [audit.partition])
-        audit.log_start = log.view(audit.topic, audit.partition, description=description).bounds().log_start
+        bounds = log.view(audit.topic, audit.partition, description=description).bounds()
     except TidegateError as error:
         audit.unread = str(error)
-        return
+        return None
+    audit.log_start = bounds.log_start
     tolerance, audit.compaction = _tolerance(description, compacts, because)
+    return rules_of(audit, tolerance)
+
+
+def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
+    """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
     audit.compacted.reason = audit.compaction
     audit.suspect.reason = (
         f"{audit.compaction}; but the record behind the gap is younger than that: loss could hide"
@@ -78,25 +105,17 @@ def audit_partition(
         if audit.log_start
         else "the push had ended: a producer may be met in the middle of a chain"
     )
-    rules = ValidationRules(
+    return ValidationRules(
         during_push=OnFault.WARN,
         otherwise=OnFault.WARN,
         tolerance=tolerance,
         head_may_be_gone=audit.log_start > 0,
     )
-    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
-    counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
-    with reader:
-        for batch in _around_damage(log, reader, audit):
-            before = audit.total.faults
-            judged = validator.validate(batch, now_ms)
-            audit.take(judged, _offsets(batch))
-            counters.take(judged, len(validator.state.producers))
-            if progress is not None:
-                progress(batch.num_rows, audit.total.faults - before)
-    counters.released()
-    known = validator.state.producers.known
-    audit.open_chains = int((known["ended"] == 0).sum())
+
+
+def finish(audit: PartitionAudit, state: PartitionState) -> None:
+    """All records were judged; `state` is what is known after the last."""
+    audit.open_chains = int((state.producers.known["ended"] == 0).sum())
 
 
 def open_beside(folder: Path) -> Log:

@@ -8,6 +8,7 @@ Thread rule: pure but for the folder it lists.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,11 @@ def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, fil
         place = bisect_right(bases, offset) - 1
         return segments[place][1] if place >= 0 else folder
 
+    add_findings_at(audit, path_of, findings)
+
+
+def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findings: Findings) -> None:
+    """The same where `path_of` an offset is known otherwise."""
     told = dict.fromkeys(FATAL, 0)
     for finding in audit.told:
         told[finding.verdict] += 1

@@ -4,6 +4,10 @@ Owns the report's values, its counting of judged batches, and its form as plain 
 Counts are complete. Offsets, told findings and producers are bounded, so that memory stays so whatever a
 damaged log says: producers beyond `MOST_PRODUCERS` are counted together as `others`.
 
+R1  a report does not depend on how records came in batches: producers stand in the order of their first records, and
+    every bound keeps the first. Records that are all sound can be counted from the summary of their range
+    (`take_sound`), and that is the same, too.
+
 Thread rule: one thread per `PartitionAudit`.
 """
 
@@ -19,6 +23,7 @@ from numpy.typing import NDArray
 
 from tidegate.integrity.columns import MANAGED, UNMANAGED, IntegrityColumns
 from tidegate.integrity.findings import Finding
+from tidegate.integrity.summary import RangeSummary
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import FATAL, Note, Rule, Verdict
 
@@ -124,6 +129,23 @@ class PartitionAudit:
         self.suspect.add(offsets[suspect])
         self.head.add(offsets[np.isin(judged.rules, _HEAD_GONE)])
         self._tell(judged)
+
+    def take_sound(self, summary: RangeSummary) -> None:
+        """Count a range in which nothing departs from soundness (`carry.advance` knows)."""
+        beats = sum(count for _, count in summary.heartbeats.values())
+        self.total.add(Verdict.UNMANAGED, summary.unmanaged)
+        self.total.add(Verdict.HEARTBEAT, beats)
+        self.total.add(Verdict.OK, summary.records - summary.unmanaged - beats)
+        self.managed += summary.records - summary.unmanaged
+        arrivals = [(runs[0].first_offset, guid) for guid, runs in summary.runs.items()]
+        arrivals += [(first, guid) for guid, (first, _) in summary.heartbeats.items()]
+        for _, guid in sorted(arrivals):
+            self._tally(guid.hex())
+        for guid, runs in summary.runs.items():
+            sound = sum(run.records + (run.end is not None) for run in runs)
+            self._tally(guid.hex()).add(Verdict.OK, sound)
+        for guid, (_, count) in summary.heartbeats.items():
+            self._tally(guid.hex()).add(Verdict.HEARTBEAT, count)
 
     @property
     def expected(self) -> list[Expected]:
@@ -240,7 +262,10 @@ class AuditReport:
 
 
 def _producers(columns: IntegrityColumns, rows: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The producers of some records, and the number of each record's: sorted by runs, because runs are few."""
+    """The producers of some records in the order they come, and the number of each record's.
+
+    Sorted by runs, because runs are few.
+    """
     high, low = columns.guid_high[rows], columns.guid_low[rows]
     starts = np.flatnonzero(np.concatenate(([True], (high[1:] != high[:-1]) | (low[1:] != low[:-1]))))
     high_of_run, low_of_run = high[starts], low[starts]
@@ -251,8 +276,13 @@ def _producers(columns: IntegrityColumns, rows: NDArray[np.int64]) -> tuple[list
     )
     number_of_run = np.empty(len(starts), np.int64)
     number_of_run[order] = np.cumsum(is_new) - 1
+    first_run = order[is_new]  # of each producer, by GUID: the sort is stable
+    by_arrival = np.argsort(first_run)
+    place = np.empty(len(first_run), np.int64)
+    place[by_arrival] = np.arange(len(first_run))
+    number_of_run = place[number_of_run]
     lengths = np.diff(np.append(starts, len(rows)))
-    names = [columns.guid(int(rows[starts[run]])).hex() for run in order[is_new].tolist()]
+    names = [columns.guid(int(rows[starts[run]])).hex() for run in first_run[by_arrival].tolist()]
     return names, np.repeat(number_of_run, lengths)
 
 

@@ -37,9 +37,11 @@ __all__ = [
     "UNMANAGED",
     "IntegrityColumns",
     "control_payload",
+    "int64s",
     "read_columns",
     "single",
     "source_of",
+    "times_of",
     "without_control",
 ]
 
@@ -183,3 +185,23 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         return column.cast(GIVEN_HEADERS_TYPE)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
         raise InvalidError(f"column 'headers' is {column.type}; records have {HEADERS_TYPE}") from None
+
+
+def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """The log's time of each record, -1 without."""
+    return int64s(batch, "timestamp")
+
+
+def int64s(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+    """A column as numbers; a null timestamp is -1."""
+    column = batch.column(name)
+    if pa.types.is_timestamp(column.type):
+        if column.type.unit != "ms":
+            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+        column = column.view(pa.int64())
+    elif column.type != pa.int64():
+        column = column.cast(pa.int64())
+    if column.null_count:
+        column = column.fill_null(-1)
+    numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=True)
+    return numbers

@@ -13,7 +13,7 @@ Thread rule: one thread per state; `copy` shares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -88,18 +88,23 @@ class ProducerTable:
 
     def put(self, producer: Producer) -> None:
         """Take the place of what was known of this producer."""
-        row = self._find(producer.guid)
-        is_new = row < 0
-        if is_new:
-            self.reserve(1)
-            row = self.count
-            self.count += 1
-        high, low = _halves(producer.guid)
-        for name in PRODUCER_ROW.names or ():
-            if not name.startswith("guid"):
-                self.rows[row][name] = getattr(producer, name)
-        self.rows[row]["guid_high"], self.rows[row]["guid_low"] = high, low
-        if is_new:
+        self.put_all([producer])
+
+    def put_all(self, producers: Sequence[Producer]) -> None:
+        """Several different ones at once; those that are new in the order given."""
+        rows = [self._find(producer.guid) for producer in producers]
+        self.reserve(rows.count(-1))
+        before = self.count
+        for row, producer in zip(rows, producers, strict=True):
+            if row < 0:
+                row = self.count
+                self.count += 1
+            high, low = _halves(producer.guid)
+            for name in PRODUCER_ROW.names or ():
+                if not name.startswith("guid"):
+                    self.rows[row][name] = getattr(producer, name)
+            self.rows[row]["guid_high"], self.rows[row]["guid_low"] = high, low
+        if self.count > before:
             self._reindex()
 
     def reserve(self, more: int) -> None:

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import IntegrityColumns, read_columns, source_of
-from tidegate.integrity.header import ChecksumType, EndOfChain
+from tidegate.integrity.columns import IntegrityColumns, read_columns, source_of, times_of
+from tidegate.integrity.header import FINAL, ChecksumType, EndOfChain
 from tidegate.kernels.range_runs import (
     BAD_HEARTBEAT,
     COUNT,
@@ -78,9 +78,16 @@ class Run(NamedTuple):
     field_sum: int
     stamp_sum: int
     """The four over all records but the chain's end; `field_sum` is 0 where it cannot matter."""
+    data_records: int
+    newest_time: int
+    """The newest time the producer gave, -1 without any."""
+    log_time: int
+    """The log's time of the last record."""
     bad_offset: int
     """The first record that is wrong by itself: its checksum, or a kind nobody knows."""
     end: EndOfChain | None
+    final: bool = False
+    """Whether the end says that its producer sends nothing more."""
 
     def joined(self, after: Run) -> Run | None:
         """With the run behind it, None where there is a seam."""
@@ -100,8 +107,12 @@ class Run(NamedTuple):
             (self.crc_sum + after.crc_sum) % _SUMMED,
             field_sum,
             (self.stamp_sum + after.stamp_sum) % _SUMMED,
+            self.data_records + after.data_records,
+            max(self.newest_time, after.newest_time),
+            after.log_time,
             min(self.bad_offset, after.bad_offset),
             after.end,
+            after.final,
         )
 
     def goes_on_at(self, chain: int, sequence: int) -> bool:
@@ -129,6 +140,8 @@ class RangeSummary:
     last_offset: int = -1
     bad_heartbeats: dict[bytes, int] = field(default_factory=dict)
     """Producers of heartbeats that do not match their checksum, with the first one's offset."""
+    heartbeats: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    """Producers of sound heartbeats: the first one's offset, and how many there are."""
 
     def departures(self) -> dict[bytes, int]:
         """Producers that are not wholly OK, with the offset of the first record that is not."""
@@ -161,6 +174,7 @@ def merge(left: RangeSummary, right: RangeSummary) -> RangeSummary:
         min(left.first_offset, right.first_offset),
         max(left.last_offset, right.last_offset),
         _earliest(left.bad_heartbeats, right.bad_heartbeats),
+        _counted(left.heartbeats, right.heartbeats),
     )
 
 
@@ -169,21 +183,31 @@ def summarise(batch: pa.RecordBatch) -> RangeSummary:
     return extend(RangeSummary(), batch)
 
 
-def extend(summary: RangeSummary, batch: pa.RecordBatch) -> RangeSummary:
-    """The summary of a range and the records behind it: a merge that costs less (M3)."""
+def extend(summary: RangeSummary, batch: pa.RecordBatch, *, spares_fields: bool = False) -> RangeSummary:
+    """The summary of a range and the records behind it: a merge that costs less (M3).
+
+    With `spares_fields` ADHASH's sum is left out, too, in chains whose start lies before the range: for those who
+    look into such chains again should they turn out to be ADHASH's.
+    """
     offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
     if not len(offsets):
         return summary
     if not (offsets[1:] > offsets[:-1]).all():
         raise InvalidError("offsets do not ascend; give one partition's records in order")
     columns = read_columns(batch.column("headers"))
-    folded = _Folded(columns, computed_checksums(batch, columns), offsets)
+    folded = _Folded(columns, computed_checksums(batch, columns), offsets, times_of(batch))
     bad_heartbeats: dict[bytes, int] = {}
-    for row in np.flatnonzero(folded.numbers == BAD_HEARTBEAT).tolist():
-        bad_heartbeats.setdefault(columns.guid(row), int(offsets[row]))
+    heartbeats: dict[bytes, tuple[int, int]] = {}
+    for row in np.flatnonzero(folded.numbers < NO_RUN).tolist():
+        guid, offset = columns.guid(row), int(offsets[row])
+        if folded.numbers[row] == BAD_HEARTBEAT:
+            bad_heartbeats.setdefault(guid, offset)
+        else:
+            first, count = heartbeats.get(guid, (offset, 0))
+            heartbeats[guid] = first, count + 1
     state = folded.state
     behind = RangeSummary(
-        folded.runs(summary, batch),
+        folded.runs(summary, batch, _ADHASH if spares_fields else _HEADLESS),
         len(offsets),
         int(state[UNMANAGED_COUNT]),
         int(state[MALFORMED_COUNT]),
@@ -192,6 +216,7 @@ def extend(summary: RangeSummary, batch: pa.RecordBatch) -> RangeSummary:
         int(offsets[0]),
         int(offsets[-1]),
         bad_heartbeats,
+        heartbeats,
     )
     return merge(summary, behind) if summary.records else behind
 
@@ -203,6 +228,16 @@ def _earliest(one: dict[bytes, int], other: dict[bytes, int]) -> dict[bytes, int
     return one | {guid: min(offset, one.get(guid, NOWHERE)) for guid, offset in other.items()}
 
 
+def _counted(
+    one: dict[bytes, tuple[int, int]], other: dict[bytes, tuple[int, int]]
+) -> dict[bytes, tuple[int, int]]:
+    counted = dict(one)
+    for guid, (first, count) in other.items():
+        earlier, before = one.get(guid, (first, 0))
+        counted[guid] = earlier, before + count
+    return counted
+
+
 def _concatenated(left: tuple[Run, ...], right: tuple[Run, ...]) -> tuple[Run, ...]:
     joined = left[-1].joined(right[0]) if left and right else None
     return left + right if joined is None else (*left[:-1], joined, *right[1:])
@@ -212,7 +247,11 @@ class _Folded:
     """The runs of one batch, as the kernel leaves them; `numbers` has each record's run."""
 
     def __init__(
-        self, columns: IntegrityColumns, crcs: NDArray[np.uint32], offsets: NDArray[np.int64]
+        self,
+        columns: IntegrityColumns,
+        crcs: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        times: NDArray[np.int64],
     ) -> None:
         self._columns = columns
         self.numbers = np.empty(len(columns), np.int32)
@@ -224,7 +263,9 @@ class _Folded:
             index = np.empty(1 << (2 * len(self._room)).bit_length(), np.int32)
             index_runs(self._room, int(self.state[COUNT]), index)
             row = int(
-                fold_runs(columns.rows, crcs, offsets, row, self._room, index, self.state, self.numbers)
+                fold_runs(
+                    columns.rows, crcs, offsets, times, row, self._room, index, self.state, self.numbers
+                )
             )
             if row < len(columns):
                 self._room = np.concatenate((self._room, np.zeros(len(self._room), RUN_ROW)))
@@ -234,18 +275,22 @@ class _Folded:
         """A view of the runs."""
         return self._room[: int(self.state[COUNT])]
 
-    def runs(self, summary: RangeSummary, batch: pa.RecordBatch) -> dict[bytes, tuple[Run, ...]]:
+    def runs(
+        self, summary: RangeSummary, batch: pa.RecordBatch, headless: int
+    ) -> dict[bytes, tuple[Run, ...]]:
         """Each producer's, in order of offsets, with sums of fields where they can matter behind `summary`."""
         guids: list[bytes] = []
         runs: list[Run] = []
         chosen: list[int] = []
         for high, low, is_first, *fields, end_row in self.rows.tolist():
             end = None if end_row == NO_RUN else _end(self._columns.rows[end_row])
-            guid, run = high.to_bytes(8, "big") + low.to_bytes(8, "big"), Run._make((*fields, end))
+            guid = high.to_bytes(8, "big") + low.to_bytes(8, "big")
+            final = end is not None and bool(self._columns.rows[end_row]["flags"] & FINAL)
+            run = Run._make((*fields, end, final))
             before = summary.runs.get(guid) if is_first else None
             goes_on = before is not None and before[-1].goes_on_at(run.chain, run.first_sequence)
             announced = before[-1].announced if before is not None and goes_on else run.announced
-            if _sums_fields(announced, end):
+            if _sums_fields(announced, end, headless):
                 chosen.append(len(runs))
             guids.append(guid)
             runs.append(run)
@@ -266,12 +311,12 @@ class _Folded:
         add_field_sums(source, self._columns.rows, self.numbers, wanted, self.rows)
 
 
-def _sums_fields(announced: int, end: EndOfChain | None) -> bool:
+def _sums_fields(announced: int, end: EndOfChain | None, headless: int = _HEADLESS) -> bool:
     """Whether ADHASH's sum can still decide anything: the chain's start and its end, where known, say ADHASH.
 
     Where it can for two runs joined it can for each of them, so that a merge has all that it needs.
     """
-    return announced in (_HEADLESS, _ADHASH) and (end is None or end.checksum_type == _ADHASH)
+    return announced in (headless, _ADHASH) and (end is None or end.checksum_type == _ADHASH)
 
 
 def _end(row: Any) -> EndOfChain:

@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums, computed_field_sums
-from tidegate.integrity.columns import MANAGED, IntegrityColumns, control_payload, read_columns
+from tidegate.integrity.columns import (
+    MANAGED,
+    IntegrityColumns,
+    control_payload,
+    int64s,
+    read_columns,
+    times_of,
+)
 from tidegate.integrity.counters import VALIDATOR, Counters
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.rules import OnFault, ValidationRules
@@ -37,6 +44,7 @@ from tidegate.kernels.judge import (
     COUNT,
     DONE,
     FAULTS,
+    KINDS_OF_FAULTS,
     NEEDS_SUMS,
     NO_ROOM,
     PHASE,
@@ -45,13 +53,15 @@ from tidegate.kernels.judge import (
     REASON,
     STATE_SIZE,
     STOPPED,
+    TOLD,
     judge_records,
 )
 from tidegate.kernels.producer_index import PRODUCER_ROW
 from tidegate.metrics import Metrics
 
 MOST_FINDINGS: Final = 1000
-"""Findings of one batch that are told in full; verdicts and counts are always complete."""
+"""Findings of one batch that are told in full: the first sixth of them of each kind, so that a flood of one kind hides
+no other; verdicts and counts are always complete."""
 
 _NO_SUMS: Final = np.zeros(0, np.uint64)
 _IS_FATAL: Final = np.array([verdict in FATAL for verdict in Verdict])
@@ -109,7 +119,7 @@ class PartitionValidator:
 
     def validate(self, batch: pa.RecordBatch, now_ms: int) -> Judged:
         """Judge the next records of the partition, in offset order; `now_ms` is the round's one time."""
-        offsets, times = _int64s(batch, "offset"), _int64s(batch, "timestamp")
+        offsets, times = int64s(batch, "offset"), times_of(batch)
         if len(offsets) > 1 and not (offsets[1:] > offsets[:-1]).all():
             raise InvalidError(
                 f"{self.topic}-{self.partition}: offsets do not ascend; give a partition's records in order"
@@ -198,7 +208,7 @@ class _Run:
         self.rules = np.empty(len(columns), np.uint8)
         self.notes = np.empty(len(columns), np.uint8)
         self.kept = np.empty(len(columns), np.uint8)
-        self.before = np.zeros(min(len(columns), MOST_FINDINGS), PRODUCER_ROW)
+        self.before = np.zeros(min(KINDS_OF_FAULTS * len(columns), MOST_FINDINGS), PRODUCER_ROW)
         self.fault_rows = np.zeros(len(self.before), np.int64)
         self._scratch = np.zeros(1, PRODUCER_ROW)
         self._state = np.zeros(STATE_SIZE, np.int64)
@@ -223,6 +233,10 @@ class _Run:
     def faults(self) -> int:
         return int(self._state[FAULTS])
 
+    @property
+    def told(self) -> int:
+        return int(self._state[TOLD])
+
 
 class _Findings(Sequence[Finding]):
     """The faults of one batch that are told, made one by one: a flood of them costs nothing until read."""
@@ -231,7 +245,7 @@ class _Findings(Sequence[Finding]):
         self._run, self._topic, self._partition, self._shortfall = run, topic, partition, shortfall
 
     def __len__(self) -> int:
-        return min(self._run.faults, len(self._run.before))
+        return self._run.told
 
     @overload
     def __getitem__(self, number: int) -> Finding: ...
@@ -263,18 +277,3 @@ class _Findings(Sequence[Finding]):
 def _fatal(verdicts: NDArray[np.uint8], rules: NDArray[np.uint8]) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = _IS_FATAL[verdicts] | (rules == Rule.U3)
     return found
-
-
-def _int64s(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
-    """A column as numbers; a null timestamp is -1."""
-    column = batch.column(name)
-    if pa.types.is_timestamp(column.type):
-        if column.type.unit != "ms":
-            column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
-        column = column.view(pa.int64())
-    elif column.type != pa.int64():
-        column = column.cast(pa.int64())
-    if column.null_count:
-        column = column.fill_null(-1)
-    numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=True)
-    return numbers

@@ -72,8 +72,10 @@ HEARTBEAT_FLAG: Final = 2
 NOT_YET: Final = 255
 DONE, STOPPED, NO_ROOM, NEEDS_SUMS, PUSH_ENDS = 0, 1, 2, 3, 4
 # Places in the `state` array: the part of a partition's state that is not one producer's.
-PHASE, COUNT, PUSH_END, REASON, FAULTS = 0, 1, 2, 3, 4
-STATE_SIZE: Final = 5
+PHASE, COUNT, PUSH_END, REASON, FAULTS, TOLD = 0, 1, 2, 3, 4, 5
+TOLD_OF: Final = 6  # one place for each verdict
+STATE_SIZE: Final = TOLD_OF + 9
+KINDS_OF_FAULTS: Final = 6
 
 
 @register_jitable
@@ -206,8 +208,11 @@ def judge_records(
         if is_fault(outcome):
             if not footing.settled:
                 note |= DURING_PUSH
-            if state[FAULTS] < len(before) or not footing.forces:  # the one that stops is always told
-                told = min(state[FAULTS], len(before) - 1)
+            kind = TOLD_OF + outcome.verdict
+            # the first of each kind, however many of another there are; and always the one that stops
+            if state[kind] < max(1, len(before) // KINDS_OF_FAULTS) or not footing.forces:
+                told = min(state[TOLD], len(before) - 1)
+                state[TOLD], state[kind] = told + 1, state[kind] + 1
                 fault_rows[told] = row
                 if known:
                     before[told] = producers[slot]

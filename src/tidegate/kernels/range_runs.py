@@ -43,6 +43,9 @@ RUN_ROW: Final = np.dtype(
         ("crc_sum", "u8"),
         ("field_sum", "u8"),
         ("stamp_sum", "u8"),
+        ("data_records", "i8"),
+        ("newest_time", "i8"),
+        ("log_time", "i8"),
         ("bad_offset", "i8"),
         ("end_row", "i8"),
     ]
@@ -52,9 +55,11 @@ NOWHERE: Final = 2**63 - 1
 HEARTBEAT_FLAG: Final = 2
 NO_RUN: Final = -1
 BAD_HEARTBEAT: Final = -2
+GOOD_HEARTBEAT: Final = -3
 # Places in the `state` array.
 COUNT, UNMANAGED_COUNT, MALFORMED_COUNT, FIRST_MALFORMED, HAS_PUSH = 0, 1, 2, 3, 4
 STATE_SIZE: Final = 5
+NO_TIME: Final = -1
 
 
 @register_jitable
@@ -65,12 +70,17 @@ def begin(run: Any, record: Any, offset: int, is_first: bool) -> None:
     run["first_offset"] = offset
     run["announced"] = np.int64(record["announced_type"]) if opens(record) else np.int64(-1)
     run["records"], run["crc_sum"], run["field_sum"], run["stamp_sum"] = 0, 0, 0, 0
+    run["data_records"], run["newest_time"] = 0, NO_TIME
     run["bad_offset"], run["end_row"] = NOWHERE, NO_RUN
 
 
 @register_jitable
-def take(run: Any, record: Any, computed: Any, offset: int, row: int) -> None:
-    run["last_sequence"], run["last_offset"] = record["sequence"], offset
+def take(run: Any, record: Any, computed: Any, offset: int, log_time: int, row: int) -> None:
+    run["last_sequence"], run["last_offset"], run["log_time"] = record["sequence"], offset, log_time
+    if record["kind"] != CONTROL:
+        run["data_records"] += 1
+    if record["timestamp"] > run["newest_time"]:
+        run["newest_time"] = record["timestamp"]
     if run["bad_offset"] == NOWHERE and (computed != record["crc"] or not is_supported(record)):
         run["bad_offset"] = offset
     if ends(record):
@@ -81,12 +91,21 @@ def take(run: Any, record: Any, computed: Any, offset: int, row: int) -> None:
     run["stamp_sum"] += np.uint64(record["timestamp"]) + (np.uint64(record["flags"]) << np.uint64(56))
 
 
-@kernel(INT64(rows_of(STAMP_ROW), UINT32S, READ_INT64S, INT64, RUNS, INT32S, INT64S, INT32S))
+@kernel(INT64(rows_of(STAMP_ROW), UINT32S, READ_INT64S, READ_INT64S, INT64, RUNS, INT32S, INT64S, INT32S))
 def fold_runs(
-    records: Any, crcs: Any, offsets: Any, start: int, runs: Any, index: Any, state: Any, numbers: Any
+    records: Any,
+    crcs: Any,
+    offsets: Any,
+    log_times: Any,
+    start: int,
+    runs: Any,
+    index: Any,
+    state: Any,
+    numbers: Any,
 ) -> int:
     """Fold rows from `start`; `numbers` gets each record's run, or why it has none."""
     computed, at_offsets, into, places = pointer(crcs), pointer(offsets), pointer(numbers), pointer(index)
+    at_times = pointer(log_times)
     mask, slot, high, low = len(index) - 1, EMPTY, np.uint64(0), np.uint64(0)
     for row in range(start, len(records)):
         record, offset, crc = records[row], load(at_offsets, row), load(computed, row)
@@ -100,8 +119,7 @@ def fold_runs(
             continue
         if record["kind"] == CONTROL:
             if record["control"] == START_OF_CHAIN and record["flags"] & HEARTBEAT_FLAG:
-                if crc != record["crc"]:
-                    store(into, row, BAD_HEARTBEAT)
+                store(into, row, BAD_HEARTBEAT if crc != record["crc"] else GOOD_HEARTBEAT)
                 continue
             if record["control"] <= END_OF_PUSH:
                 state[HAS_PUSH] = 1
@@ -122,7 +140,7 @@ def fold_runs(
             store(places, find_place(runs, places, mask, high, low), slot)
             begin(runs[slot], record, offset, is_first)
             state[COUNT] += 1
-        take(runs[slot], record, crc, offset, row)
+        take(runs[slot], record, crc, offset, load(at_times, row), row)
         store(into, row, slot)
     return len(records)
 

@@ -26,7 +26,7 @@ from tidegate.files import Files
 from tidegate.log.verify.findings import Findings, Severity
 
 if TYPE_CHECKING:
-    from tidegate.log.verify.scan import SoundRun
+    from tidegate.log.verify.parsing import CheckedRun
 
 _REBUILD: Final = "move it away; the log rebuilds it when it is opened for writing"
 _MAX_INDEX_BYTES: Final = 2**31 - 1
@@ -56,14 +56,14 @@ class IndexCheck:
         self._next_time = 0
         self._check_order()
 
-    def run(self, run: SoundRun) -> None:
+    def run(self, run: CheckedRun) -> None:
         """Compare the entries that fall into these batches."""
         table = run.table
         if not len(table):
             return
         self._skip_damage(run.position)
         self._check_positions(table.position + run.position, table.base_offset)
-        self._end = run.position + len(run.data)
+        self._end = run.position + run.size_bytes
         if (np.diff(table.last_offset) > 0).all():  # else the offsets themselves are the fault
             self._check_times(table.last_offset, table.max_timestamp)
 

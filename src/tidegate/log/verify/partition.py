@@ -1,19 +1,20 @@
 """The pass over one partition, in which every check sees each batch once.
 
-Owns the order of the checks and those that need only batch headers: offsets, leader epochs, whether
-records parse, and the evidence of compaction.
+Owns the order of the checks and those that need only batch headers: offsets, leader epochs, and the evidence of
+compaction. Where the batches come from is not its business: one walk over the files, or what several walks over parts
+of them brought back (`ranges`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tidegate.errors import CorruptError, InvalidError
-from tidegate.files import Files
+from tidegate.errors import CorruptError
+from tidegate.files import File, Files
 from tidegate.log.batches.batch import CONTROL_BIT, DELETE_HORIZON_BIT
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.producers.producer_snapshot import snapshot_path
@@ -21,7 +22,9 @@ from tidegate.log.segments.seals import check_seals
 from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction
 from tidegate.log.verify.indexes import IndexCheck
+from tidegate.log.verify.parsing import CheckedRun, RecordTap, Unparsed, parse_records
 from tidegate.log.verify.producers import SequenceCheck
+from tidegate.log.verify.ranges import GatheredRun, GatheredScan, RangeEvidence
 from tidegate.log.verify.report import PartitionReport
 from tidegate.log.verify.scan import SegmentScan, SoundMessage, SoundRun
 from tidegate.log.verify.tracks import Sent
@@ -30,14 +33,29 @@ from tidegate.log.verify.transactions import TransactionCheck, check_snapshot
 Progress = Callable[[int, int, int], None]
 """Called with bytes, records and faults that came since the last call."""
 
+Gathered = Mapping[int, Sequence[RangeEvidence] | None]
+"""The evidence of each log segment, by its base offset; None for one that is to be walked."""
+
 _MAX_OFFSET = 2**63 - 1
 _MAX_GAPS = 10_000
 
 
 class Audit:
-    """The pass over one partition."""
+    """The pass over one partition; a `tap` gets the records of all it walks itself."""
 
-    def __init__(self, report: PartitionReport, files: Files, deep: bool, progress: Progress) -> None:
+    def __init__(
+        self,
+        report: PartitionReport,
+        files: Files,
+        deep: bool,
+        progress: Progress,
+        *,
+        tap: RecordTap | None = None,
+        gathered: Gathered | None = None,
+    ) -> None:
+        self.is_regular = True
+        """Nothing is damaged, torn, skipped or out of order, so that a reader meets what was walked over."""
+        self._tap, self._gathered = tap, gathered
         self._report = report
         self._target = report.target
         self._folder = report.target.folder
@@ -86,29 +104,43 @@ class Audit:
         self._report.producers = len(self._sequences.tracks)
 
     def _bases(self) -> list[int]:
-        names = [name for name in self._files.list(self._folder) if name.endswith(".log")]
-        return sorted(int(name[:-4]) for name in names if name[:-4].isdigit())
+        return segment_bases(self._folder, self._files) if self._gathered is None else sorted(self._gathered)
+
+    def _irregular(self) -> None:
+        self.is_regular = False
+        if self._tap is not None:
+            self._tap.spoiled()
+
+    def _scan(self, file: File, base: int, limit: int, is_last: bool) -> SegmentScan | GatheredScan:
+        gathered = None if self._gathered is None else self._gathered.get(base)
+        if gathered is not None:
+            return GatheredScan(gathered, self._findings, file.size())
+        return SegmentScan(file, base, limit, is_last, self._target.acknowledged, self._findings)
 
     def _segment(self, base: int, limit: int, *, is_last: bool) -> None:
         path = self._folder / f"{base:020d}.log"
         self._snapshot(base)
         indexes = IndexCheck(self._folder, base, self._findings, is_last=is_last, files=self._files)
         with self._files.open(path) as file:
-            scan = SegmentScan(file, base, limit, is_last, self._target.acknowledged, self._findings)
+            scan = self._scan(file, base, limit, is_last)
             done, known, faults = 0, 0, self._findings.faults
             for piece in scan:
                 self._sequences.damaged.extend(scan.damaged[known:])
+                if known < len(scan.damaged):
+                    self._irregular()
                 known = len(scan.damaged)
-                if isinstance(piece, SoundRun):
+                if isinstance(piece, SoundMessage):
+                    self._message(piece, path)
+                else:
                     self._run(piece, path, base, limit)
                     indexes.run(piece)
-                else:
-                    self._message(piece, path)
                 self._progress(scan.position - done, 0, self._findings.faults - faults)
                 done, faults = scan.position, self._findings.faults
             size = file.size()
             self._progress(size - done, 0, self._findings.faults - faults)
         self._sequences.damaged.extend(scan.damaged[known:])
+        if scan.is_torn or scan.damaged:
+            self._irregular()
         self._report.bytes += size
         self._report.next_offset = max(self._report.next_offset, scan.next_offset)
         indexes.finish(scan.next_offset, is_torn=scan.is_torn or bool(scan.damaged))
@@ -119,7 +151,7 @@ class Audit:
             compacted=self._report.compaction is Compaction.YES,
         )
 
-    def _run(self, run: SoundRun, path: Path, base: int, limit: int) -> None:
+    def _run(self, run: SoundRun | GatheredRun, path: Path, base: int, limit: int) -> None:
         table = run.table
         data = (table.attributes & CONTROL_BIT) == 0
         records = int(table.count[data].sum())
@@ -135,6 +167,7 @@ class Audit:
             self._check_records(run, path)
 
     def _message(self, message: SoundMessage, path: Path) -> None:
+        self._irregular()
         self._report.batches += 1
         self._report.records += len(message.inner)
         first = message.inner[0].offset
@@ -144,7 +177,7 @@ class Audit:
 
     # -- offsets ---------------------------------------------------------------------------------
 
-    def _check_offsets(self, run: SoundRun, path: Path, base: int, limit: int) -> None:
+    def _check_offsets(self, run: CheckedRun, path: Path, base: int, limit: int) -> None:
         table = run.table
         lasts = table.last_offset
         before = np.concatenate(([self._last[0] if self._last is not None else base - 1], lasts[:-1]))
@@ -164,6 +197,7 @@ class Audit:
             for row in np.flatnonzero(steps > 1).tolist():
                 if self._last is None and row == 0:
                     continue  # a log segment's base may lie before its first batch
+                self._irregular()
                 position = run.position + int(table.position[row])
                 if len(self._gaps) < _MAX_GAPS:
                     self._gaps.append((path, position, int(before[row]) + 1, int(table.base_offset[row])))
@@ -173,6 +207,7 @@ class Audit:
             self._last = (int(lasts[-1]), path)
 
     def _bad_offset(self, path: Path, position: int, offset: int, what: str) -> None:
+        self._irregular()
         self._findings.add(
             "offset",
             path,
@@ -182,7 +217,7 @@ class Audit:
             offset=offset,
         )
 
-    def _notice_compaction(self, run: SoundRun) -> None:
+    def _notice_compaction(self, run: CheckedRun) -> None:
         if self._report.compaction is not Compaction.UNKNOWN:
             return
         table = run.table
@@ -217,7 +252,7 @@ class Audit:
 
     # -- what else a batch says ------------------------------------------------------------------
 
-    def _check_epochs(self, run: SoundRun, path: Path) -> None:
+    def _check_epochs(self, run: CheckedRun, path: Path) -> None:
         starts, epochs = self._epochs
         table = run.table
         if not len(starts):
@@ -258,42 +293,21 @@ class Audit:
             np.array([entry.epoch for entry in entries], np.int64),
         )
 
-    def _check_records(self, run: SoundRun, path: Path) -> None:
-        """Parse every record: a right CRC says the bytes are as written, not that they make sense."""
-        from tidegate.log.batches.decode import decode_pieces
+    def _check_records(self, run: SoundRun | GatheredRun, path: Path) -> None:
+        found = run.unparsed if isinstance(run, GatheredRun) else parse_records(run, path, self._tap)
+        for unparsed in found:
+            self._unparsed(unparsed, path)
 
-        try:
-            for piece in decode_pieces(
-                run.data,
-                topic="",
-                partition=0,
-                from_offset=-(2**63),
-                check_crcs=False,
-                control="include",
-                path=path,
-                file_position=run.position,
-            ):
-                del piece
-        except (CorruptError, InvalidError):
-            self._blame_batches(run, path)
-
-    def _blame_batches(self, run: SoundRun, path: Path) -> None:
-        from tidegate.log.batches.decode import inspect_records
-
-        for position, size, offset in zip(
-            run.table.position.tolist(), run.table.size.tolist(), run.table.base_offset.tolist(), strict=True
-        ):
-            try:
-                inspect_records(run.data[position : position + size])
-            except (CorruptError, InvalidError) as error:
-                self._findings.add(
-                    "corrupt",
-                    path,
-                    f"the CRC is right but the records do not parse: {error}",
-                    "whoever wrote this batch wrote it wrong; find that producer",
-                    position=run.position + position,
-                    offset=offset,
-                )
+    def _unparsed(self, found: Unparsed, path: Path) -> None:
+        self._irregular()
+        self._findings.add(
+            "corrupt",
+            path,
+            f"the CRC is right but the records do not parse: {found.reason}",
+            "whoever wrote this batch wrote it wrong; find that producer",
+            position=found.position,
+            offset=found.offset,
+        )
 
     # -- files beside the log --------------------------------------------------------------------
 
@@ -318,3 +332,9 @@ class Audit:
     def _read_back(self, sent: Sent) -> bytes:
         with self._files.open(sent.path) as file:
             return file.read_at(sent.position, sent.size)
+
+
+def segment_bases(folder: Path, files: Files) -> list[int]:
+    """The base offsets of a partition's log segments, in order."""
+    names = [name for name in files.list(folder) if name.endswith(".log")]
+    return sorted(int(name[:-4]) for name in names if name[:-4].isdigit())

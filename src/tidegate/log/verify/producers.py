@@ -34,7 +34,7 @@ from tidegate.log.verify.findings import Findings, Severity
 from tidegate.log.verify.tracks import CACHED_BATCHES, MODULO, BatchColumns, Gap, ProducerTrack, Sent
 
 if TYPE_CHECKING:
-    from tidegate.log.verify.scan import SoundRun
+    from tidegate.log.verify.parsing import CheckedRun
 
 _HALF: Final = 2**30
 _OPEN_GAPS: Final = 64
@@ -69,7 +69,7 @@ class SequenceCheck:
         self._last_of: dict[tuple[int, int, int, int], tuple[int, Sent]] = {}
         self._compared = 0
 
-    def window(self, run: SoundRun, path: Path) -> None:
+    def window(self, run: CheckedRun, path: Path) -> None:
         table = run.table
         control = (table.attributes & CONTROL_BIT) != 0
         named = table.producer_id >= 0
@@ -114,7 +114,7 @@ class SequenceCheck:
 
     # -- one producer in one window --------------------------------------------------------------
 
-    def _group(self, producer_id: int, columns: BatchColumns, run: SoundRun, path: Path) -> None:
+    def _group(self, producer_id: int, columns: BatchColumns, run: CheckedRun, path: Path) -> None:
         track = self.tracks.get(producer_id)
         if track is not None and (columns.epoch == track.epoch).all():
             columns = columns.where(columns.numbered)  # markers of the same epoch change nothing
@@ -137,7 +137,7 @@ class SequenceCheck:
         return len(columns) if follows.all() else int(follows.argmin())
 
     def _advance(
-        self, track: ProducerTrack, columns: BatchColumns, count: int, run: SoundRun, path: Path
+        self, track: ProducerTrack, columns: BatchColumns, count: int, run: CheckedRun, path: Path
     ) -> None:
         track.last = int(columns.last[count - 1])
         for row in range(max(0, count - CACHED_BATCHES), count):
@@ -149,7 +149,7 @@ class SequenceCheck:
         producer_id: int,
         columns: BatchColumns,
         row: int,
-        run: SoundRun,
+        run: CheckedRun,
         path: Path,
     ) -> ProducerTrack:
         sent = columns.sent(row, run, path)
@@ -303,7 +303,7 @@ class SequenceCheck:
 
     # -- the same records under another name -----------------------------------------------------
 
-    def _compare(self, track: ProducerTrack, sent: Sent, run: SoundRun, cause: str) -> None:
+    def _compare(self, track: ProducerTrack, sent: Sent, run: CheckedRun, cause: str) -> None:
         """Is this batch, near a change of epoch or producer, one that was written just before the change?"""
         if self._compared >= _COMPARED_PER_WINDOW or sent.records == 0:
             return
@@ -325,7 +325,7 @@ class SequenceCheck:
                 )
                 return
 
-    def _alike_elsewhere(self, track: ProducerTrack, sent: Sent, run: SoundRun) -> list[Sent]:
+    def _alike_elsewhere(self, track: ProducerTrack, sent: Sent, run: CheckedRun) -> list[Sent]:
         remembered = self._last_of.get(sent.likeness)
         found = [remembered[1]] if remembered is not None and remembered[0] != track.producer_id else []
         table = run.table

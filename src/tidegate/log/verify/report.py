@@ -51,6 +51,8 @@ class Report:
 
     partitions: list[PartitionReport] = field(default_factory=list)
     general: Findings = field(default_factory=Findings)
+    not_shown: str = ""
+    """What could not be looked at, where a broker was asked instead of its files."""
 
     @property
     def records(self) -> int:
@@ -80,6 +82,8 @@ class Report:
     @property
     def evidence(self) -> str:
         """The sentence that says how much a clean report proves."""
+        if self.not_shown:
+            return self.not_shown
         if self.records == 0:
             return "no records to check"
         unnumbered = self.records - self.records_checked - self.records_compacted
@@ -99,6 +103,7 @@ class Report:
             "records_checked": self.records_checked,
             "records_compacted": self.records_compacted,
             "evidence": self.evidence,
+            **({"not_shown": self.not_shown} if self.not_shown else {}),
             "counts": {
                 kind: sum(count for (name, _), count in findings.counts.items() if name == kind)
                 for kind in sorted({kind for kind, _ in findings.counts})

@@ -5,6 +5,10 @@ stretch that is not. Where a batch is bad it looks whether its length can be tru
 of the file follows); where not, every byte is tried as the start of a batch until one has a plausible header
 and the right CRC. So one flipped bit costs one batch, not the rest of the file.
 
+S1  what is found does not depend on windows: a batch that is wrong is looked at together with the one behind it,
+    wherever a window happens to end. So a file can be walked in parts (`start`, `stop`), and parts that meet at the
+    same byte say together what one walk says (`ranges`).
+
 Memory: one window, or one batch where that is larger. Reads only.
 """
 
@@ -15,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
@@ -42,6 +48,14 @@ class SoundRun:
     data: memoryview
     table: BatchTable
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data)
+
+    def control(self, position: int, size: int) -> memoryview:
+        """The bytes of one batch, a control batch."""
+        return self.data[position : position + size]
+
 
 @dataclass(frozen=True, slots=True)
 class SoundMessage:
@@ -54,7 +68,10 @@ class SoundMessage:
 
 @dataclass(slots=True)
 class SegmentScan:
-    """One `.log` file. `next_offset` follows the last sound batch; `acknowledged` is what must be there."""
+    """One `.log` file. `next_offset` follows the last sound batch; `acknowledged` is what must be there.
+
+    It begins at byte `position`, which must be the start of a batch, and ends with the batch that reaches `stop`.
+    """
 
     file: File
     base_offset: int
@@ -64,6 +81,7 @@ class SegmentScan:
     findings: Findings
     next_offset: int = 0
     position: int = 0
+    stop: int | None = None
     is_torn: bool = False
     damaged: list[tuple[int, int]] = field(default_factory=list)
     """(first offset, next known offset) of each stretch that cannot be read."""
@@ -77,7 +95,8 @@ class SegmentScan:
 
     def __iter__(self) -> Iterator[SoundRun | SoundMessage]:
         end = self.file.size()
-        while self.position < end:
+        stop = end if self.stop is None else min(end, self.stop)
+        while self.position < stop:
             size = self._size_at(self.position, end)
             if size is None:
                 self._skip_damage(end, "no batch starts here")
@@ -105,35 +124,44 @@ class SegmentScan:
     def _run(self, data: memoryview, end: int) -> Iterator[SoundRun]:
         from tidegate.log.batches.decode import check_crcs, scan_batches
 
-        table = scan_batches(data, strict=False)
+        table, start = scan_batches(data, strict=False), self.position
+        if self.stop is not None and start + table.end > self.stop:
+            within = int(np.searchsorted(table.position, self.stop - start))
+            if within < len(table):
+                data = data[: int(table.position[within])]
+                table = scan_batches(data)
         valid = check_crcs(data, table)
-        start = self.position
         if valid.all():
             self._passed(table)
             self.position = start + table.end
             yield SoundRun(start, data[: table.end], table)
             return
         bad = int(valid.argmin())
-        at = int(table.position[bad])
-        if bad > 0:
+        if bad > 0:  # the bad one is met again, at the start of a window (S1)
+            at = int(table.position[bad])
             sound = scan_batches(data, 0, at)
             self._passed(sound)
             self.position = start + at
             yield SoundRun(start, data[:at], sound)
-        size = int(table.size[bad])
-        follows = (bad + 1 < len(table) and bool(valid[bad + 1])) or start + at + size == end
-        what = f"stored CRC {int(table.crc[bad])}, its bytes give {batch_crc(data, at, size)}"
-        if not follows:
+            return
+        size = int(table.size[0])
+        what = f"stored CRC {int(table.crc[0])}, its bytes give {batch_crc(data, 0, size)}"
+        following = self._sound_base(start + size, end)
+        if following is None and start + size != end:
             self._skip_damage(end, what)
             return
-        last = start + at + size == end
-        self._report(
-            self.position,
-            self.position + size,
-            what,
-            None if last else int(table.base_offset[bad + 1]),
-        )
+        self._report(start, start + size, what, following)
         self.position += size
+
+    def _sound_base(self, position: int, end: int) -> int | None:
+        """The base offset of the batch that begins at `position`, when it is a sound one."""
+        size = self._size_at(position, end)
+        if size is None:
+            return None
+        data = self.file.read_at(position, size)
+        if data[16] != MAGIC or batch_crc(data, 0, size) != int(_CRC.unpack_from(data, 17)[0]):
+            return None
+        return int(_START.unpack_from(data)[0])
 
     def _message(self, data: memoryview, end: int) -> Iterator[SoundMessage]:
         try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from tidegate.log.batches.decode import BatchTable
-    from tidegate.log.verify.scan import SoundRun
+    from tidegate.log.verify.parsing import CheckedRun
 
 MODULO: Final = 2**31
 CACHED_BATCHES: Final = 5
@@ -115,7 +115,7 @@ class BatchColumns:
     def __len__(self) -> int:
         return len(self.epoch)
 
-    def sent(self, row: int, run: SoundRun, path: Path) -> Sent:
+    def sent(self, row: int, run: CheckedRun, path: Path) -> Sent:
         return Sent(
             int(self.first[row]),
             int(self.last[row]),

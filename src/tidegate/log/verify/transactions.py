@@ -26,7 +26,7 @@ from tidegate.log.verify.findings import Findings, Severity
 from tidegate.log.verify.tracks import ProducerTrack
 
 if TYPE_CHECKING:
-    from tidegate.log.verify.scan import SoundRun
+    from tidegate.log.verify.parsing import CheckedRun
 
 _REBUILD: Final = "move it away; the log rebuilds it when it is opened for writing"
 
@@ -40,13 +40,14 @@ class TransactionCheck:
         self._open: dict[int, int] = {}
         self._aborts: dict[int, tuple[int, int | None]] = {}  # marker offset → producer, first offset
 
-    def run(self, run: SoundRun, path: Path) -> None:
+    def run(self, run: CheckedRun, path: Path) -> None:
         table = run.table
         rows = np.flatnonzero(table.attributes & (TRANSACTIONAL_BIT | CONTROL_BIT))
         if not len(rows):
             return
-        for position, base, producer, flags in zip(
+        for position, size, base, producer, flags in zip(
             table.position[rows].tolist(),
+            table.size[rows].tolist(),
             table.base_offset[rows].tolist(),
             table.producer_id[rows].tolist(),
             table.attributes[rows].tolist(),
@@ -55,7 +56,7 @@ class TransactionCheck:
             if not flags & CONTROL_BIT:
                 self._open.setdefault(producer, base)
             elif flags & TRANSACTIONAL_BIT:
-                self._marker(run, position, base, producer, path)
+                self._marker(run, position, size, base, producer, path)
 
     def segment_ended(self, folder: Path, base: int, log_start: int, *, compacted: bool) -> None:
         """Compare the log segment's transaction index with the aborts seen in it.
@@ -95,9 +96,11 @@ class TransactionCheck:
                 producer=str(producer),
             )
 
-    def _marker(self, run: SoundRun, position: int, offset: int, producer: int, path: Path) -> None:
+    def _marker(
+        self, run: CheckedRun, position: int, size: int, offset: int, producer: int, path: Path
+    ) -> None:
         try:
-            marker = read_control(run.data, position)
+            marker = read_control(run.control(position, size))
         except CorruptError as error:
             self._findings.add(
                 "corrupt",

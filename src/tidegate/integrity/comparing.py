@@ -1,0 +1,364 @@
+"""Two topics compared by what their records hold: proven equal, or the ranges that differ and how.
+
+Offsets differ between a topic and its mirror (transaction markers and compacted records take some), so they do not
+count. The rule: **partition by partition, the records of both sides in order**; a record is its key, value, headers
+and, where asked, timestamp (`digests`, without offsets).
+
+First both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* where a record's hash
+says so (its lowest ten bits are 0), so that blocks on both sides fall into step again behind a difference. A block is
+its number of records, the sum of their hashes, and their sum weighted by place; equal blocks are equal records in
+equal order. Where blocks differ, the records between the last equal block and the next are read again and compared one
+by one (`differences`).
+
+Topics with different numbers of partitions are compared by key: records fall into `BUCKETS` by their key's hash,
+wherever they lie, and order is not compared.
+
+B1  blocks do not depend on where ranges were cut: the open ends of two neighbours are joined.
+B2  equal means: the same number of blocks, equal one by one. Hashes have 64 bits, sums of them are kept twice.
+
+Thread rule: values and pure functions around readers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.integrity.auditing import Runner
+from tidegate.integrity.differences import (
+    Difference,
+    Kind,
+    Side,
+    classify,
+    longest_rising,
+    pair_moved,
+    unordered,
+)
+from tidegate.integrity.digests import Parts, hashes_of
+from tidegate.integrity.reading_ranges import ReadOrder, TopicAt, cut
+from tidegate.kernels.record_digests import sum_blocks
+
+BLOCK_BITS: Final = 10
+BUCKETS: Final = 4096
+SMALLEST_RANGE: Final = 100_000
+BLOCK: Final = np.dtype(
+    [("records", "i8"), ("sum", "u8"), ("squares", "u8"), ("ordered", "u8"), ("first", "i8"), ("last", "i8")]
+)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks of one range; `is_open`: the last one goes on in the next range."""
+
+    side: int
+    partition: int
+    number: int
+    rows: NDArray[Any]
+    is_open: bool = False
+
+
+@dataclass(slots=True)
+class PartitionComparison:
+    """One partition: how many records each side has, and what differs. Counts are complete, examples are few."""
+
+    partition: int | None
+    records: tuple[int, int] = (0, 0)
+    counts: Counter[Kind] = field(default_factory=Counter)
+    ranges: list[tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=list)
+    """Differing stretches: offsets from, up to (of A), and of B."""
+    examples: list[Difference] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.counts and not self.ranges
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "partition": self.partition,
+            "records": list(self.records),
+            "equal": self.is_equal,
+            "differences": {kind.value: self.counts[kind] for kind in Kind if self.counts[kind]},
+            "ranges": [{"a": list(a), "b": list(b)} for a, b in self.ranges],
+            "examples": [each.as_dict() for each in self.examples],
+        }
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Two topics; `by` is `partition` or `key`."""
+
+    by: str
+    partitions: list[PartitionComparison] = field(default_factory=list)
+
+    @property
+    def is_equal(self) -> bool:
+        return all(each.is_equal for each in self.partitions)
+
+    @property
+    def counts(self) -> Counter[Kind]:
+        return sum((each.counts for each in self.partitions), Counter[Kind]())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "equal": self.is_equal,
+            "by": self.by,
+            "records": [sum(each.records[side] for each in self.partitions) for side in (0, 1)],
+            "differences": {kind.value: count for kind, count in self.counts.items()},
+            "partitions": [each.as_dict() for each in self.partitions],
+        }
+
+
+def compare(
+    one: TopicAt,
+    other: TopicAt,
+    *,
+    parts: Parts = Parts.KEY | Parts.VALUE | Parts.HEADERS,
+    by: str = "auto",
+    runner: Runner | None = None,
+    examples: int = 10,
+    smallest: int = SMALLEST_RANGE,
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Compare two topics; `by` is `partition`, `key` or `auto` (by key where the numbers of partitions differ)."""
+    sides = one.extents(), other.extents()
+    if by == "auto":
+        by = "partition" if set(sides[0]) == set(sides[1]) else "key"
+    pieces = 1 if runner is None else 4 * runner.workers
+    orders = [
+        (side, order)
+        for side, (source, extents) in enumerate(zip((one, other), sides, strict=True))
+        for order in cut(source, extents, pieces, smallest=smallest)
+    ]
+    if by == "key":
+        return Comparison("key", [_compare_keys(orders, parts, runner, examples, progress)])
+    found = _run(partial(block_range, parts), orders, runner)
+    by_place: dict[tuple[int, int], list[Blocks]] = {}
+    for blocks in found:
+        by_place.setdefault((blocks.side, blocks.partition), []).append(blocks)
+        if progress is not None:
+            progress(int(blocks.rows["records"].sum()))
+    comparison = Comparison("partition")
+    stretches: list[Stretch] = []
+    for partition in sorted(set(sides[0]) | set(sides[1])):
+        joined = [join_blocks(by_place.get((side, partition), [])) for side in (0, 1)]
+        counted = int(joined[0]["records"].sum()), int(joined[1]["records"].sum())
+        comparison.partitions.append(PartitionComparison(partition, counted))
+        for a, b in differing(joined[0], joined[1]):
+            stretches.append(
+                Stretch(partition, one, other, _offsets(joined[0][a]), _offsets(joined[1][b]), parts)
+            )
+    _explain(comparison, stretches, runner, examples)
+    return comparison
+
+
+def _run(work: Callable[[Item], Result], items: Sequence[Item], runner: Runner | None) -> Iterable[Result]:
+    return map(work, items) if runner is None else runner.run(work, items)
+
+
+# -- blocks ------------------------------------------------------------------------------------------
+
+
+def block_range(parts: Parts, item: tuple[int, ReadOrder]) -> Blocks:
+    """The blocks of one range; runs in any process."""
+    side, order = item
+    tables: list[NDArray[Any]] = []
+    is_open = False
+    for batch in order.batches():
+        hashes = hashes_of(batch, parts)
+        offsets = batch.column("offset").to_numpy()
+        rows, ends_open = _cut_blocks(hashes, offsets)
+        if is_open and tables:
+            tables[-1][-1] = _joined(tables[-1][-1], rows[0])
+            rows = rows[1:]
+        if len(rows):
+            tables.append(rows)
+        is_open = ends_open
+    rows = np.concatenate(tables) if tables else np.zeros(0, BLOCK)
+    return Blocks(side, order.partition, order.number, rows, is_open)
+
+
+def _cut_blocks(hashes: NDArray[np.uint64], offsets: NDArray[np.int64]) -> tuple[NDArray[Any], bool]:
+    last = np.flatnonzero((hashes & np.uint64((1 << BLOCK_BITS) - 1)) == 0)
+    is_open = not len(last) or int(last[-1]) != len(hashes) - 1
+    edges = np.concatenate(([0], last + 1, [len(hashes)] if is_open else [])).astype(np.int64)
+    rows = np.zeros(len(edges) - 1, BLOCK)
+    sums = [np.zeros(len(rows), np.uint64) for _ in range(3)]
+    sum_blocks(hashes, edges, *sums)
+    rows["records"] = np.diff(edges)
+    rows["sum"], rows["squares"], rows["ordered"] = sums
+    rows["first"], rows["last"] = offsets[edges[:-1]], offsets[edges[1:] - 1]
+    return rows, is_open
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """Two pieces of one block (B1)."""
+    row = np.zeros(1, BLOCK)[0]
+    row["records"] = left["records"] + right["records"]
+    with np.errstate(over="ignore"):
+        row["sum"] = left["sum"] + right["sum"]
+        row["squares"] = left["squares"] + right["squares"]
+        shift = np.uint64(2) * np.uint64(left["records"])
+        row["ordered"] = left["ordered"] + right["ordered"] + shift * right["sum"]
+    row["first"], row["last"] = left["first"], right["last"]
+    return row
+
+
+def join_blocks(ranges: Sequence[Blocks]) -> NDArray[Any]:
+    """The blocks of a whole partition (B1)."""
+    tables: list[NDArray[Any]] = [np.zeros(0, BLOCK)]
+    is_open = False
+    for part in sorted(ranges, key=lambda each: each.number):
+        rows = part.rows
+        if is_open and len(rows):
+            tables[-1] = tables[-1].copy()
+            tables[-1][-1] = _joined(tables[-1][-1], rows[0])
+            rows = rows[1:]
+        if len(part.rows):
+            is_open = part.is_open
+        if len(rows):
+            tables.append(rows)
+    return np.concatenate(tables)
+
+
+def differing(a: NDArray[Any], b: NDArray[Any]) -> list[tuple[slice, slice]]:
+    """The stretches of blocks that differ, between blocks that are equal on both sides, in order (B2)."""
+    names = ["records", "sum", "squares", "ordered"]
+    left, right = a[names].tolist(), b[names].tolist()
+    shorter = min(len(left), len(right))
+    same = np.flatnonzero(a[:shorter][names] != b[:shorter][names])
+    head = int(same[0]) if len(same) else shorter
+    tail = 0
+    while tail < shorter - head and left[-1 - tail] == right[-1 - tail]:
+        tail += 1
+    stretches: list[tuple[slice, slice]] = []
+    at_a, at_b = head, head
+    for i, j in [*_anchors(left, right, head, tail), (len(left) - tail, len(right) - tail)]:
+        while at_a < i and at_b < j and left[at_a] == right[at_b]:
+            at_a, at_b = at_a + 1, at_b + 1
+        stop_a, stop_b = i, j
+        while stop_a > at_a and stop_b > at_b and left[stop_a - 1] == right[stop_b - 1]:
+            stop_a, stop_b = stop_a - 1, stop_b - 1
+        if stop_a > at_a or stop_b > at_b:
+            stretches.append((slice(at_a, stop_a), slice(at_b, stop_b)))
+        at_a, at_b = i, j
+    return stretches
+
+
+def _anchors(left: list[Any], right: list[Any], head: int, tail: int) -> list[tuple[int, int]]:
+    """Blocks that are on both sides exactly once, as many as stand in the same order."""
+    counts = Counter(left[head : len(left) - tail]), Counter(right[head : len(right) - tail])
+    place = {block: at for at, block in enumerate(right) if head <= at < len(right) - tail}
+    pairs = [
+        (at, place[left[at]])
+        for at in range(head, len(left) - tail)
+        if counts[0][left[at]] == 1 and counts[1][left[at]] == 1
+    ]
+    return [pairs[number] for number in longest_rising([j for _, j in pairs])]
+
+
+# -- what differs --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Records of one partition between equal blocks: offsets from, up to, on both sides. Travels."""
+
+    partition: int
+    one: TopicAt
+    other: TopicAt
+    a: tuple[int, int]
+    b: tuple[int, int]
+    parts: Parts
+
+    def sides(self) -> tuple[Side, Side]:
+        return (
+            Side.read(self.one.read(self.partition, *self.a), self.parts, self.partition),
+            Side.read(self.other.read(self.partition, *self.b), self.parts, self.partition),
+        )
+
+
+def _offsets(blocks: NDArray[Any]) -> tuple[int, int]:
+    return (int(blocks["first"][0]), int(blocks["last"][-1]) + 1) if len(blocks) else (0, 0)
+
+
+def explain_stretch(stretch: Stretch) -> tuple[int, list[Difference], Stretch]:
+    """Compare the records of a stretch; runs in any process."""
+    return stretch.partition, classify(*stretch.sides()), stretch
+
+
+def _explain(
+    comparison: Comparison, stretches: Sequence[Stretch], runner: Runner | None, examples: int
+) -> None:
+    found: list[Difference] = []
+    by_partition = {each.partition: each for each in comparison.partitions}
+    for partition, differences, stretch in _run(explain_stretch, stretches, runner):
+        found += differences
+        if differences:
+            by_partition[partition].ranges.append((stretch.a, stretch.b))
+    for each in comparison.partitions:
+        each.ranges.sort()
+    for difference in pair_moved(found):
+        into = by_partition[difference.partition]
+        into.counts[difference.kind] += 1
+        if sum(each.kind is difference.kind for each in into.examples) < examples:
+            into.examples.append(difference)
+
+
+def bucket_range(parts: Parts, item: tuple[int, ReadOrder]) -> tuple[int, NDArray[Any]]:
+    """The records of a range by their keys' buckets: counts, sums and sums of squares; runs in any process."""
+    side, order = item
+    rows = np.zeros(BUCKETS, BLOCK)
+    for batch in order.batches():
+        hashes = hashes_of(batch, parts)
+        chosen = (hashes_of(batch, Parts.KEY) % np.uint64(BUCKETS)).astype(np.int64)
+        order_of = np.argsort(chosen, kind="stable")
+        counts = np.bincount(chosen, minlength=BUCKETS)
+        edges = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        sums = [np.ascontiguousarray(rows[name]) for name in ("sum", "squares")]
+        sum_blocks(hashes[order_of], edges, *sums, np.zeros(BUCKETS, np.uint64))
+        rows["records"] += counts
+        rows["sum"], rows["squares"] = sums
+    return side, rows
+
+
+def _compare_keys(
+    orders: Sequence[tuple[int, ReadOrder]],
+    parts: Parts,
+    runner: Runner | None,
+    examples: int,
+    progress: Callable[[int], None] | None,
+) -> PartitionComparison:
+    totals = [np.zeros(BUCKETS, BLOCK) for _ in range(2)]
+    with np.errstate(over="ignore"):
+        for side, rows in _run(partial(bucket_range, parts), orders, runner):
+            for name in ("records", "sum", "squares"):
+                totals[side][name] += rows[name]
+            if progress is not None:
+                progress(int(rows["records"].sum()))
+    result = PartitionComparison(None, (int(totals[0]["records"].sum()), int(totals[1]["records"].sum())))
+    wanted = np.flatnonzero(totals[0] != totals[1])
+    if not len(wanted):
+        return result
+    work = partial(_read_buckets, parts, wanted)
+    read: Mapping[int, list[Side]] = {0: [], 1: []}
+    for side, found in _run(work, orders, runner):
+        read[side].append(found)
+    for difference in unordered(Side.joined(read[0]), Side.joined(read[1])):
+        result.counts[difference.kind] += 1
+        if sum(each.kind is difference.kind for each in result.examples) < examples:
+            result.examples.append(difference)
+    return result
+
+
+def _read_buckets(parts: Parts, wanted: NDArray[np.int64], item: tuple[int, ReadOrder]) -> tuple[int, Side]:
+    side, order = item
+    buckets = (BUCKETS, wanted)
+    return side, Side.read(order.batches(), parts, order.partition, buckets=buckets)

@@ -1,0 +1,117 @@
+"""Digests of records that can be added up: of any range, in any order, by any number of workers.
+
+A record's *canonical bytes* are, ints big-endian and two's complement:
+
+    offset i64 | timestamp i64, -1 none | key length i32, -1 null | key | value length i32, -1 null | value |
+    number of headers i32 | for each header: name length i32 | name, UTF-8 | value length i32, -1 null | value
+
+Comparing leaves parts out (`Parts`); certificates take all of them. A record's hash `h` is XXH64 with seed 0 of its
+canonical bytes. The digest of a set of records is three numbers, the last two modulo 2^64:
+
+    count | sum of h | sum of h times h
+
+so digests of neighbouring ranges add up field by field, and order does not matter; where offsets are among the parts,
+records are tied to their places. This finds loss, change, repetition and damage; XXH64 is no secret and no
+cryptographic hash, so it proves nothing about somebody who forges records on purpose.
+
+Records are those a reader of uncommitted records is given: control batches are left out.
+
+Thread rule: values and pure functions; the kernels run without the interpreter lock.
+"""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.integrity.columns import single, times_of
+from tidegate.kernels import record_digests as kernels
+from tidegate.kernels.encoding import BinarySource, RecordSource
+from tidegate.log.batches.column_buffers import NO_DELTAS, record_source
+from tidegate.log.batches.records import RecordColumns
+
+_MODULO: Final = 2**64
+
+
+class Parts(IntFlag):
+    """What of a record counts."""
+
+    OFFSET = kernels.OFFSET
+    TIMESTAMP = kernels.TIMESTAMP
+    KEY = kernels.KEY
+    VALUE = kernels.VALUE
+    HEADERS = kernels.HEADERS
+
+
+ALL: Final = Parts.OFFSET | Parts.TIMESTAMP | Parts.KEY | Parts.VALUE | Parts.HEADERS
+
+
+class Digest(NamedTuple):
+    """The digest of some records; `Digest()` is of none."""
+
+    records: int = 0
+    sum: int = 0
+    squares: int = 0
+
+    def __add__(self, other: object) -> Digest:
+        if not isinstance(other, Digest):
+            return NotImplemented
+        return Digest(
+            self.records + other.records,
+            (self.sum + other.sum) % _MODULO,
+            (self.squares + other.squares) % _MODULO,
+        )
+
+    def hex(self) -> str:
+        """The two sums as 32 hexadecimal digits."""
+        return f"{self.sum:016x}{self.squares:016x}"
+
+    @classmethod
+    def of(cls, records: int, digits: str) -> Digest:
+        """The inverse; `ValueError` for anything but 32 hexadecimal digits."""
+        if len(digits) != 32 or records < 0:
+            raise ValueError(f"{digits!r} is no digest")
+        return cls(records, int(digits[:16], 16), int(digits[16:], 16))
+
+
+def hashes_of(batch: pa.RecordBatch, parts: Parts) -> NDArray[np.uint64]:
+    """The hash of each record of a reader's batch."""
+    hashes = np.empty(batch.num_rows, np.uint64)
+    if batch.num_rows:
+        headers = single(batch.column("headers")) if parts & Parts.HEADERS else None
+        times = pa.array(times_of(batch))
+        columns = RecordColumns(batch.column("key"), batch.column("value"), times, headers)
+        source = record_source(columns, NO_DELTAS, None)
+        scratch = np.empty(_largest(source), np.uint8)
+        offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
+        kernels.hash_records(source, offsets, int(parts), scratch, hashes)
+    return hashes
+
+
+def digest_blocks(hashes: NDArray[np.uint64], edges: NDArray[np.int64]) -> list[Digest]:
+    """The digests of consecutive blocks; block *i* is the rows from `edges[i]` up to `edges[i + 1]`."""
+    sums, squares = np.zeros(len(edges) - 1, np.uint64), np.zeros(len(edges) - 1, np.uint64)
+    kernels.sum_blocks(hashes, edges, sums, squares, np.zeros_like(sums))
+    return [
+        Digest(*numbers)
+        for numbers in zip(np.diff(edges).tolist(), sums.tolist(), squares.tolist(), strict=True)
+    ]
+
+
+def _largest(source: RecordSource) -> int:
+    """Bytes that no record of these exceeds."""
+    size = kernels.FIXED_BYTES + _longest(source.key) + _longest(source.value)
+    if len(source.header_ends):
+        entries = np.int64(8) * np.arange(len(source.header_key.ends)) + (
+            source.header_key.ends.astype(np.int64) + source.header_value.ends.astype(np.int64)
+        )
+        size += int(np.diff(entries[source.header_ends]).max(initial=0))
+    return size
+
+
+def _longest(column: BinarySource) -> int:
+    return int(np.diff(column.ends).max(initial=0))

@@ -1,0 +1,327 @@
+"""A partition audited in ranges, anywhere and in any order, to the very report that one pass gives.
+
+Owns the two halves of `verify` in parallel, for native evidence and producers' metadata alike: `audit_range` looks at
+a range and brings back what is left of it, `fold` puts a partition's ranges together in order. The first range is
+judged as it is, because nothing comes before it; of all others a summary is made, which `carry.advance` joins to the
+state before it.
+
+P1  the report is the serial one's. What a summary cannot decide (a fault, a repeat, a push, a manifest) is read
+    again with its carry, that range only.
+P2  files whose records a reader would not meet as they lie there (damage, a torn tail, skipped or falling offsets, old
+    formats) have their metadata judged through the reader, the partition as a whole; likewise where compaction shows
+    only on the way.
+
+Thread rule: values and pure functions over files that are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.files import Files
+from tidegate.integrity.audit import audit_partition, finish, open_beside, prepare
+from tidegate.integrity.audit_report import PartitionAudit
+from tidegate.integrity.carry import advance
+from tidegate.integrity.rules import ValidationRules
+from tidegate.integrity.state import PartitionState
+from tidegate.integrity.summary import RangeSummary, extend
+from tidegate.integrity.validator import PartitionValidator
+from tidegate.log.access.embedded import Log
+from tidegate.log.verify.folders import Compaction, PartitionTarget
+from tidegate.log.verify.partition import Audit
+from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_range
+from tidegate.log.verify.report import PartitionReport
+
+_NOTHING: Final = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """One partition: what is known before it is read, and the ranges it is cut into.
+
+    `rules` are None where metadata is not judged; `audit` then says why, or is None as well. `first` and `end` bound
+    what a reader sees.
+    """
+
+    target: PartitionTarget
+    tasks: tuple[RangeTask, ...]
+    now_ms: int
+    deep: bool
+    rules: ValidationRules | None
+    audit: PartitionAudit | None
+    first: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """Ranges of one partition that lie behind each other, looked at by one task. Travels."""
+
+    place: tuple[int, int]
+    """The partition's number in the audit, the task's in the partition."""
+    topic: str
+    partition: int
+    ranges: tuple[RangeOrder, ...]
+    now_ms: int
+    rules: ValidationRules | None
+    audit: PartitionAudit | None
+    first: int
+    end: int
+
+    @property
+    def judges(self) -> bool:
+        return self.place[1] == 0
+
+
+@dataclass(slots=True)
+class RangeOutcome:
+    """What is left of a task's ranges. One of `summary` and `judged` is there where metadata was wanted."""
+
+    place: tuple[int, int]
+    evidence: list[RangeEvidence] = field(default_factory=list)
+    summary: RangeSummary | None = None
+    judged: tuple[PartitionAudit, PartitionState] | None = None
+    spoiled: bool = False
+    size_bytes: int = 0
+    records: int = 0
+    faults: int = 0
+
+
+class SummingTap:
+    """Records into a summary."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
+        self.summary = RangeSummary()
+        self.is_spoiled = False
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if not self.is_spoiled:
+            self.summary = extend(self.summary, batch, spares_fields=True)
+
+    def spoiled(self) -> None:
+        self.is_spoiled = True
+
+
+class JudgingTap:
+    """Records through the validator, from the partition's first on or behind a `state`."""
+
+    def __init__(
+        self,
+        audit: PartitionAudit,
+        rules: ValidationRules,
+        now_ms: int,
+        *,
+        first: int,
+        end: int,
+        state: PartitionState | None = None,
+    ) -> None:
+        self.first, self.end = first, end
+        self.audit = audit
+        self.is_spoiled = False
+        self._now_ms = now_ms
+        self._validator = PartitionValidator(audit.topic, audit.partition, rules=rules, state=state)
+
+    @property
+    def state(self) -> PartitionState:
+        return self._validator.state
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if not self.is_spoiled:
+            self.audit.take(self._validator.validate(batch, self._now_ms), _offsets(batch))
+
+    def spoiled(self) -> None:
+        self.is_spoiled = True
+
+    def finish(self) -> None:
+        """All records were judged."""
+        finish(self.audit, self.state)
+
+
+def audit_range(task: RangeTask, files: Files | None = None) -> RangeOutcome:
+    """Look at a task's ranges."""
+    files = files if files is not None else Files()
+    outcome = RangeOutcome(task.place)
+    tap: SummingTap | JudgingTap | None = None
+    if task.rules is not None and task.audit is not None:
+        tap = SummingTap(task.first, task.end)
+        if task.judges:
+            tap = JudgingTap(deepcopy(task.audit), task.rules, task.now_ms, first=task.first, end=task.end)
+    for order in task.ranges:
+        evidence = scan_range(order, files=files, tap=tap)
+        outcome.evidence.append(evidence)
+        outcome.size_bytes += max(0, evidence.end - order.start)
+        outcome.records += int(evidence.rows["count"].sum())
+        outcome.faults += len(evidence.damages) + len(evidence.unparsed)
+    if tap is not None:
+        outcome.spoiled = tap.is_spoiled
+    if isinstance(tap, JudgingTap):
+        outcome.judged = tap.audit, tap.state
+        outcome.faults += tap.audit.total.faults
+    elif tap is not None:
+        outcome.summary = tap.summary
+    return outcome
+
+
+# -- putting together ------------------------------------------------------------------------------
+
+
+class ReadAgain(Exception):
+    """Records must be read to go on, and the caller did not want that here."""
+
+
+def fold(
+    plan: PartitionPlan,
+    outcomes: Sequence[RangeOutcome],
+    *,
+    files: Files | None = None,
+    may_read: bool = True,
+) -> tuple[PartitionReport, PartitionAudit | None]:
+    """One partition's reports from its outcomes, in order (P1)."""
+    files = files if files is not None else Files()
+    report = PartitionReport(
+        plan.target, compaction=plan.target.compaction, compaction_because=plan.target.compaction_because
+    )
+    gathered, extents, as_given = _gathered(outcomes, files, may_read)
+    native = Audit(report, files, plan.deep, _silent, gathered=gathered)
+    native.run()
+    if plan.rules is None or plan.audit is None:
+        return report, plan.audit
+    spoiled = any(outcome.spoiled for outcome in outcomes)
+    is_plain = native.is_regular and not spoiled and report.compaction is plan.target.compaction
+    if not is_plain:
+        if not may_read:
+            raise ReadAgain
+        return report, judged_through_reader(report, plan.now_ms)
+    return report, _Fold(plan, may_read).run(outcomes, extents, as_given)
+
+
+def judged_through_reader(report: PartitionReport, now_ms: int) -> PartitionAudit:
+    """The metadata of a partition whose native audit is done, as any reader meets it (P2)."""
+    place = report.target.place
+    audit = PartitionAudit(place.topic, place.partition)
+    with open_beside(report.target.folder) as log:
+        audit_partition(
+            log,
+            audit,
+            now_ms=now_ms,
+            compacts=report.compaction is Compaction.YES,
+            because=report.compaction_because,
+        )
+    return audit
+
+
+def _gathered(
+    outcomes: Sequence[RangeOutcome], files: Files, may_read: bool
+) -> tuple[dict[int, list[RangeEvidence] | None], list[tuple[int, int]], list[bool]]:
+    """The evidence of each log segment; each task's offsets, and whether its evidence stood."""
+    by_base: dict[int, list[tuple[int, RangeEvidence]]] = {}
+    for number, outcome in enumerate(outcomes):
+        for evidence in outcome.evidence:
+            by_base.setdefault(evidence.order.base_offset, []).append((number, evidence))
+
+    def again(order: RangeOrder) -> RangeEvidence:
+        if not may_read:
+            raise ReadAgain
+        return scan_range(order, files=files)
+
+    gathered: dict[int, list[RangeEvidence] | None] = {}
+    ends, as_given = [0] * len(outcomes), [True] * len(outcomes)
+    for base, parts in by_base.items():
+        found = gather([part for _, part in parts], again)
+        has_messages = any(part.evidence.has_messages for part in found)
+        gathered[base] = None if has_messages else [part.evidence for part in found]
+        for part in found:
+            number = parts[part.number][0]
+            as_given[number] = as_given[number] and part.stood
+            if len(part.evidence.rows):
+                ends[number] = max(ends[number], part.evidence.next_offset)
+    extents, before = list[tuple[int, int]](), 0
+    for end in ends:
+        extents.append((before, max(before, end)))
+        before = max(before, end)
+    return gathered, extents, as_given
+
+
+class _Fold:
+    """The metadata of one partition, range by range."""
+
+    def __init__(self, plan: PartitionPlan, may_read: bool) -> None:
+        self._plan, self._may_read = plan, may_read
+        self._log: Log | None = None
+
+    def run(
+        self, outcomes: Sequence[RangeOutcome], extents: Sequence[tuple[int, int]], as_given: Sequence[bool]
+    ) -> PartitionAudit | None:
+        plan = self._plan
+        if plan.audit is None or plan.rules is None:
+            return plan.audit
+        audit, state = deepcopy(plan.audit), PartitionState()  # a fold may be tried again elsewhere
+        try:
+            for outcome, extent, stood in zip(outcomes, extents, as_given, strict=True):
+                after: PartitionState | None = None
+                if stood and outcome.judged is not None:
+                    audit, after = deepcopy(outcome.judged[0]), outcome.judged[1]
+                elif stood and outcome.summary is not None:
+                    after = advance(state, outcome.summary, plan.rules)
+                    if after is not None:
+                        audit.take_sound(outcome.summary)
+                if after is None:  # a range within one batch of the range before it has nothing of its own
+                    after = self._judged(audit, state, extent) if extent[0] < extent[1] else state
+                state = after
+        finally:
+            if self._log is not None:
+                self._log.close()
+        finish(audit, state)
+        return audit
+
+    def _judged(
+        self, audit: PartitionAudit, state: PartitionState, extent: tuple[int, int]
+    ) -> PartitionState:
+        """The range read again, with its carry."""
+        if not self._may_read:
+            raise ReadAgain
+        plan = self._plan
+        first, end = max(extent[0], plan.first), min(extent[1], plan.end)
+        validator = PartitionValidator(audit.topic, audit.partition, rules=plan.rules, state=state.copy())
+        if first >= end:
+            return state
+        self._log = self._log or open_beside(plan.target.folder)
+        with self._log.reader(audit.topic, [audit.partition], start=first, stop=end) as reader:
+            for batch in reader:
+                audit.take(validator.validate(batch, plan.now_ms), _offsets(batch))
+        return validator.state
+
+
+def plan_metadata(
+    target: PartitionTarget, *, files: Files
+) -> tuple[PartitionAudit, ValidationRules | None, int, int]:
+    """How a partition's metadata is to be judged, and which offsets a reader sees."""
+    audit = PartitionAudit(target.place.topic, target.place.partition)
+    with open_beside(target.folder) as log:
+        rules = prepare(
+            log,
+            audit,
+            compacts=target.compaction is Compaction.YES,
+            because=target.compaction_because,
+        )
+        if rules is None:
+            return audit, None, *_NOTHING
+        bounds = log.view(audit.topic, audit.partition).bounds()
+        return audit, rules, bounds.log_start, bounds.high_watermark
+
+
+def _offsets(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
+    return offsets
+
+
+def _silent(_bytes: int, _records: int, _faults: int) -> None:
+    """Nobody watches."""

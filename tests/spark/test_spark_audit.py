@@ -1,0 +1,83 @@
+"""Audits, comparisons and certificates on Spark say what this process alone says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from tidegate.errors import InvalidError
+from tidegate.integrity.auditing import Cutting, audit
+from tidegate.integrity.breaking import break_topic
+from tidegate.integrity.chains import ChainLimits
+from tidegate.integrity.comparing import compare
+from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.reading_ranges import TopicAt
+from tidegate.integrity.topic_certificates import certify_topic
+from tidegate.log.access.embedded import Log
+from tidegate.spark.audit import SparkRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = 1_800_000_000_000
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A sound topic, one with a record dropped, one with a bit flipped in its file."""
+    folder = tmp_path_factory.mktemp("audit")
+    with Log(folder / "sound", durability="os") as log:
+        log.create_topic("orders", 2, {"segment.bytes": 60_000})
+        with log.writer("orders", integrity={"limits": ChainLimits(max_records=700)}) as sender:
+            for start in range(0, 4000, 500):
+                keys = [b"k%d" % n for n in range(start, start + 500)]
+                sender.write(pa.table({"key": keys, "value": keys}))
+        for name in ("dropped", "flipped"):
+            break_topic(log, "orders", DamageKind.DROP, into=folder / name, seed=4)
+    path = sorted((folder / "flipped" / "orders-0").glob("*.log"))[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    return folder / "sound", folder / "dropped", folder / "flipped"
+
+
+def test_reports_are_the_serial_ones(spark: SparkSession, logs: tuple[Path, Path, Path]) -> None:
+    runner = SparkRunner(spark)
+    for log, faults in zip(logs, (False, True, True), strict=True):
+        serial = audit("orders", log=log, now_ms=NOW)
+        seen: list[int] = []
+        parallel = audit(
+            "orders",
+            log=log,
+            now_ms=NOW,
+            runner=runner,
+            cutting=Cutting(2, smallest=20_000),
+            progress=lambda size, _records, _faults, seen=seen: seen.append(size),
+        )
+        assert parallel.native == serial.native and parallel.metadata == serial.metadata
+        assert (parallel.native.all_findings().faults > 0) == faults
+        assert len(seen) > 4, "many ranges, told one by one"
+
+
+def test_comparisons_and_certificates_are_the_same(
+    spark: SparkSession, logs: tuple[Path, Path, Path]
+) -> None:
+    runner = SparkRunner(spark)
+    one, other = (TopicAt(str(log), "orders") for log in logs[:2])
+    found = compare(one, other, runner=runner, smallest=300)
+    assert found.as_dict() == compare(one, other).as_dict() and not found.is_equal
+    assert certify_topic(str(logs[0]), "orders", now_ms=NOW, runner=runner) == certify_topic(
+        str(logs[0]), "orders", now_ms=NOW
+    )
+
+
+def _refuses(_item: int) -> None:
+    raise InvalidError("this one is refused")
+
+
+def test_an_error_of_ours_comes_back_as_it_was(spark: SparkSession) -> None:
+    with pytest.raises(InvalidError, match="refused"):
+        list(SparkRunner(spark).run(_refuses, [1, 2]))
