@@ -69,14 +69,17 @@ class Warm:
         os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
 
-    def environment(self) -> dict[str, str]:
-        """Of a page: the small client, then this environment's programs, before all others."""
-        places = [str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]]
+    def environment(self, *, warm: bool = True) -> dict[str, str]:
+        """Of a page: the small client (if `warm`), then this environment's programs, before all others."""
+        places = [str(self.bin)] * warm + [str(Path(sys.executable).parent), os.environ["PATH"]]
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
         return {**kept, "PATH": os.pathsep.join(places), "NO_COLOR": "1"}
 
     def run(self, blocks: list[tuple[str, str]], folder: Path, *, limit_s: float, fork: bool = True) -> Ran:
-        """Blocks of a page, one after the other in a fresh process (not `fork`: in the server itself)."""
+        """Blocks of a page, one after the other in a fresh process.
+
+        Not `fork`: in the server itself, which cannot serve commands meanwhile; they are the real ones then.
+        """
         heard = folder.parent / f"{folder.name}.heard"
         ask = socket.socket(socket.AF_UNIX)
         ask.settimeout(limit_s)
@@ -85,7 +88,7 @@ class Warm:
             what = {
                 "blocks": blocks,
                 "folder": str(folder),
-                "environment": self.environment(),
+                "environment": self.environment(warm=fork),
                 "fork": fork,
             }
             _send(ask, what, [nothing.fileno(), stream.fileno(), stream.fileno()])
