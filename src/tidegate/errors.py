@@ -71,7 +71,9 @@ class CorruptError(TidegateError):
 class IntegrityError(TidegateError):
     """A producer's stream is broken: which one, and at which record."""
 
-    remedy = "`tidegate verify TOPIC` shows what is missing or changed; have it sent again, or resume behind it."
+    remedy = (
+        "`tidegate verify TOPIC` shows what is missing or changed; have it sent again, or resume behind it."
+    )
 
     def __init__(
         self,

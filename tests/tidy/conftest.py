@@ -1,4 +1,4 @@
-"""The tests of the handbook share two plain modules, by name: `pages` (what a page holds) and `warm` (how it is run)."""
+"""The tests of the handbook share two plain modules: `pages` (what a page holds) and `warm` (how it is run)."""
 
 from __future__ import annotations
 

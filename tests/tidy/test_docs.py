@@ -12,7 +12,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PAGES, ROOT, difference, name, needs_spark, runnable
+from pages import PAGES, ROOT, difference, name, needs_spark, runnable
 from warm import Warm
 
 LIMIT_S = 240

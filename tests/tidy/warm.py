@@ -29,7 +29,8 @@ import array, json, os, socket, sys
 ask = socket.socket(socket.AF_UNIX)
 ask.connect({path!r})
 what = json.dumps({{"arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}).encode()
-ask.sendmsg([len(what).to_bytes(4, "big") + what], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
+ask.sendmsg([len(what).to_bytes(4, "big") + what], [rights])
 said = ask.recv(1)
 os._exit(said[0] if said else 70)
 """
@@ -153,7 +154,13 @@ def _import_everything() -> None:
         getattr(tidegate, name)
     for module in pkgutil.iter_modules(tidegate.cli.__path__, "tidegate.cli."):
         importlib.import_module(module.name)
-    for room in ("tidegate.pipeline", "tidegate.integrity", "tidegate.log", "tidegate.storage", "tidegate.windows"):
+    for room in (
+        "tidegate.pipeline",
+        "tidegate.integrity",
+        "tidegate.log",
+        "tidegate.storage",
+        "tidegate.windows",
+    ):
         package = importlib.import_module(room)
         for module in pkgutil.walk_packages(package.__path__, room + "."):
             with contextlib.suppress(ImportError):
@@ -181,7 +188,7 @@ def _watch(conversation: socket.socket, what: dict[str, Any], descriptors: list[
         code = 70
         try:
             code = _run_blocks(what) if "blocks" in what else _run_command(what["arguments"])
-        except BaseException:  # the process edge
+        except BaseException:  # noqa: BLE001 - the process edge
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
@@ -247,7 +254,7 @@ def _run_block(language: str, code: str, names: dict[str, Any], number: int, std
     os.dup2(stdout, 1)
     try:
         exec(compile(code, f"block {number}", "exec"), names)
-    except BaseException:  # the process edge
+    except BaseException:  # noqa: BLE001 - the process edge
         traceback.print_exc()
         return True
     finally:
