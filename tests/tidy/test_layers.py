@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 GROUND = {
-    "errors", "clock", "files", "file_locks", "metrics", "durations", "config", "randomness", "scheduling",
+    "errors", "clock", "files", "file_locks", "metrics", "notebook", "durations", "config", "randomness", "scheduling",
 }  # fmt: skip
 MAY_IMPORT = {
     "ground": {"ground"},
