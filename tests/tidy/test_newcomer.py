@@ -147,7 +147,11 @@ def test_the_page_is_followed_from_nothing(
     )
     (wheel,) = tmp_path.glob("tidegate-*.whl")
     constraint = tmp_path / "constraint.txt"
-    constraint.write_text(f"tidegate @ {wheel.as_uri()}\n", encoding="utf-8")
+    constraint.write_text(f"tidegate=={wheel.name.split('-')[1]}\n", encoding="utf-8")
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.find-links"], capture_output=True, text=True
+    )
+    elsewhere = os.environ.get("PIP_FIND_LINKS", listed.stdout)
     kept = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
@@ -156,10 +160,16 @@ def test_the_page_is_followed_from_nothing(
         "HOME": str(home),
         "PIP_CONSTRAINT": str(constraint),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_FIND_LINKS": " ".join([str(tmp_path), *elsewhere.split()]),
     }
+    of_user = Path.home() / ".config" / "pip" / "pip.conf"
+    if of_user.exists():
+        environment.setdefault("PIP_CONFIG_FILE", str(of_user))
     cache = Path.home() / ".cache" / "pip"
     if cache.is_dir():
         environment.setdefault("PIP_CACHE_DIR", str(cache))
     began = time.monotonic()
     follow(wanted(install=True), folder, environment, "python")
+    (installed,) = folder.glob("tidegate-env/lib/python3*/site-packages/tidegate/notebook.py")
+    assert installed.read_bytes() == (ROOT / "src" / "tidegate" / "notebook.py").read_bytes()
     print(f"from nothing to the end of the page: {time.monotonic() - began:.0f} s")
