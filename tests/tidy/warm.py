@@ -124,20 +124,26 @@ def serve(path: str) -> None:
     door.bind(path + ".new")
     door.listen(64)
     os.rename(path + ".new", path)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
     while True:
         conversation, _ = door.accept()
+        _reap()
         what, descriptors = _receive(conversation)
         if not what.get("fork", True):
             with _in_place(what, descriptors):
                 conversation.sendall(bytes([_run_blocks(what)]))
         elif os.fork() == 0:
             door.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _watch(conversation, what, descriptors)
         for each in descriptors:
             os.close(each)
         conversation.close()
+
+
+def _reap() -> None:
+    """Let go of watchers that have ended; their time then counts as this process's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _import_everything() -> None:
@@ -268,7 +274,6 @@ def _run_block(language: str, code: str, names: dict[str, Any], number: int, std
 def _in_place(what: dict[str, Any], descriptors: list[int]) -> Any:
     """This process in the folder and environment of a request, and back."""
     kept, folder, environment = [os.dup(each) for each in range(3)], os.getcwd(), dict(os.environ)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for wanted, given in enumerate(descriptors):
         os.dup2(given, wanted)
     os.chdir(what["folder"])
@@ -282,7 +287,6 @@ def _in_place(what: dict[str, Any], descriptors: list[int]) -> Any:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
