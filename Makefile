@@ -38,6 +38,9 @@ bench: $(READY) ## the benchmarks (nothing else should be running)
 soak: $(READY) ## what is too long for every commit
 	@$(BIN)/pytest -n $(WORKERS) -m soak --timeout 7200
 
+reference: $(READY) ## write the pages and lists that are made of the code
+	@for page in config-reference cli-reference error-reference metric-reference glossary llms; do $(BIN)/python scripts/$$page --write; done
+
 docs: $(READY) ## the handbook as a site, into build/site
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "build/site/index.html"
@@ -48,4 +51,4 @@ format: $(READY) ## rewrite the sources in the house format
 clean: ## remove everything that was built or fetched
 	@rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build
 
-.PHONY: help setup demo test check lint types tests kafka bench soak docs format clean
+.PHONY: help setup demo test check lint types tests kafka bench soak reference docs format clean

@@ -28,7 +28,7 @@ settings.load_profile("tidegate")
 TOGETHER = {
     "tests/interop/": "interop",
     "tests/spark/": "spark",
-    "tests/tidy/test_docs.py": "spark",
+    "tests/tidy/test_docs_spark.py": "spark",
 }
 
 

@@ -5,7 +5,8 @@ One root and, below it, only what a caller would act on differently. A message s
 Duplicates and late records are verdicts and counters, never exceptions.
 
 `exit_code` is what the command line ends with: 1 a check found a fault, 2 wrong usage, 3 out of reach or
-try later, 4 conflict or fenced, 5 corrupt input stopped the run.
+try later, 4 conflict or fenced, 5 corrupt input stopped the run. `remedy` is what helps against any error of the
+class; a message says more. The handbook's page of errors is made of both.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class TidegateError(Exception):
     """
 
     exit_code = 1
+    remedy = "Read the message: it says what, where, why and what to do."
 
     def __init__(self, message: str, *, kafka_name: str | None = None) -> None:
         super().__init__(message)
@@ -30,10 +32,13 @@ class InvalidError(TidegateError, ValueError):
     """The call, the configuration or the record handed in is wrong: fix it and call again."""
 
     exit_code = 2
+    remedy = "Fix the call, the setting or the record that the message names. Retrying does not help."
 
 
 class OffsetOutOfRangeError(InvalidError):
     """The asked-for offset is not in the log (any more, or yet): `first` ≤ offset ≤ `end` would be."""
+
+    remedy = "Read from `first` or later; what lies before was deleted (`tidegate log lifetime` says why)."
 
     def __init__(self, message: str, *, offset: int, first: int, end: int) -> None:
         super().__init__(message, kafka_name="OFFSET_OUT_OF_RANGE")
@@ -46,6 +51,7 @@ class CorruptError(TidegateError):
     """Stored bytes are wrong: which file, and where in it (`position` in bytes, `offset` in records)."""
 
     exit_code = 5
+    remedy = "Do not delete anything. `tidegate verify` names every damaged file; restore it from a copy, then go on."
 
     def __init__(
         self,
@@ -64,6 +70,10 @@ class CorruptError(TidegateError):
 
 class IntegrityError(TidegateError):
     """A producer's stream is broken: which one, and at which record."""
+
+    remedy = (
+        "`tidegate verify TOPIC` shows what is missing or changed; have it sent again, or resume behind it."
+    )
 
     def __init__(
         self,
@@ -87,24 +97,28 @@ class WindowedKeyFormatError(TidegateError):
     """A record key is not a windowed key of the declared kind."""
 
     exit_code = 5
+    remedy = "Declare the kind and window size the topic was written with (`compat`, `size`), or name another topic."
 
 
 class FencedError(TidegateError):
     """A newer owner exists: this one must stop, retrying cannot help."""
 
     exit_code = 4
+    remedy = "Stop this process; another one has taken over. Start anew if it should be the owner."
 
 
 class ConflictError(TidegateError):
     """Somebody else holds or changed it: reload, then retry."""
 
     exit_code = 4
+    remedy = "End the other process, or wait for it; then load again and retry."
 
 
 class OverloadError(TidegateError):
     """Too much at once: slow down, then retry. `reason` is a stable word for programs."""
 
     exit_code = 3
+    remedy = "Slow down and retry; raise the limit that `reason` names if it comes again."
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
         super().__init__(message)
@@ -115,10 +129,13 @@ class UnavailableError(TidegateError):
     """Out of reach for now (disk full, broker down, file system error): retry later."""
 
     exit_code = 3
+    remedy = "Retry later: free the disk, start the broker, mend the connection."
 
 
 class InternalError(TidegateError):
     """Our own bookkeeping contradicts itself: a fault of this program, never of the data or the caller."""
+
+    remedy = "Report it, with the message and what `tidegate doctor` prints. State on disk is as of the last commit."
 
 
 class TidegateWarning(UserWarning):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import msgspec
 import pytest
 
@@ -37,10 +36,11 @@ def test_every_page_is_in_the_site_and_the_site_has_no_other() -> None:
     assert nav == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
 
 
-def test_the_readme_leads_to_every_guide_and_reference() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    pages = [*DOCS.glob("guides/*.md"), *DOCS.glob("reference/*.md")]
-    assert [page.name for page in pages if f"({page.relative_to(ROOT)})" not in readme] == []
+def test_the_first_page_leads_to_every_guide_and_reference_and_the_readme_to_it() -> None:
+    first, readme = text("index.md"), (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = [page for room in ("guides", "operations", "reference") for page in DOCS.glob(f"{room}/*.md")]
+    assert [page.name for page in pages if f"({page.relative_to(DOCS)})" not in first] == []
+    assert "(docs/index.md)" in readme and "(docs/start.md)" in readme
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -54,14 +54,18 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         timeout=120,
     )
     assert built.returncode == 0, built.stderr
-    page = (tmp_path / "site" / "guides" / "run-a-pipeline" / "index.html").read_text(encoding="utf-8")
+    site = tmp_path / "site"
+    page = (site / "operations" / "metrics-and-alerts" / "index.html").read_text(encoding="utf-8")
     assert "TidegateWatermarkStuck" in page and "```" not in page
+    assert "What we refuse" in (site / "internals" / "index.html").read_text(encoding="utf-8")
+    assert (site / "llms.txt").exists() and (site / "images" / "log-life.svg").exists()
 
 
-@pytest.mark.parametrize("flags", ["skip", "spark", "skip spark"])
+@pytest.mark.parametrize("flags", ["skip", "spark", "skip spark", "install"])
 def test_the_site_shows_code_without_the_flags_of_the_tests(flags: str) -> None:
     hook = runpy.run_path(str(ROOT / "scripts" / "handbook_hooks.py"))["on_page_markdown"]
     assert hook(f"a\n```python {flags}\nx = 1\n```\n", page=None) == "a\n```python\nx = 1\n```\n"
+    assert hook("```text output\nx\n```\n") == "``` { .text .output }\nx\n```\n"
     assert hook(f"```text\n```sh {flags} more\n") == f"```text\n```sh {flags} more\n"
 
 
@@ -79,7 +83,7 @@ def test_every_metric_of_a_run_is_in_the_reference_with_its_labels() -> None:
 def test_the_alert_rules_ask_for_metrics_and_labels_there_are() -> None:
     from tidegate.integrity.verdicts import FATAL
 
-    (rules,) = re.findall(r"```yaml\n(.*?)```", text("guides/run-a-pipeline.md"), re.DOTALL)
+    (rules,) = re.findall(r"```yaml\n(.*?)```", text("operations/metrics-and-alerts.md"), re.DOTALL)
     metrics = pipeline_metrics()
     assert set(re.findall(r"tidegate_\w+", rules)) <= set(metrics)
     assert len(re.findall(r"- alert: ", rules)) == len(re.findall(r" expr: ", rules)) == 3
@@ -90,27 +94,6 @@ def test_the_alert_rules_ask_for_metrics_and_labels_there_are() -> None:
     for verdicts in re.findall(r'verdict=~"([^"]*)"', rules):
         assert set(verdicts.split("|")) == {verdict.label for verdict in FATAL}
     assert rules.count("(") == rules.count(")")
-
-
-def long_options(command: click.Command) -> set[str]:
-    context = click.Context(command)
-    names = {name for each in command.get_params(context) for name in each.opts if name.startswith("--")}
-    return names - {"--help", "--quiet", "--verbose", "--format", "--state"}
-
-
-def test_the_reference_of_the_command_line_has_every_option_of_run_and_app() -> None:
-    from tidegate.cli.app import command as app
-    from tidegate.cli.run import command as run
-
-    page = text("reference/cli.md")
-    of_run = page.partition("## `tidegate run`")[2].partition("\n## ")[0]
-    assert {option for option in long_options(run) if f"`{option}" not in of_run} == set()
-    of_app = page.partition("## `tidegate app`")[2].partition("\n## ")[0]
-    rows = {line.split("`")[1].split()[0]: line for line in of_app.splitlines() if line.startswith("| `")}
-    assert isinstance(app, click.Group)
-    assert set(rows) == set(app.commands)
-    for name, command in app.commands.items():
-        assert {option for option in long_options(command) if f"`{option}" not in rows[name]} == set()
 
 
 def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:

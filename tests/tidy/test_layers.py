@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 GROUND = {
-    "errors", "clock", "files", "file_locks", "metrics", "durations", "config", "randomness", "scheduling",
+    "errors", "clock", "files", "file_locks", "metrics", "notebook", "durations", "config", "randomness", "scheduling",
 }  # fmt: skip
 MAY_IMPORT = {
     "ground": {"ground"},
@@ -53,10 +54,17 @@ def room(path: Path) -> str:
     return "ground" if relative.stem in GROUND else "public"
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Each file is read once, however many rules look at it."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Every module named by an import, function-level ones too, with its line."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -166,7 +174,7 @@ def test_the_world_is_touched_through_ports_only(path: Path) -> None:
     """Clock, files, chance and threads come in through the constructor, so that a test can fail each one."""
     if path.name in PORTS:
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
@@ -183,7 +191,7 @@ def test_no_stored_byte_can_become_code(path: Path) -> None:
         assert module.split(".")[0] not in {"pickle", "marshal", "shelve", "dill", "cloudpickle"}, (
             f"{identify(path)}:{line}: {module}"
         )
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in {"eval", "exec"}, f"{identify(path)}:{node.lineno}: {node.func.id}"
 
@@ -191,13 +199,13 @@ def test_no_stored_byte_can_become_code(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_data_is_never_guarded_by_assert(path: Path) -> None:
     """`python -O` removes asserts; what protects data must stay."""
-    found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    found = [node.lineno for node in ast.walk(parsed(path)) if isinstance(node, ast.Assert)]
     assert room(path) == "testing" or not found, f"{identify(path)}: assert at lines {found}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_every_module_says_what_it_owns(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     if path.name == "__init__.py" and not tree.body:
         return
     assert ast.get_docstring(tree), f"{identify(path)} has no docstring"
@@ -212,7 +220,7 @@ def test_a_file_is_one_idea(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_names_say_what_a_thing_is(path: Path) -> None:
     assert path.stem not in {"utils", "helpers", "misc", "common"}, identify(path)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             for word in ("Manager", "Helper", "Impl", "Abstract", "Util"):
                 assert word not in node.name, f"{identify(path)}:{node.lineno}: class {node.name}"

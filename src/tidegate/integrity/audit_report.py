@@ -246,6 +246,24 @@ class AuditReport:
             tail = f"; {open_chains} {has} no end yet, so loss behind would not show{tail}"
         return f"{percent(self.managed, self.records)} of records carry integrity metadata; all checked{tail}"
 
+    def _repr_html_(self) -> str:
+        from tidegate.notebook import facts_html, grid_html
+
+        seen = [
+            verdict for verdict in Verdict if any(each.total.verdicts[verdict] for each in self.partitions)
+        ]
+        rows = [
+            [f"{each.topic}-{each.partition}", each.total.records]
+            + [each.total.verdicts[verdict] for verdict in seen]
+            + [min((at for offsets in each.total.first.values() for at in offsets[:1]), default=None)]
+            for each in self.partitions
+        ]
+        columns = ["partition", "records", *(verdict.label for verdict in seen), "first not ok"]
+        facts = {"records": f"{self.records:,}", "faults": self.faults, "evidence": self.evidence}
+        return facts_html("integrity audit", facts) + grid_html(
+            columns, rows, total=len(rows), noun="partitions"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         counts: Counter[Verdict] = Counter()
         for partition in self.partitions:

@@ -130,6 +130,13 @@ class Table(TableQueries):
 
         return table_html(self)
 
+    def show(self) -> None:
+        """Print the first rows: those of one batch of a scan."""
+        from tidegate.tables.queries.html import rows_text, some_rows
+
+        shown = some_rows(self)
+        print(repr(self) if shown is None else rows_text(shown, None))
+
     @property
     def name(self) -> str:
         return self.rules.shape.name

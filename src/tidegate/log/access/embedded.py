@@ -108,6 +108,17 @@ class Log:
     def __repr__(self) -> str:
         return f"Log({str(self.path)!r})"
 
+    def _repr_html_(self) -> str:
+        from tidegate.log.access.showing import log_html
+
+        return log_html(self)
+
+    def show(self) -> None:
+        """Print the first topics."""
+        from tidegate.log.access.showing import log_text
+
+        print(log_text(self))
+
     # -- topics ----------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:

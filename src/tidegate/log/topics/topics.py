@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidegate.errors import InvalidError
-from tidegate.log.topics.topic_config import BrokerConfig, ConfigEntry, TopicConfig
+from tidegate.log.topics.topic_config import BrokerConfig, ConfigEntry, Source, TopicConfig
 
 __all__ = [
     "BrokerConfig",
@@ -62,6 +62,20 @@ class TopicDescription:
     def settings(self) -> list[ConfigEntry]:
         """Every setting: KEY VALUE SOURCE."""
         return self.config.describe()
+
+    def _repr_html_(self) -> str:
+        from tidegate.notebook import facts_html, grid_html
+
+        facts = {
+            "partitions": self.partitions,
+            "id": self.topic_id,
+            "settings": "assumed" if self.assumed else None,
+        }
+        entries = sorted(self.settings(), key=lambda each: each.source is Source.DEFAULT)
+        rows = [(each.key, each.value, each.source.value) for each in entries]
+        return facts_html(f"topic {self.name}", facts) + grid_html(
+            ("key", "value", "source"), rows, total=len(rows), noun="settings"
+        )
 
 
 def check_topic_name(name: str) -> str:

@@ -95,6 +95,19 @@ class Report:
             parts.append(f"{compacted} are in compacted partitions, where holes prove nothing")
         return "; ".join([*parts, "all batches by CRC"])
 
+    def _repr_html_(self) -> str:
+        from tidegate.notebook import facts_html, grid_html
+
+        findings = self.all_findings()
+        facts = {"records": f"{self.records:,}", "faults": findings.faults, "evidence": self.evidence}
+        rows = [
+            (each.severity.value, each.kind, each.path, each.offset, each.message) for each in findings.kept
+        ]
+        shown = facts_html("what verify found", facts)
+        return shown + grid_html(
+            ("severity", "kind", "file", "offset", "what"), rows, total=findings.total, noun="findings"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         findings = self.all_findings()
         return {

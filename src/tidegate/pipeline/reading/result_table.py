@@ -39,6 +39,8 @@ from tidegate.windows.operators.shapes import WindowRows
 Answer = TypeVar("Answer")
 LOOK_AGAIN_MS: Final = 100
 TRIES: Final = 4
+_SMALL_BYTES: Final = 4 << 20  # state that can be looked at whenever somebody displays the table
+_TOO_LARGE: Final = "rows are not read for display: ask with fetch(key), fetch_all(from, to) or sql(query)"
 
 
 class ResultTable:
@@ -76,11 +78,31 @@ class ResultTable:
         return f"ResultTable({self.flow.name!r} of app {self._app!r})"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from tidegate.notebook import cell, facts_html, grid_html
 
-        return (
-            f"<p><b>{escape(self.flow.name)}</b>, a table of app {escape(self._app)}, round {self.round}</p>"
-        )
+        schema = self.schema
+        positions = ", ".join(f"{number}: {offset}" for number, offset in self.position.items())
+        facts = {
+            "app": self._app,
+            "round": self.round,
+            "windows": self._kind,
+            "read up to (partition: offset)": positions,
+        }
+        shown = facts_html(f"table {self.flow.name}", facts)
+        if (rows := self._few()) is not None:
+            return shown + rows._repr_html_()
+        names = grid_html(schema.names, [], total=0, types=[str(field.type) for field in schema])
+        return f"{shown}{names}<p>{cell(_TOO_LARGE)}</p>"
+
+    def show(self) -> None:
+        """Print the first rows; of a large table, how to ask for some."""
+        rows = self._few()
+        rows.show() if rows is not None else print(f"{self!r}: {_TOO_LARGE}")
+
+    def _few(self) -> ResultRows | None:
+        """All rows, if the state is so small that looking costs nothing."""
+        held = sum(line.backlog_bytes for line in self.commit.tasks if line.flow == self.flow.name)
+        return self.all() if held <= _SMALL_BYTES else None
 
     @property
     def name(self) -> str:

@@ -104,7 +104,13 @@ class ResultRows(Sequence[ResultRow]):
     def _repr_html_(self) -> str:
         from tidegate.tables.queries.html import rows_html
 
-        return rows_html(self._table.slice(0, 20), len(self))
+        return rows_html(self._table, len(self))
+
+    def show(self) -> None:
+        """Print the first rows."""
+        from tidegate.tables.queries.html import rows_text
+
+        print(rows_text(self._table, len(self)))
 
     def to_arrow(self) -> pa.Table:
         return self._table

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tidegate.durations import format_moment, format_size
+from tidegate.notebook import facts_html, grid_html
+
 
 @dataclass(frozen=True)
 class StoppedPartition:
@@ -49,3 +52,31 @@ class Progress:
     stopped: tuple[StoppedPartition, ...] = ()
     round_seconds: float = 0.0
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "round": self.round,
+            "records": f"{self.records:,}",
+            "lag": "caught up" if self.caught_up else f"{self.lag_records:,} records",
+            "waits for": ", ".join(self.waiting_for) or None,
+            "backlog": f"{format_size(self.backlog_bytes)} of {format_size(self.backlog_limit_bytes)}",
+            "memory": f"{format_size(self.memory_bytes)} of {format_size(self.memory_limit_bytes)}",
+            "verdicts": ", ".join(f"{name} {count:,}" for name, count in self.verdicts.items()) or None,
+            "late": self.late,
+            "duplicates": self.duplicates,
+        }
+        clocks = [
+            (flow, partition, format_moment(at) if at >= 0 else "no record yet")
+            for flow, times in self.watermarks.items()
+            for partition, at in times.items()
+        ]
+        shown = facts_html(f"app {self.app}", facts) + grid_html(
+            ("flow", "partition", "stream time"), clocks, total=len(clocks), noun="partitions"
+        )
+        if self.stopped:
+            halted = [
+                (each.topic, each.partition, each.reason, each.message, each.command) for each in self.stopped
+            ]
+            columns = ("topic", "partition", "reason", "message", "resume with")
+            shown += grid_html(columns, halted, total=len(halted), noun="stopped partitions")
+        return shown

@@ -21,6 +21,7 @@ from typing import Final
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError, UnavailableError
+from tidegate.notebook import cell
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
 from tidegate.pipeline.rounds.opening import Opened
@@ -65,6 +66,9 @@ class Summary:
         ]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        return f"<p>{cell(str(self).splitlines()[0])}</p>" + self.progress._repr_html_()
+
 
 class Run:
     """A running app. `with app.start() as run: …` stops it at the end."""
@@ -103,6 +107,12 @@ class Run:
         # Set as the loop's last act and asked instead of the thread, which an interrupted `join` can mark as ended.
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"tidegate-run-{self.app}", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.app} ({self._engine_name}), {'running' if self.is_running else 'ended'}>"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{cell(repr(self))}</p>" + self.progress._repr_html_()
 
     # -- what users ask --------------------------------------------------------------------------
 

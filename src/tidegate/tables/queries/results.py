@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
+from tidegate.notebook import SHOWN_ROWS
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.windows.keys.layouts import LATEST, SessionWindow, TimeWindow
 
@@ -97,7 +98,13 @@ class Rows(Sequence[Row]):
     def _repr_html_(self) -> str:
         from tidegate.tables.queries.html import rows_html
 
-        return rows_html(self.to_arrow().slice(0, 20), len(self))
+        return rows_html(Rows(self._raw.slice(0, SHOWN_ROWS), self._rules).to_arrow(), len(self))
+
+    def show(self) -> None:
+        """Print the first rows."""
+        from tidegate.tables.queries.html import rows_text
+
+        print(rows_text(Rows(self._raw.slice(0, SHOWN_ROWS), self._rules).to_arrow(), len(self)))
 
     def to_arrow(self) -> pa.Table:
         """One table with typed keys and values."""
