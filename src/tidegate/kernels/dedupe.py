@@ -23,9 +23,11 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.key_bytes import int64
 from tidegate.kernels.key_hash import READ_FLAGS
+from tidegate.kernels.memory import pointer, prefetch
 
 NEW, REPLAY, DUPLICATE, LATE, NO_ID = 0, 1, 2, 3, 4
 NOT_KEPT: Final = -(2**31)
+AHEAD: Final = 4  # groups whose rows are asked for before they are looked at
 
 
 @register_jitable
@@ -86,7 +88,20 @@ def decide(
     with all that is known of it.
     """
     some_late, known = late.shape[0] > 0, int64(0)
+    all_ts, all_judged, all_offsets, all_verdicts = (
+        pointer(ts),
+        pointer(judged),
+        pointer(offset),
+        pointer(verdicts),
+    )
     for number in range(chosen.shape[0]):
+        later = int64(chosen[min(number + AHEAD, chosen.shape[0] - 1)])
+        for turn in range(starts[later], min(starts[later] + 2, starts[later + 1])):  # rows lie anywhere
+            row = int64(rows[turn])
+            prefetch(all_ts, row)
+            prefetch(all_judged, row)
+            prefetch(all_offsets, row)
+            prefetch(all_verdicts, row)
         group = int64(chosen[number])
         first, stop = int64(starts[group]), int64(starts[group + 1])
         count = int64(0)
