@@ -47,7 +47,7 @@ from tidegate.storage import (
     WorkerStorageRuntime,
 )
 from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s, binary_parts
+from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keeping import keep_events
 from tidegate.windows.keys.binary_columns import binary_column
@@ -197,8 +197,7 @@ class DedupeOperator:
         count = fingerprint_pairs(
             *keys, *id_parts, _NO_FLAGS if has_id is None else has_id, *secret, row_bits, prints, marks
         )
-        marks = marks[:count]
-        marks.sort()
+        marks = sorted_marks(marks[:count], 0, row_bits)
         rows, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
         found = arrange_rows(marks, row_bits, prints.reshape(-1).view(np.uint8), rows, starts)
         starts = starts[: found + 1]
