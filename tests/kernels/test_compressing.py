@@ -45,6 +45,19 @@ def test_what_stays_moves_up(life: str, rows: list[tuple[bytes, bool]]) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("width", [8, 9, 12, 16])
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 5))
+def test_values_of_one_width_move_up(life: str, width: int, stays: list[bool], first: int) -> None:
+    data = np.random.default_rng(width).integers(0, 256, first + width * len(stays), np.uint8)
+    flags, kept = np.array(stays, np.uint8), [row for row, stay in enumerate(stays) if stay]
+    into = np.empty((len(kept) + 1) * width, np.uint8)
+    alive(compressing.compress_even, life)(flags, data, first, width, into)
+    expected = b"".join(data[first + width * row :][:width].tobytes() for row in kept)
+    assert into[: width * len(kept)].tobytes() == expected
+
+
+@BOTH
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-40, 40)), max_size=40, unique=True), st.randoms())
 def test_sorted_rows_are_divided_by_bucket(life: str, rows: list[tuple[int, int]], random: Any) -> None:

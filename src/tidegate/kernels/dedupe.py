@@ -50,6 +50,27 @@ def _is_near(later: Any, earlier: Any, within: Any) -> Any:
     return np.uint64(later) - np.uint64(earlier) < np.uint64(within)
 
 
+@kernel(types.UniTuple(types.int64, 2)(READ_INT32S, READ_INT32S, READ_INT64S, READ_FLAGS, INT32S))
+def list_chosen(rows: Any, starts: Any, known_groups: Any, late: Any, chosen: Any) -> Any:
+    """The groups that `decide` is to look at; how many they are, and the rows of the largest.
+
+    Others have one row, which is not late, and nothing is known of them: that row is new. `late` has no elements when
+    no row is.
+    """
+    some_late, known, found, largest = late.shape[0] > 0, int64(0), int64(0), int64(0)
+    for group in range(starts.shape[0] - 1):
+        size = int64(starts[group + 1]) - int64(starts[group])
+        is_known = False
+        while known < known_groups.shape[0] and known_groups[known] == group:
+            is_known = True
+            known += 1
+        if size > 1 or is_known or (some_late and late[rows[starts[group]]]):
+            chosen[found] = group
+            found += 1
+            largest = max(largest, size)
+    return found, largest
+
+
 @kernel(
     types.void(
         INT32S, READ_INT32S, READ_INT32S, READ_FLAGS, READ_INT64S, READ_INT64S, READ_INT64S, READ_INT32S,
