@@ -180,6 +180,25 @@ def _hash_lanes(
         store(words, 2 * LANES + lane, int64(hash_print(low, high)))
 
 
+@register_jitable
+def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> int:
+    """The words of `LANES` values of one width into the lines from `line` on; how many each has, -1 if they are not
+    even or stand too near the end to be read by the word."""
+    base, width = int64(bounds[first]), int64(bounds[first + 1]) - int64(bounds[first])
+    differ = int64(0)
+    for lane in range(LANES):
+        differ |= (int64(bounds[first + lane + 1]) - int64(bounds[first + lane])) ^ width
+    count = (width + 7) >> 3
+    if differ != 0 or base + LANES * width + 8 > size or line + count >= MOST_WORDS:
+        return -1
+    for number in range(count):
+        unwanted = _WORD(64 - 8 * min(8, width - 8 * number))
+        for lane in range(LANES):
+            word = (load_word(source, base + lane * width + 8 * number) << unwanted) >> unwanted
+            store(words, (line + number) * LANES + lane, int64(word))
+    return count
+
+
 @kernel(
     INT64(
         READ_BYTES, READ_INT32S, READ_BYTES, READ_INT32S, READ_FLAGS, UINT64, UINT64, INT64, PRINTS, UINT64S
@@ -210,8 +229,22 @@ def fingerprint_pairs(
     found = int64(0)
     for first in range(0, rows, LANES):
         have, most, least = min(LANES, rows - first), int64(1), int64(MOST_WORDS)
-        has_long = False
-        for lane in range(have):
+        has_long, is_even = False, False
+        if have == LANES:
+            of_keys = _even_words(key_source, key_size, key_bounds, first, words, int64(0))
+            of_ids = int64(-1)
+            if of_keys >= 0:
+                of_ids = _even_words(id_source, id_size, id_bounds, first, words, int64(of_keys))
+            if of_ids >= 0:
+                is_even = True
+                most = least = of_keys + of_ids + 1
+                last = _lengths(
+                    int64(key_bounds[first + 1]) - int64(key_bounds[first]),
+                    int64(id_bounds[first + 1]) - int64(id_bounds[first]),
+                )
+                for lane in range(LANES):
+                    store(words, (most - 1) * LANES + lane, int64(last))
+        for lane in range(0 if is_even else have):
             row = first + lane
             start, stop = int64(key_bounds[row]), int64(key_bounds[row + 1])
             id_start, id_stop = int64(id_bounds[row]), int64(id_bounds[row + 1])
