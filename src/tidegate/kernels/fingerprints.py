@@ -181,7 +181,7 @@ def _hash_lanes(
 
 
 @register_jitable
-def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> int:
+def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> Any:
     """The words of `LANES` values of one width into the lines from `line` on; how many each has, -1 if they are not
     even or stand too near the end to be read by the word."""
     base, width = int64(bounds[first]), int64(bounds[first + 1]) - int64(bounds[first])

@@ -119,7 +119,7 @@ def advance_clocks(
                     break
             if at < 0:
                 floor[0] = least
-                return row
+                return int(row)
             clock = clocks[at]
         if is_alone and idle[0] == 0:
             stopped, clock, least = _run_on(
