@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.kernels import compressing, run_merge, run_spread
-from tidegate.kernels.assignment import note_in_order, note_records
+from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 
@@ -42,6 +42,19 @@ def test_what_stays_moves_up(life: str, rows: list[tuple[bytes, bool]]) -> None:
     alive(compressing.compress_bytes, life)(flags, bounds, data, content)
     expected = columns([rows[row][0] for row in kept])
     assert (content.tobytes(), ends.tolist()) == (expected[0].tobytes(), expected[1].tolist())
+
+
+@BOTH
+@pytest.mark.parametrize("width", [8, 9, 12, 16])
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.booleans(), max_size=40), st.integers(0, 5))
+def test_values_of_one_width_move_up(life: str, width: int, stays: list[bool], first: int) -> None:
+    data = np.random.default_rng(width).integers(0, 256, first + width * len(stays), np.uint8)
+    flags, kept = np.array(stays, np.uint8), [row for row, stay in enumerate(stays) if stay]
+    into = np.empty((len(kept) + 1) * width, np.uint8)
+    alive(compressing.compress_even, life)(flags, data, first, width, into)
+    expected = b"".join(data[first + width * row :][:width].tobytes() for row in kept)
+    assert into[: width * len(kept)].tobytes() == expected
 
 
 @BOTH
@@ -124,3 +137,16 @@ def test_notes_of_groups_in_order_are_those_of_any_groups(
     alive(note_in_order, life)(given_ones, *others, groups, *made)
     note_records(given_ones, *others, groups, np.zeros(4 * count, np.int64), *expected)
     assert [each.tolist() for each in made] == [each.tolist() for each in expected]
+
+
+@BOTH
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 4), max_size=30), st.lists(st.integers(0, 3), max_size=30))
+def test_lines_side_by_side_begin_where_they_change(life: str, sizes: list[int], steps: list[int]) -> None:
+    lines = np.repeat(np.arange(len(sizes)) * 3, sizes).astype(np.int32)
+    starts = np.empty(len(lines) + 1, np.int32)
+    found = alive(run_spread.list_starts, life)(lines, starts)
+    assert starts[: found + 1].tolist() == np.cumsum([0, *sizes]).tolist()
+    numbers = np.cumsum(np.array([5, *steps, -1][: len(steps) + 1 + len(sizes) % 2]), dtype=np.int32)
+    expected = all(0 <= step <= 1 for step in np.diff(numbers).tolist())
+    assert alive(rise_by_one, life)(numbers) == expected

@@ -251,3 +251,27 @@ def test_times_at_both_ends_of_64_bits_are_far_apart(form: str) -> None:
     )  # fmt: skip
     assert verdicts.tolist() == [kernels.NEW, kernels.NEW]
     assert rows.tolist() == [1, 0], "kept by ascending time"
+
+
+@FORMS
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.booleans()), max_size=30), st.booleans())
+def test_groups_of_one_new_row_in_time_are_not_looked_at(
+    form: str, groups: list[tuple[int, int, bool]], has_late: bool
+) -> None:
+    """Each group has so many rows, so many are known of it, and its first row may be late."""
+    starts = np.cumsum([0, *(size for size, _, _ in groups)], dtype=np.int32)
+    rows = np.random.default_rng(len(groups)).permutation(int(starts[-1])).astype(np.int32)
+    known = np.repeat(np.arange(len(groups)), [number for _, number, _ in groups]).astype(np.int64)
+    late = np.zeros(len(rows) if has_late else 0, np.bool_)
+    if has_late:
+        late[rows[starts[:-1]]] = [is_late for _, _, is_late in groups]
+    chosen = np.empty(len(groups), np.int32)
+    found, largest = run(form, kernels.list_chosen, rows, starts, known, late, chosen)
+    expected = [
+        number
+        for number, (size, known_rows, is_late) in enumerate(groups)
+        if size > 1 or known_rows or (has_late and is_late)
+    ]
+    assert chosen[:found].tolist() == expected
+    assert largest == max((groups[number][0] for number in expected), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -208,6 +209,69 @@ def test_bytes_leave_that_are_still_queued() -> None:
     clock.add_run(run, bytes_by_key)
     clock.remove_bytes(run.hashes[:2], shares[:2])
     assert clock.bytes_of(run.hashes).tolist() == [0, 0, shares[2]]
+
+
+def test_a_run_that_goes_does_not_bring_those_into_the_table_that_came_after_it() -> None:
+    first, *later = runs_of([1, 2, 3], [2, 3, 4], [1, 4, 5])
+    weighed: list[Run] = []
+
+    def weigh(run: Run) -> np.ndarray:
+        weighed.append(run)
+        return bytes_by_key(run)
+
+    clock = KeyClock("t")
+    clock.add_run(first, weigh, 1, is_use=True)
+    assert clock.count == 3 and weighed == [first]
+    for tick, (old, new) in enumerate(pairwise([first, *later]), 2):
+        clock.add_run(new, weigh, tick, is_use=True)
+        clock.remove_run(old, weigh)
+    assert weighed == [first, first]
+    assert clock.bytes_of(later[-1].hashes).tolist() == bytes_by_key(later[-1]).tolist()
+
+
+def test_an_equal_run_goes_while_the_one_that_came_is_queued() -> None:
+    shared, came, equal = runs_of([1, 2], [1, 2, 3], [1, 2, 3])
+    clock = KeyClock("t")
+    clock.add_run(shared, bytes_by_key, 1, is_use=True)
+    assert clock.count == 2
+    clock.add_run(came, bytes_by_key, 2, is_use=True)
+    clock.remove_run(equal, bytes_by_key)
+    assert clock.bytes_of(came.hashes).sum() == bytes_by_key(shared).sum() and clock.count == 2
+    with pytest.raises(InternalError):
+        clock.remove_run(equal, bytes_by_key)
+
+
+def test_keys_of_a_run_that_was_moved_keep_their_tick() -> None:
+    old, moved, other = runs_of([1, 2], [1, 2], [3])
+    clock = KeyClock("t")
+    clock.add_run(old, bytes_by_key, 1, is_use=True)
+    clock.add_run(other, bytes_by_key, 2, is_use=True)
+    assert clock.count == 3
+    clock.add_run(moved, bytes_by_key, 3)
+    clock.remove_run(old, bytes_by_key)
+    assert clock.coldest(0, need_keys=2).tolist() == moved.hashes.tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["come", "go", "touch", "ask"])), max_size=40))
+def test_bytes_are_the_same_whenever_the_queue_reaches_the_table(steps: list[tuple[int, str]]) -> None:
+    runs = runs_of([1, 2, 3], [2, 3, 4], [3, 5], [1, 5, 6], [2, 6])
+    late, early, here = KeyClock("t"), KeyClock("t"), set[int]()
+    for tick, (number, step) in enumerate(steps, 1):
+        run = runs[number]
+        for clock in (late, early):
+            if step == "touch":
+                clock.touch(run.hashes, tick)
+            elif step == "come" and number not in here:
+                clock.add_run(run, bytes_by_key, tick, is_use=True)
+            elif step == "go" and number in here:
+                clock.remove_run(run, bytes_by_key)
+        here = here | {number} if step == "come" else here - {number} if step == "go" else here
+        assert early.count == len({key for each in here for key in runs[each].hashes.tolist()})
+        if step == "ask":
+            assert late.count == early.count
+    hashes = np.unique(np.concatenate([run.hashes for run in runs]))
+    assert late.bytes_of(hashes).tolist() == early.bytes_of(hashes).tolist()
 
 
 def test_keys_are_counted_before_they_are_called_too_many() -> None:

@@ -539,3 +539,22 @@ def test_a_pack_that_is_opened_again_is_not_verified_again_unless_it_was_damaged
     assert cache._verified == {names[0]: {0}}
     cache.forget(names[0])
     assert cache._verified == {}
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint16", "int32", "uint64", "int64", "double", "binary"])
+@pytest.mark.parametrize("rows", [0, 255, 256, 1000])
+@pytest.mark.parametrize("shape", ["even", "any", "nulls", "sliced"])
+def test_plain_columns_are_taken_apart_as_others_are(
+    kind: str, rows: int, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [7 if shape == "even" else (i * i) % 100 for i in range(rows + 9)]
+    values: list[Any] = [b"x" * number for number in numbers] if kind == "binary" else numbers
+    if shape == "nulls":
+        values = [None if i % 3 == 0 else value for i, value in enumerate(values)]
+    column = pa.array(values, pa.type_for_alias(kind))
+    column = column.slice(9) if shape == "sliced" else column.slice(0, rows)
+    _, run = run_with(column)
+    quick = take_apart(run)
+    monkeypatch.setattr("tidegate.storage.packs.slots._take_plain", lambda *_: False)
+    slow = take_apart(run)
+    assert b"".join(map(bytes, quick[0])) == b"".join(map(bytes, slow[0])) and quick[1] == slow[1]

@@ -19,6 +19,7 @@ def events() -> EventBatch:
         {
             "text": pa.array(texts),
             "bytes": pa.array(texts).cast(pa.binary()),
+            "even": pa.array([f"number {number:03d}" for number in range(ROWS)]),
             "double": pa.array(chance.random(ROWS)),
             "small": pa.array(np.arange(ROWS, dtype=np.int16)),
             "half": pa.array(np.arange(ROWS, dtype=np.float32)),

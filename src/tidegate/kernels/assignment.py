@@ -22,6 +22,7 @@ from tidegate.kernels.compiling import (
     READ_INT64S,
     kernel,
 )
+from tidegate.kernels.memory import load, pointer
 
 LATEST = 2**63 - 1
 
@@ -228,3 +229,12 @@ def note_in_order(
         max_ts[group] = latest
         min_offset[group] = low
         max_offset[group] = high
+
+
+@kernel(types.boolean(READ_INT32S))
+def rise_by_one(groups: Any) -> bool:
+    """Whether each number is the one before it or the next."""
+    numbers, wrong = pointer(groups), 0
+    for row in range(1, groups.shape[0]):
+        wrong |= (load(numbers, row) - load(numbers, row - 1)) & ~1  # of a step of 0 or 1 nothing is left
+    return wrong == 0

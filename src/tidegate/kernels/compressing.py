@@ -22,7 +22,7 @@ from tidegate.kernels.compiling import (
     READ_INT64S,
     kernel,
 )
-from tidegate.kernels.key_bytes import int64
+from tidegate.kernels.key_bytes import int64, load_word, store_word
 from tidegate.kernels.memory import copy, load, pointer, store
 
 
@@ -73,3 +73,15 @@ def compress_bytes(flags: Any, bounds: Any, data: Any, into: Any) -> None:
         start, length = int64(bounds[first]), int64(bounds[row]) - int64(bounds[first])
         copy(target, at, source, start, length)
         at += length
+
+
+@kernel(types.void(READ_BYTES, READ_BYTES, INT64, INT64, BYTES))
+def compress_even(flags: Any, data: Any, first: int, width: int, into: Any) -> None:
+    """The bytes of values of one width, 8 to 16 bytes, of which row 0 has those at `first`; room for one more."""
+    source, target, last = pointer(data), pointer(into), width - 8
+    at = int64(0)
+    for row in range(flags.shape[0]):
+        start = first + width * row
+        store_word(target, at, load_word(source, start))
+        store_word(target, at + last, load_word(source, start + last))
+        at += width if flags[row] != 0 else 0

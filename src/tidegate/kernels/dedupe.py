@@ -23,9 +23,11 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.key_bytes import int64
 from tidegate.kernels.key_hash import READ_FLAGS
+from tidegate.kernels.memory import pointer, prefetch
 
 NEW, REPLAY, DUPLICATE, LATE, NO_ID = 0, 1, 2, 3, 4
 NOT_KEPT: Final = -(2**31)
+AHEAD: Final = 4  # groups whose rows are asked for before they are looked at
 
 
 @register_jitable
@@ -46,6 +48,27 @@ def _first_at(times: Any, count: Any, wanted: Any) -> Any:
 def _is_near(later: Any, earlier: Any, within: Any) -> Any:
     """Whether two times are less than `within` apart; their difference always fits a word without a sign."""
     return np.uint64(later) - np.uint64(earlier) < np.uint64(within)
+
+
+@kernel(types.UniTuple(types.int64, 2)(READ_INT32S, READ_INT32S, READ_INT64S, READ_FLAGS, INT32S))
+def list_chosen(rows: Any, starts: Any, known_groups: Any, late: Any, chosen: Any) -> Any:
+    """The groups that `decide` is to look at; how many they are, and the rows of the largest.
+
+    Others have one row, which is not late, and nothing is known of them: that row is new. `late` has no elements when
+    no row is.
+    """
+    some_late, known, found, largest = late.shape[0] > 0, int64(0), int64(0), int64(0)
+    for group in range(starts.shape[0] - 1):
+        size = int64(starts[group + 1]) - int64(starts[group])
+        is_known = False
+        while known < known_groups.shape[0] and known_groups[known] == group:
+            is_known = True
+            known += 1
+        if size > 1 or is_known or (some_late and late[rows[starts[group]]]):
+            chosen[found] = group
+            found += 1
+            largest = max(largest, size)
+    return found, largest
 
 
 @kernel(
@@ -86,7 +109,20 @@ def decide(
     with all that is known of it.
     """
     some_late, known = late.shape[0] > 0, int64(0)
+    all_ts, all_judged, all_offsets, all_verdicts = (
+        pointer(ts),
+        pointer(judged),
+        pointer(offset),
+        pointer(verdicts),
+    )
     for number in range(chosen.shape[0]):
+        later = int64(chosen[min(number + AHEAD, chosen.shape[0] - 1)])
+        for turn in range(starts[later], min(starts[later] + 2, starts[later + 1])):  # rows lie anywhere
+            row = int64(rows[turn])
+            prefetch(all_ts, row)
+            prefetch(all_judged, row)
+            prefetch(all_offsets, row)
+            prefetch(all_verdicts, row)
         group = int64(chosen[number])
         first, stop = int64(starts[group]), int64(starts[group + 1])
         count = int64(0)

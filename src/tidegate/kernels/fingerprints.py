@@ -33,7 +33,7 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.key_bytes import compare, int64, load_word
 from tidegate.kernels.key_hash import PRINTS, READ_FLAGS, UINT64, _sip_round
-from tidegate.kernels.memory import keep, load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, prefetch, store
 from tidegate.kernels.xxh64 import _P1, _P2, _P3, _P4, _P5, _U27, _U29, _U33, _round
 from tidegate.kernels.xxh64 import _rotate as _rotate_word
 
@@ -136,8 +136,13 @@ def hash_print(low: Any, high: Any) -> Any:
 
 
 @register_jitable(forceinline=True)
-def _hash_lanes(words: Any, counts: Any, state: Any, most: Any, secret0: Any, secret1: Any) -> None:
-    """Fingerprints and hashes of the messages in `words`, a message a lane, into its first three lines."""
+def _hash_lanes(
+    words: Any, counts: Any, state: Any, least: Any, most: Any, secret0: Any, secret1: Any
+) -> None:
+    """Fingerprints and hashes of the messages in `words`, a message a lane, into its first three lines.
+
+    Messages have `least` to `most` words.
+    """
     v0, v1, v2, v3 = _begin(secret0, secret1)
     for lane in range(LANES):
         store(state, lane, int64(v0))
@@ -145,6 +150,16 @@ def _hash_lanes(words: Any, counts: Any, state: Any, most: Any, secret0: Any, se
         store(state, 2 * LANES + lane, int64(v2))
         store(state, 3 * LANES + lane, int64(v3))
     for place in range(most):
+        if place < least:  # no message has ended: nothing to choose
+            for lane in range(LANES):
+                old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
+                old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
+                v0, v1, v2, v3 = _absorb(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
+                store(state, lane, int64(v0))
+                store(state, LANES + lane, int64(v1))
+                store(state, 2 * LANES + lane, int64(v2))
+                store(state, 3 * LANES + lane, int64(v3))
+            continue
         for lane in range(LANES):
             old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
             old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
@@ -163,6 +178,25 @@ def _hash_lanes(words: Any, counts: Any, state: Any, most: Any, secret0: Any, se
         store(words, lane, int64(low))
         store(words, LANES + lane, int64(high))
         store(words, 2 * LANES + lane, int64(hash_print(low, high)))
+
+
+@register_jitable
+def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> Any:
+    """The words of `LANES` values of one width into the lines from `line` on; how many each has, -1 if they are not
+    even or stand too near the end to be read by the word."""
+    base, width = int64(bounds[first]), int64(bounds[first + 1]) - int64(bounds[first])
+    differ = int64(0)
+    for lane in range(LANES):
+        differ |= (int64(bounds[first + lane + 1]) - int64(bounds[first + lane])) ^ width
+    count = (width + 7) >> 3
+    if differ != 0 or base + LANES * width + 8 > size or line + count >= MOST_WORDS:
+        return -1
+    for number in range(count):
+        unwanted = _WORD(64 - 8 * min(8, width - 8 * number))
+        for lane in range(LANES):
+            word = (load_word(source, base + lane * width + 8 * number) << unwanted) >> unwanted
+            store(words, (line + number) * LANES + lane, int64(word))
+    return count
 
 
 @kernel(
@@ -194,9 +228,23 @@ def fingerprint_pairs(
     row_mask = (np.uint64(1) << np.uint64(row_bits)) - np.uint64(1)
     found = int64(0)
     for first in range(0, rows, LANES):
-        have, most = min(LANES, rows - first), int64(1)
-        has_long = False
-        for lane in range(have):
+        have, most, least = min(LANES, rows - first), int64(1), int64(MOST_WORDS)
+        has_long, is_even = False, False
+        if have == LANES:
+            of_keys = _even_words(key_source, key_size, key_bounds, first, words, int64(0))
+            of_ids = int64(-1)
+            if of_keys >= 0:
+                of_ids = _even_words(id_source, id_size, id_bounds, first, words, int64(of_keys))
+            if of_ids >= 0:
+                is_even = True
+                most = least = of_keys + of_ids + 1
+                last = _lengths(
+                    int64(key_bounds[first + 1]) - int64(key_bounds[first]),
+                    int64(id_bounds[first + 1]) - int64(id_bounds[first]),
+                )
+                for lane in range(LANES):
+                    store(words, (most - 1) * LANES + lane, int64(last))
+        for lane in range(0 if is_even else have):
             row = first + lane
             start, stop = int64(key_bounds[row]), int64(key_bounds[row + 1])
             id_start, id_stop = int64(id_bounds[row]), int64(id_bounds[row + 1])
@@ -216,8 +264,8 @@ def fingerprint_pairs(
                 id_start += 8
             store(words, at, int64(last))
             store(counts, lane, count)
-            most = max(most, count)
-        _hash_lanes(words, counts, state, most, secret0, secret1)
+            most, least = max(most, count), min(least, count)
+        _hash_lanes(words, counts, state, least, most, secret0, secret1)
         for lane in range(have):
             row = first + lane
             if mask.shape[0] > 0 and not mask[row]:
@@ -286,8 +334,15 @@ def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any)
     count = marks.shape[0]
     low_bits = np.uint64(row_bits)
     row_mask = (np.uint64(1) << low_bits) - np.uint64(1)
+    alike = marks[0] if count > 0 else _U0
     for place in range(count):
-        rows[place] = np.int32(marks[place] & row_mask)
+        mark = marks[place]
+        row = int64(mark & row_mask)
+        rows[place] = np.int32(row)
+        if (mark ^ alike) >> low_bits == _U0 and place > 0:  # is to be compared soon
+            prefetch(source, PRINT_BYTES * row)
+            prefetch(source, PRINT_BYTES * int64(alike & row_mask))
+        alike = mark
     found, place = int64(0), int64(0)
     while place < count:
         starts[found] = place
@@ -297,11 +352,15 @@ def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any)
         if place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
             while place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
                 place += 1
-            settle_rows(source, rows, first, place)
-            for at in range(first + 1, place):
-                if not _same_print(source, int64(rows[at]), int64(rows[at - 1])):
-                    starts[found] = at
-                    found += 1
+            at = first + 1
+            while at < place and _same_print(source, int64(rows[at]), int64(rows[at - 1])):
+                at += 1
+            if at < place:  # else they are copies of one another, in the order they came
+                settle_rows(source, rows, first, place)
+                for at in range(first + 1, place):
+                    if not _same_print(source, int64(rows[at]), int64(rows[at - 1])):
+                        starts[found] = at
+                        found += 1
     starts[found] = count
     return found
 

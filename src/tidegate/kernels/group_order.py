@@ -30,10 +30,11 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.key_bytes import are_equal, int64
 from tidegate.kernels.key_order import is_key_above
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import load, pointer, prefetch, store
 
 UINT64S = types.Array(types.uint64, 1, "C")
 READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
+AHEAD: Final = 32  # rows that are asked for before they are compared
 FEW: Final = 16  # rows that are sorted by insertion
 _ONE, _U0, _U63 = np.uint64(1), np.uint64(0), np.uint64(63)
 
@@ -78,10 +79,8 @@ def _is_above(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> b
 
 
 @register_jitable
-def _is_same(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
+def _is_same(source: Any, bounds: Any, left: Any, right: Any) -> bool:
     """Whether two rows have one key."""
-    if hashes[left] != hashes[right]:
-        return False
     start, stop = int64(bounds[left]), int64(bounds[left + 1])
     return are_equal(source, start, stop, source, int64(bounds[right]), int64(bounds[right + 1]))
 
@@ -141,27 +140,34 @@ def arrange_rows(
 
     `starts` has one number more: where the last one's end.
     """
-    source = pointer(data)
+    source, bound_source = pointer(data), pointer(bounds)
     count, low_bits = marks.shape[0], np.uint64(row_bits)
     row_mask = (_ONE << low_bits) - _ONE
     for place in range(count):
         rows[place] = np.int32(marks[place] & row_mask)
-    found, place = int64(0), int64(0)
+    found, place, asked = int64(0), int64(0), int64(0)
     while place < count:
         starts[found] = place
         found += 1
         first = place
         place += 1
         if place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
+            while asked < min(
+                place + AHEAD, count
+            ):  # rows lie anywhere: have them brought while others are compared
+                prefetch(bound_source, int64(rows[asked]))
+                nearer = max(asked - AHEAD // 2, 0)
+                prefetch(source, int64(bounds[rows[nearer]]))
+                asked += 1
             while place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
                 place += 1
             at = first + 1
-            while at < place and _is_same(source, bounds, hashes, rows[at], rows[at - 1]):
+            while at < place and _is_same(source, bounds, rows[at], rows[at - 1]):
                 at += 1
             if at < place:
                 _settle(rows, first, place, source, bounds, hashes)
                 for at in range(first + 1, place):
-                    if not _is_same(source, bounds, hashes, rows[at], rows[at - 1]):
+                    if not _is_same(source, bounds, rows[at], rows[at - 1]):
                         starts[found] = at
                         found += 1
     starts[found] = count

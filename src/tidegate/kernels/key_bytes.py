@@ -137,6 +137,8 @@ def are_equal(
         if load_word(left, left_start + at) != load_word(right, right_start + at):
             return False
         at += 8
+    if at > 0:  # the last word, which the one before may reach into
+        return bool(at == length or load_word(left, left_stop - 8) == load_word(right, right_stop - 8))
     while at < length:
         if load(left, left_start + at) != load(right, right_start + at):
             return False

@@ -73,3 +73,16 @@ def divide_rows(lines: Any, order: Any, buckets: Any, places: Any, into_lines: A
         places[bucket] = place + 1
         into_lines[place] = lines[at]
         into_order[place] = order[at]
+
+
+@kernel(INT64(READ_INT32S, INT32S))
+def list_starts(lines: Any, starts: Any) -> Any:
+    """Where each line's rows begin among lines side by side, and one more: their end; answers how many lines."""
+    found, before = int64(0), int64(-1)
+    for at in range(lines.shape[0]):
+        line = int64(lines[at])
+        starts[found] = at  # overwritten by the next unless a line begins here
+        found += line != before
+        before = line
+    starts[found] = lines.shape[0]
+    return found

@@ -24,6 +24,8 @@ from tidegate.kernels.compiling import (
     READ_INT64S,
     kernel,
 )
+from tidegate.kernels.key_bytes import int64
+from tidegate.kernels.memory import load, pointer, store
 
 GOOD, NO_KEY, NEGATIVE, FUTURE = 0, 1, 2, 3
 
@@ -38,6 +40,37 @@ def least_clock(clocks: Any, idle: Any, count: int) -> int:
             least = clocks[at]
             found = True
     return least
+
+
+@register_jitable
+def _run_on(
+    row: int,
+    ts: Any,
+    partition: Any,
+    number: int,
+    latest: int,
+    clock: int,
+    least: int,
+    stream_time: Any,
+    judged: Any,
+    verdicts: Any,
+) -> Any:
+    """Go on while records are good and of the only partition there is; the next row, its clock and the floor."""
+    times, numbers = pointer(ts), pointer(partition)
+    to_stream, to_judged, to_verdict = pointer(stream_time), pointer(judged), pointer(verdicts)
+    while row < ts.shape[0]:
+        time = load(times, row)
+        if time < 0 or time > latest or load(numbers, row) != number:
+            break
+        if time > clock:
+            if clock <= least:
+                least = max(least, time)
+            clock = time
+        store(to_stream, row, clock)
+        store(to_judged, row, max(clock, least))
+        store(to_verdict, row, GOOD)
+        row += 1
+    return row, clock, least
 
 
 @kernel(
@@ -69,23 +102,34 @@ def advance_clocks(
     times from before a shuffle, no elements when there are none. `seen[p]` becomes 1 when a clock was asked.
     """
     count = partitions.shape[0]
-    at, number, clock = -1, 0, 0
+    at, number, clock = int64(-1), int64(0), int64(0)
     has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
     least = floor[0]
-    for row in range(first, ts.shape[0]):
+    is_alone = count == 1 and has_all_keys and not is_stamped
+    row = int64(first)
+    while row < ts.shape[0]:
         if at < 0 or partition[row] != number:
             if at >= 0:
                 clocks[at] = clock
-            number = partition[row]
-            at = -1
+            number = int64(partition[row])
+            at = int64(-1)
             for other in range(count):
                 if partitions[other] == number:
                     at = other
                     break
             if at < 0:
                 floor[0] = least
-                return row
+                return int(row)
             clock = clocks[at]
+        if is_alone and idle[0] == 0:
+            stopped, clock, least = _run_on(
+                row, ts, partition, number, latest, clock, least, stream_time, judged, verdicts
+            )
+            if stopped > row:
+                clocks[0] = clock
+                seen[0] = 1
+                row = stopped
+                continue
         time = ts[row]
         verdict = GOOD
         if not has_all_keys and (key_valid[(key_start + row) >> 3] >> ((key_start + row) & 7)) & 1 == 0:
@@ -109,5 +153,6 @@ def advance_clocks(
         stream_time[row] = clock
         judged[row] = max(clock, least)
         verdicts[row] = verdict
+        row += 1
     floor[0] = least
     return int(ts.shape[0])

@@ -25,6 +25,7 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.context import RuntimeContext
 from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.memory.allocator import keep_freed_memory
 from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.key_clock import KeyClock
 from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
@@ -80,6 +81,7 @@ class WorkerStorageRuntime:
         """Put the storage together. `backend` may be a function, called only once the config is known good."""
         if not isinstance(config, StorageConfig):
             raise InvalidError(f"storage is opened with {type(config).__name__}; give it a StorageConfig")
+        keep_freed_memory()
         clock = clock or SystemClock()
         opened = backend() if callable(backend) else backend
         wired = wire(config, opened, clock, randomness or SystemRandomness(), metrics or Metrics())

@@ -14,8 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.kernels.compressing import compress_bounds, compress_bytes, compress_halves, compress_words
-from tidegate.storage.runs.assembling import numbers_column
+from tidegate.kernels.compressing import (
+    compress_bounds,
+    compress_bytes,
+    compress_even,
+    compress_halves,
+    compress_words,
+)
+from tidegate.storage.runs.assembling import even_width, numbers_column
 from tidegate.storage.runs.hashing import binary_parts
 from tidegate.windows.events import EventBatch
 
@@ -61,6 +67,12 @@ def _column(column: pa.Array, flags: Flags, marks: Bytes, count: int) -> pa.Arra
             return numbers_column(type_, _numbers(held, marks, count))
         if pa.types.is_binary(type_) or pa.types.is_string(type_):
             data, bounds = binary_parts(column.view(pa.binary()))
+            if width := even_width(bounds):
+                room = np.empty((count + 1) * width, np.uint8)
+                compress_even(marks, data, int(bounds[0]), width, room)
+                even = np.arange(0, count * width + 1, width, dtype=np.int32)
+                buffers = [None, pa.py_buffer(even), pa.py_buffer(room[: count * width])]
+                return pa.Array.from_buffers(type_, count, buffers, 0)
             ends = np.empty(count + 1, np.int32)
             content = np.empty(compress_bounds(marks, bounds, ends), np.uint8)
             compress_bytes(marks, bounds, data, content)

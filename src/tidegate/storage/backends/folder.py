@@ -15,9 +15,10 @@ Safe for any number of threads and processes on one machine.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -64,12 +65,34 @@ def _alone(view: memoryview) -> list[memoryview]:
     return [view]
 
 
+class _Syncers:
+    """Threads that sync files, kept from one put to the next: starting some costs as much as a small file does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def submit(self, sync: Callable[[], None]) -> Future[None]:
+        with self._lock:
+            if self._threads is None or self._process != os.getpid():  # a fork inherits no threads
+                self._threads = ThreadPoolExecutor(SYNCS_AT_ONCE, "tidegate-sync")
+                self._process = os.getpid()
+            return self._threads.submit(sync)
+
+    def close(self) -> None:
+        """Let the threads end; a later sync starts new ones."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None and self._process == os.getpid():
+            threads.shutdown(wait=True)
+
+
 class _Syncs:
     """Files that are written, synced beside one another and closed: all of them when the block is left."""
 
-    def __init__(self, at_once: int) -> None:
-        self._at_once = at_once
-        self._threads: ThreadPoolExecutor | None = None
+    def __init__(self, syncers: _Syncers | None) -> None:
+        self._syncers = syncers
         self._waiting: File | None = None
         self._files: list[File] = []
         self._syncing: list[Future[None]] = []
@@ -80,16 +103,14 @@ class _Syncs:
 
     def sync(self, file: File) -> None:
         """Begin to sync a file that is written; the first waits to see whether there is a second."""
-        if self._at_once == 1:
+        if self._syncers is None:
             file.sync()
-        elif self._threads is None and self._waiting is None:
+        elif not self._syncing and self._waiting is None:
             self._waiting = file
         else:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._at_once, "tidegate-sync")
             for each in (self._waiting, file):
                 if each is not None:
-                    self._syncing.append(self._threads.submit(each.sync))
+                    self._syncing.append(self._syncers.submit(each.sync))
             self._waiting = None
 
     def __enter__(self) -> _Syncs:
@@ -99,8 +120,7 @@ class _Syncs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self._threads is not None:
-                self._threads.shutdown(wait=True)
+            wait(self._syncing)
             if error is None:
                 if self._waiting is not None:
                     self._waiting.sync()
@@ -130,6 +150,7 @@ class FolderBackend:
         self._clock = clock or SystemClock()
         self._randomness = randomness or SystemRandomness()
         self._publishing = threading.Lock()
+        self._syncers = _Syncers()
         self._durable: set[Path] = set()  # folders whose names are known to be on the disk
         self._ways: dict[
             str, list[Path]
@@ -144,11 +165,10 @@ class FolderBackend:
 
     def put_all(self, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
         """Several objects: while one is synced the next is written, and each folder is synced once."""
-        at_once = 1 if self._files.is_watched else SYNCS_AT_ONCE
         written: list[tuple[str, Path, Path, Sequence[Part]]] = []
         folders: dict[str, Path] = {}  # each is looked at once, not once for each object
         try:
-            with _Syncs(at_once) as syncs:
+            with _Syncs(None if self._files.is_watched else self._syncers) as syncs:
                 for name, parts in objects:
                     above, _, last = check_name(name).rpartition("/")
                     if above not in folders:
@@ -195,7 +215,7 @@ class FolderBackend:
         return False
 
     def close(self) -> None:
-        pass
+        self._syncers.close()
 
     # -- published -------------------------------------------------------------------------------
 

@@ -137,7 +137,8 @@ def missing(name: str, where: str) -> MissingObjectError:
 
 def view_of(part: Part) -> memoryview:
     """The bytes of a part, without copying."""
-    return memoryview(part).cast("B")
+    view = memoryview(part)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def total_size(parts: Sequence[Part]) -> int:
@@ -195,9 +196,10 @@ def groups(parts: Iterable[Part]) -> Iterator[list[memoryview]]:
     group: list[memoryview] = []
     nbytes = 0
     for view in map(view_of, parts):
-        for start in range(0, view.nbytes, GROUP_BYTES):
-            group.append(view[start : start + GROUP_BYTES])
-            nbytes += group[-1].nbytes
+        size = view.nbytes
+        for start in range(0, size, GROUP_BYTES):
+            group.append(view if size <= GROUP_BYTES else view[start : start + GROUP_BYTES])
+            nbytes += min(size - start, GROUP_BYTES)
             if nbytes >= GROUP_BYTES or len(group) == GROUP_PARTS:
                 yield group
                 group, nbytes = [], 0

@@ -10,6 +10,8 @@ K3  a run that comes and goes without a choice in between costs nothing a key: a
     and reach the table when somebody asks it something. A queued run is hot, so the queue holds no memory alive.
 K4  the table's own memory is `nbytes`: at most 128 bytes a key (and one small table), given back when keys
     leave. Beyond `max_keys` the clock is `crowded`, and whoever relieves memory takes keys out.
+K5  a run that goes leaves the queue alone, unless a run waits there whose keys are to keep their ticks (it was moved,
+    not used): else every run that was brought into the table would bring in the next one, round by round for ever.
 
 Safe from any thread: one lock, held for a kernel call or a vector pass.
 """
@@ -136,6 +138,7 @@ class KeyClock:
         self._settlers: list[Callable[[], None]] = []
         self._arrived: dict[int, _Arrival] = {}  # by the identity of the run
         self._arrived_keys = 0
+        self._moved = 0  # arrivals that are no use: their keys keep the tick they have
         self._touched: list[tuple[Hashes, int]] = []
         self._touched_keys = 0
         self._groups: dict[int, Hashes] = {}  # arrays held as they are, by identity: mostly let go unseen
@@ -181,10 +184,12 @@ class KeyClock:
             now, known = self._now(tick), self._arrived.get(id(run))
             if known is not None:
                 known.copies += 1
+                self._moved -= is_use and not known.is_use
                 known.tick, known.is_use = max(known.tick, now), known.is_use or is_use
                 return
             self._arrived[id(run)] = _Arrival(run, weigh, now, is_use)
             self._arrived_keys += run.key_count
+            self._moved += not is_use
 
     def remove_run(self, run: Run, weigh: Callable[[Run], Int64s]) -> None:
         """A hot copy of the run went: the very object that was added, or an equal one."""
@@ -195,8 +200,15 @@ class KeyClock:
                 if known.copies == 0:
                     del self._arrived[id(run)]
                     self._arrived_keys -= run.key_count
+                    self._moved -= not known.is_use
                 return
-        self.remove_bytes(run.hashes, weigh(run))
+            hashes, nbytes = run.hashes, -weigh(run)
+            if not self._moved:  # K5
+                at = self._table.add(hashes, np.ascontiguousarray(nbytes, np.int64), ROWS, self._tick)
+                if at < 0:
+                    return
+                hashes, nbytes = hashes[at:], nbytes[at:]
+        self._add(hashes, nbytes, None, ROWS)  # what is missing waits in the queue
 
     def drop(self, hashes: Hashes) -> None:
         """Forget keys, whatever they have."""
@@ -351,7 +363,7 @@ class KeyClock:
         self._used.clear()
         self._arrived.clear()
         self._touched.clear()
-        self._arrived_keys = self._touched_keys = 0
+        self._arrived_keys = self._touched_keys = self._moved = 0
 
     def _add(self, hashes: Hashes, nbytes: Int64s, tick: int | None, column: int) -> None:
         with self._lock:

@@ -70,7 +70,7 @@ class Manifest:
 
     def packs(self) -> set[str]:
         """Every pack a stored run of this checkpoint lies in."""
-        stored = (entry.stored for state in self.stores.values() for entry in state.entries)
+        stored = [entry.stored for state in self.stores.values() for entry in state.entries]
         return {each.pack for each in stored if each is not None}
 
 

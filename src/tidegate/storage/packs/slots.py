@@ -28,7 +28,15 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage.backends.port import Part
-from tidegate.storage.packs.layout import padding
+from tidegate.storage.packs.arrow_layouts import (
+    PLAIN,
+    element_of,
+    fixed_width,
+    is_large,
+    layout_of,
+    types_in,
+)
+from tidegate.storage.packs.layout import ALIGNMENT, padding
 from tidegate.storage.packs.steps import BadSlot, made_of, numbers_of, step_of
 from tidegate.storage.runs.run import DIRECTORY, Run
 
@@ -36,6 +44,7 @@ _LENGTH = struct.Struct("<I")
 MAX_MAP_BYTES = 16 << 20
 MAX_DEPTH = 32
 ZEROS = bytes(64)
+_PADDINGS = [bytes(size) for size in range(64)]
 STEPPED = -2  # instead of a buffer's size
 FEWEST_STEPS = 256  # numbers; fewer are not worth a look
 
@@ -82,25 +91,55 @@ def take_apart(run: Run) -> tuple[list[Part], bool]:
     steps: list[tuple[int, int]] = []
     for batch in (run.directory, run.rows):
         for column in batch.columns:
-            _take_apart(column, nodes, buffers, steps)
+            if not _take_plain(column, nodes, buffers, steps):
+                _take_apart(column, nodes, buffers, steps)
     described = (run.bucket, run.key_count, run.row_count, nodes)
     encoded = msgspec.msgpack.encode(SteppedMap(*described, steps) if steps else SlotMap(*described))
     if len(encoded) > MAX_MAP_BYTES:
         raise InvalidError(f"a run of {len(nodes)} arrays is too wide to be stored; declare fewer columns")
     head = _LENGTH.pack(len(encoded)) + encoded
-    parts: list[Part] = [head + ZEROS[: padding(len(head))]]
+    parts: list[Part] = [head + ZEROS[: -len(head) % ALIGNMENT]]
     for buffer in buffers:
         parts.append(buffer)
-        if padding(buffer.size):
-            parts.append(ZEROS[: padding(buffer.size)])
+        missing = -buffer.size % ALIGNMENT
+        if missing:
+            parts.append(_PADDINGS[missing])
     return parts, bool(steps)
+
+
+def _take_plain(
+    array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer], steps: list[tuple[int, int]]
+) -> bool:
+    """What `_take_apart` does, for a whole column of plain numbers or bytes without nulls, as most are; else False."""
+    plain = PLAIN.get(array.type.id)
+    if plain is None or array.offset or array.null_count or len(array) < FEWEST_STEPS:
+        return False
+    width, kind, is_binary = plain
+    rows, stored = len(array), array.buffers()
+    count = rows + is_binary
+    sizes = [-1, count * width]
+    if kind is not None:
+        numbers = np.frombuffer(stored[1], kind, count)
+        if is_binary:
+            if numbers.item(0):
+                return False
+            sizes.append(numbers.item(rows))
+        step = step_of(numbers)
+        if step is not None:
+            steps.append(step)
+            sizes[1] = STEPPED
+    nodes.append(Node(rows, 0, sizes))
+    for buffer, size in zip(stored[1:], sizes[1:], strict=True):
+        if size != STEPPED:
+            buffers.append(buffer if buffer is not None and buffer.size == size else _slice(buffer, 0, size))
+    return True
 
 
 def check_storable(schema: pa.Schema) -> None:
     """`InvalidError` for a column whose Arrow type has no layout here."""
     for field in schema:
-        for kind in _types_in(field.type):
-            if _layout(kind) is None:
+        for kind in types_in(field.type):
+            if layout_of(kind) is None:
                 raise InvalidError(
                     f"column {field.name} has the Arrow type {field.type}, and {kind} cannot be stored; cast it to a "
                     f"plain type (string instead of string_view, the storage type of an extension)"
@@ -111,7 +150,7 @@ def _take_apart(
     array: pa.Array, nodes: list[Node], buffers: list[pa.Buffer], steps: list[tuple[int, int]]
 ) -> None:
     kind, rows, nulls = array.type, len(array), array.null_count
-    layout = _layout(kind)
+    layout = layout_of(kind)
     if layout == "null":
         nodes.append(Node(rows, rows, []))
         return
@@ -120,7 +159,7 @@ def _take_apart(
     if (
         rows >= FEWEST_STEPS
         and not children
-        and (numbers := numbers_of(kind, layout, large=_is_large(kind))) is not None
+        and (numbers := numbers_of(kind, layout, large=is_large(kind))) is not None
     ):
         step = step_of(np.frombuffer(memoryview(own[1]), numbers))  # type: ignore[arg-type]
         if step is not None:
@@ -140,16 +179,16 @@ def _own_buffers(
     valid = _bits(stored[0], array.offset, rows) if nulls else None
     match layout:
         case "fixed":
-            width = _fixed_width(kind)
+            width = fixed_width(kind)
             values = [array.dictionary] if pa.types.is_dictionary(kind) else []
             return [valid, _slice(stored[1], array.offset * width, rows * width)], values
         case "bits":
             return [valid, _bits(stored[1], array.offset, rows)], []
         case "binary":
-            offsets, first, size = _offsets(stored[1], array.offset, rows, large=_is_large(kind))
+            offsets, first, size = _offsets(stored[1], array.offset, rows, large=is_large(kind))
             return [valid, offsets, _slice(stored[2], first, size)], []
         case "list":
-            offsets, first, size = _offsets(stored[1], array.offset, rows, large=_is_large(kind))
+            offsets, first, size = _offsets(stored[1], array.offset, rows, large=is_large(kind))
             values = array.values if not pa.types.is_map(kind) else _map_entries(array)
             return [valid, offsets], [values.slice(first, size)]
         case "fixed_list":
@@ -256,7 +295,7 @@ class _Buffers:
             raise BadSlot(f"its map does not describe a column of {kind} with {rows} rows")
         if pa.types.is_null(kind):
             return pa.nulls(rows)
-        layout = _layout(kind)
+        layout = layout_of(kind)
         buffers: Any = [
             self._make(kind, layout, rows) if size == STEPPED and place == 1 else self._take(size)
             for place, size in enumerate(node.buffers)
@@ -265,14 +304,14 @@ class _Buffers:
         children: list[pa.Array] | None = None
         match layout:
             case "binary":
-                if self._last_offset(buffers[1], rows, large=_is_large(kind)) != buffers[2].size:
+                if self._last_offset(buffers[1], rows, large=is_large(kind)) != buffers[2].size:
                     raise BadSlot(f"the values of a column of {kind} are not as long as its offsets say")
             case "fixed" if pa.types.is_dictionary(kind):
                 values = self.dictionary(kind.value_type, depth)
                 return pa.DictionaryArray.from_buffers(kind, rows, buffers, values, node.nulls)
             case "list":
-                size = self._last_offset(buffers[1], rows, large=_is_large(kind))
-                children = [self.array(_element(kind), size, depth + 1)]
+                size = self._last_offset(buffers[1], rows, large=is_large(kind))
+                children = [self.array(element_of(kind), size, depth + 1)]
             case "fixed_list":
                 children = [self.array(kind.value_type, rows * kind.list_size, depth + 1)]
             case "struct":
@@ -288,7 +327,7 @@ class _Buffers:
         return self.array(kind, node.rows, depth + 1)
 
     def _make(self, kind: pa.DataType, layout: str | None, rows: int) -> pa.Buffer:
-        step, numbers = next(self._steps, None), numbers_of(kind, layout, large=_is_large(kind))
+        step, numbers = next(self._steps, None), numbers_of(kind, layout, large=is_large(kind))
         if step is None or numbers is None:
             raise BadSlot(f"a column of {kind} is not described by steps")
         made = made_of(*step, numbers, rows + 1 if layout == "binary" else rows)
@@ -320,13 +359,13 @@ class _Buffers:
         expected: list[int | None]
         match layout:
             case "fixed":
-                expected = [rows * _fixed_width(kind)]
+                expected = [rows * fixed_width(kind)]
             case "bits":
                 expected = [bits]
             case "binary":
-                expected = [(rows + 1) * (8 if _is_large(kind) else 4), None]
+                expected = [(rows + 1) * (8 if is_large(kind) else 4), None]
             case "list":
-                expected = [(rows + 1) * (8 if _is_large(kind) else 4)]
+                expected = [(rows + 1) * (8 if is_large(kind) else 4)]
             case "struct" | "fixed_list":
                 expected = []
             case _:
@@ -351,67 +390,3 @@ class _Buffers:
 def _before(first: Node, rest: Iterator[Node]) -> Iterator[Node]:
     yield first
     yield from rest
-
-
-# -- Arrow's layouts -----------------------------------------------------------------------------
-
-
-def _layout(kind: pa.DataType) -> str | None:
-    """How arrays of the type lie; its number alone decides, and is much quicker to ask for."""
-    number = kind.id
-    if number not in _LAYOUTS:
-        _LAYOUTS[number] = _find_layout(kind)
-    return _LAYOUTS[number]
-
-
-_LAYOUTS: dict[int, str | None] = {}
-
-
-def _find_layout(kind: pa.DataType) -> str | None:
-    types = pa.types
-    if isinstance(kind, pa.BaseExtensionType) or types.is_union(kind) or types.is_run_end_encoded(kind):
-        return None
-    if types.is_null(kind):
-        return "null"
-    if types.is_boolean(kind):
-        return "bits"
-    if (
-        types.is_binary(kind)
-        or types.is_string(kind)
-        or types.is_large_binary(kind)
-        or types.is_large_string(kind)
-    ):
-        return "binary"
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
-        return "list"
-    if types.is_fixed_size_list(kind):
-        return "fixed_list"
-    if types.is_struct(kind):
-        return "struct"
-    if types.is_dictionary(kind) or types.is_fixed_size_binary(kind) or types.is_primitive(kind):
-        return "fixed"
-    return "fixed" if types.is_decimal(kind) else None
-
-
-def _fixed_width(kind: pa.DataType) -> int:
-    return int((kind.index_type if pa.types.is_dictionary(kind) else kind).bit_width // 8)
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_large_binary(kind) or types.is_large_string(kind) or types.is_large_list(kind))
-
-
-def _element(kind: pa.DataType) -> pa.DataType:
-    return pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
-
-
-def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    yield kind
-    if isinstance(kind, pa.BaseExtensionType):
-        return
-    if pa.types.is_dictionary(kind):
-        yield from _types_in(kind.value_type)
-    else:
-        for index in range(kind.num_fields):
-            yield from _types_in(kind.field(index).type)

@@ -26,10 +26,10 @@ def numbers_of(kind: pa.DataType, layout: str | None, *, large: bool) -> np.dtyp
     """What the second buffer of a plain column holds, if whole numbers: values, or where values begin."""
     if layout == "binary":
         return np.dtype(np.int64 if large else np.int32)
-    return _INTEGERS.get(kind.id) if layout == "fixed" else None
+    return INTEGERS.get(kind.id) if layout == "fixed" else None
 
 
-_INTEGERS = {
+INTEGERS = {
     kind.id: np.dtype(kind.to_pandas_dtype())
     for kind in (
         pa.int8(),
@@ -46,10 +46,10 @@ _INTEGERS = {
 
 def step_of(numbers: np.ndarray[Any, Any]) -> tuple[int, int] | None:
     """The first number and the step, if each is the one before it and the step."""
-    count = len(numbers)
-    first, second, middle, last = (int(numbers[at]) for at in (0, 1, count // 2, count - 1))
-    step = second - first
-    if middle != first + step * (count // 2) or last != first + step * (count - 1):
+    count, value = len(numbers), numbers.item
+    first: int = value(0)
+    step: int = value(1) - first
+    if value(count // 2) != first + step * (count // 2) or value(count - 1) != first + step * (count - 1):
         return None
     if numbers.dtype == np.int64 and numbers.flags.aligned and abs(step) < 1 << 62:
         same = words_in_steps(numbers, step)

@@ -163,6 +163,13 @@ def gather_numbers(values: Int64s, rows: Int32s) -> pa.Array:
     return numbers_column(_INT64, into)
 
 
+def gather_places(values: Int32s, places: Int32s) -> Int32s:
+    """The numbers at these places."""
+    into = np.empty(len(places), np.int32)
+    gather_halves(values, places, into)
+    return into
+
+
 def gather(column: pa.Array, rows: Int32s) -> pa.Array:
     """The values at these rows, in buffers of their own."""
     if is_word(column.type) and not column.null_count:

@@ -27,6 +27,7 @@ from tidegate.storage.runs.assembling import (
     gather,
     gather_keys,
     gather_numbers,
+    gather_places,
     int64_column,
     is_word,
     own_slice,
@@ -73,7 +74,7 @@ def build_runs(
     parts = binary_parts(batch.key)
     keys = KeySource(hash_parts(parts) if hashes is None else hashes, *parts, even_width(parts.bounds))
     ordered = order_rows(keys, batch.ts, batch.seq, spec.bucket_ms)
-    starts, lines = ordered.starts, ordered.rows[ordered.starts[:-1]]
+    starts, lines = ordered.starts, gather_places(ordered.rows, ordered.starts[:-1])
     if spec.merge is Merge.APPEND:
         rows_between = _numbered(spec, batch, rows, ordered.rows, first_seq)
     else:
@@ -85,7 +86,7 @@ def build_runs(
             folded = _folded(spec, rows, ordered.rows, identities)
             rows_between = _slices(spec, *folded)
             if whole is not None:
-                firsts = ordered.rows[identities.firsts[:-1]]
+                firsts = gather_places(ordered.rows, identities.firsts[:-1])
                 whole.append(FoldedRows(gather_keys(batch.key, firsts), *folded))
     runs: list[Run] = []
     for bucket, first, stop in ordered.buckets:
@@ -207,7 +208,8 @@ def _folded(
     if count == len(identities.ts):
         return identities.ts, identities.seq, states
     firsts = identities.firsts[:-1]
-    return identities.ts[firsts], identities.seq[firsts] if len(identities.seq) else NO_NUMBERS, states
+    seq = words(gather_numbers(identities.seq, firsts)) if len(identities.seq) else NO_NUMBERS
+    return words(gather_numbers(identities.ts, firsts)), seq, states
 
 
 def _slices(spec: StoreSpec, ts: Int64s, seq: Int64s, states: list[pa.Array]) -> RowsBetween:

@@ -1,6 +1,8 @@
 """The hash of a key: XXH64, seed 0. A number kept on disk for ever, whose top ten bits are the key group.
 
-Also how a binary or numeric column shows its buffers to a kernel. Thread rule: pure.
+Also how a binary or numeric column shows its buffers to a kernel, and numbers led by hashes in order.
+
+Thread rule: pure.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
+from tidegate.kernels.mark_sort import SPARE_BITS, UNSORTED, sort_marks
 from tidegate.kernels.xxh64 import hash_values
 
 UInt64s = npt.NDArray[np.uint64]
@@ -60,3 +63,12 @@ def hash_parts(parts: BinaryParts) -> UInt64s:
     hashes = np.empty(len(parts.bounds) - 1, np.uint64)
     hash_values(parts.data, parts.bounds, hashes)
     return hashes
+
+
+def sorted_marks(marks: UInt64s, leading_bits: int, row_bits: int) -> UInt64s:
+    """Ascending: numbers of `leading_bits`, then bits of a hash, then the row, in whose order they come; used up."""
+    other = np.empty(len(marks), np.uint64)
+    where = sort_marks(marks, other, leading_bits + row_bits + SPARE_BITS)
+    if where == UNSORTED:
+        marks.sort()
+    return other if where == 1 else marks

@@ -13,7 +13,7 @@ from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
 from tidegate.kernels.grouping import sort_cursors
 from tidegate.kernels.run_merge import gather_words
 from tidegate.storage.runs.assembling import NO_NUMBERS, KeySource
-from tidegate.storage.runs.hashing import Int32s
+from tidegate.storage.runs.hashing import Int32s, sorted_marks
 from tidegate.storage.runs.run import Int64s
 
 LONGEST = 1 << 62
@@ -84,8 +84,9 @@ def _arranged(
     count = len(ts)
     marks, counts = np.empty(count, np.uint64), np.zeros(buckets, np.int64)
     row_bits = max(count - 1, 1).bit_length()
-    mark_rows(keys.hashes, ts, width, lowest, (buckets - 1).bit_length(), row_bits, marks, counts)
-    marks.sort()
+    bucket_bits = (buckets - 1).bit_length()
+    mark_rows(keys.hashes, ts, width, lowest, bucket_bits, row_bits, marks, counts)
+    marks = sorted_marks(marks, bucket_bits, row_bits)
     rows, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
     found = arrange_rows(marks, row_bits, keys.data, keys.bounds, keys.hashes, rows, starts)
     return rows, starts[: found + 1], counts

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.run_spread import count_buckets, divide_rows, first_disorder
+from tidegate.kernels.run_spread import count_buckets, divide_rows, first_disorder, list_starts
 from tidegate.storage.runs.assembling import (
     KeySource,
     assemble,
@@ -72,9 +72,8 @@ def build_sorted_runs(spec: StoreSpec, rows: SortedRows, *, max_rows: int) -> li
     runs: list[Run] = []
     payload = [rows.columns.column(each.name) for each in spec.payload]
     for bucket, lines, order in _by_bucket(spec, rows, ts, lowest, highest):
-        is_first = np.ones(len(lines), np.bool_)
-        np.not_equal(lines[1:], lines[:-1], out=is_first[1:])
-        starts = np.append(np.flatnonzero(is_first), len(lines)).astype(np.int32)
+        starts = np.empty(len(lines) + 1, np.int32)
+        starts = starts[: list_starts(lines, starts) + 1]
         firsts = lines if len(starts) > len(lines) else lines[starts[:-1]]
 
         def rows_between(start: int, stop: int, order: Int32s = order) -> pa.RecordBatch:

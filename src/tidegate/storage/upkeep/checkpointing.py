@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.entries import RunEntry, without_hot
+from tidegate.storage.index.entries import RunEntry
 from tidegate.storage.index.state import ExtraState
 from tidegate.storage.packs.manifest import Manifest, StoreState
 from tidegate.storage.packs.token import Token
@@ -180,11 +180,10 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
             )
             if lease is not None:
                 leases.callback(lease.close)
-            entries: list[RunEntry] = []
-            for bucket in buckets:
-                if any(run.stored is None for run in bucket.runs):
-                    return None, f"bucket {bucket.start} of store {name}"
-                entries += [without_hot(run) for run in bucket.runs]
+            entries = [run for bucket in buckets for run in bucket.runs]
+            unstored = [run.bucket for run in entries if run.stored is None]
+            if unstored:
+                return None, f"bucket {unstored[0]} of store {name}"
             changed = _changed(index)
             if changed is None:
                 return None, f"a bucket of store {name}"
@@ -215,7 +214,7 @@ def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
     return StoreState(
         fingerprint=store.spec.fingerprint,
         next_seq=store.next_seq,
-        next_order=1 + max((entry.order for entry in entries), default=-1),
+        next_order=1 + max([entry.order for entry in entries], default=-1),
         entries=entries,
         extra=state.encode_extra() if isinstance(state, ExtraState) else b"",
     )

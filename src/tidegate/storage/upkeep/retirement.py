@@ -34,27 +34,27 @@ class Deletes(Protocol):
 
 
 class CheckpointHolds:
-    """Which packs each retained (or unfinished) checkpoint of a task needs."""
+    """Which packs each retained (or unfinished) checkpoint of a task needs.
+
+    A set for each checkpoint, and no count for each pack: few checkpoints are retained, of many packs that are
+    mostly the same.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, int], frozenset[str]] = {}
+        self._held: dict[str, dict[int, frozenset[str]]] = {}
         self._again: Counter[tuple[str, int]] = Counter()  # holders beyond the first
-        self._counts: dict[tuple[str, str], int] = {}
 
     def hold(self, task: str, number: int, packs: Iterable[str]) -> None:
         """Keep these packs for checkpoint `number`; called again, the packs of both calls."""
         with self._lock:
-            before = self._held.get((task, number), frozenset())
-            added = frozenset(packs) - before
-            self._held[task, number] = before | added
-            for pack in added:
-                self._counts[task, pack] = self._counts.get((task, pack), 0) + 1
+            held = self._held.setdefault(task, {})
+            held[number] = held.get(number, frozenset()).union(packs)
 
     def hold_again(self, task: str, number: int) -> bool:
         """One more release is to come before the checkpoint is given up; False when it is given up already."""
         with self._lock:
-            if (task, number) not in self._held:
+            if number not in self._held.get(task, ()):
                 return False
             self._again[task, number] += 1
             return True
@@ -66,36 +66,28 @@ class CheckpointHolds:
                 self._again[task, number] -= 1
                 return frozenset()
             del self._again[task, number]
-            packs = self._held.pop((task, number), frozenset())
-            return frozenset(pack for pack in packs if self._let_go(task, pack))
+            held = self._held.get(task, {})
+            return held.pop(number, frozenset()).difference(*held.values())
 
     def is_held(self, task: str, pack: str) -> bool:
         with self._lock:
-            return (task, pack) in self._counts
+            return any(pack in packs for packs in self._held.get(task, {}).values())
 
     def numbers(self, task: str) -> list[int]:
         """The checkpoints of the task that hold something, or held nothing but are retained, ascending."""
         with self._lock:
-            return sorted(number for owner, number in self._held if owner == task)
+            return sorted(self._held.get(task, ()))
 
     def packs(self, task: str) -> frozenset[str]:
         """Every pack that a checkpoint of the task holds."""
         with self._lock:
-            return frozenset(pack for owner, pack in self._counts if owner == task)
+            return frozenset().union(*self._held.get(task, {}).values())
 
     def clear(self, task: str) -> None:
         """Forget all holds of a task that leaves the worker; its files are then garbage collection's."""
         with self._lock:
-            for owner, number in [key for key in self._held if key[0] == task]:
-                del self._again[owner, number]
-                for pack in self._held.pop((owner, number)):
-                    self._let_go(task, pack)
-
-    def _let_go(self, task: str, pack: str) -> bool:
-        left = self._counts.pop((task, pack)) - 1
-        if left:
-            self._counts[task, pack] = left
-        return not left
+            for number in self._held.pop(task, {}):
+                del self._again[task, number]
 
 
 @dataclass(slots=True)

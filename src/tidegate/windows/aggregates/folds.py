@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.assignment import note_in_order, note_records
+from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.windows.events import EventBatch, Int64s
@@ -78,8 +78,7 @@ def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
     """Whether each of `count` groups has rows, one group's after the other's."""
     if len(groups) < count or not len(groups) or groups[0] != 0 or groups[-1] != count - 1:
         return False
-    steps = np.diff(groups)
-    return bool(steps.min(initial=0) >= 0 and steps.max(initial=0) <= 1)
+    return bool(rise_by_one(groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_kept
+from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
 from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
@@ -47,7 +47,7 @@ from tidegate.storage import (
     WorkerStorageRuntime,
 )
 from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s, binary_parts
+from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keeping import keep_events
 from tidegate.windows.keys.binary_columns import binary_column
@@ -197,8 +197,7 @@ class DedupeOperator:
         count = fingerprint_pairs(
             *keys, *id_parts, _NO_FLAGS if has_id is None else has_id, *secret, row_bits, prints, marks
         )
-        marks = marks[:count]
-        marks.sort()
+        marks = sorted_marks(marks[:count], 0, row_bits)
         rows, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
         found = arrange_rows(marks, row_bits, prints.reshape(-1).view(np.uint8), rows, starts)
         starts = starts[: found + 1]
@@ -214,26 +213,25 @@ class DedupeOperator:
         if not count:
             return np.empty(0, np.int32), np.empty(0, np.int32)
         ts = np.ascontiguousarray(batch.ts)
+        earliest = int(ts.min())
         reach = Time(
-            max(int(ts.min()) - definition.within_ms + 1, EARLIEST),
+            max(earliest - definition.within_ms + 1, EARLIEST),
             min(int(ts.max()) + definition.within_ms - 1, LATEST),
         )
         keys = _prints_column(groups.prints)
         known = self._runtime.reader().join(self._task, self._state, keys, groups.hashes, reach)
-        late: Flags = ts < judged - definition.grace_ms
-        is_any_late = bool(late.any())
-        sizes = np.diff(groups.starts)
-        is_chosen = sizes > 1  # others are new, but for what is known of them
-        is_chosen[known.numbers] = True
-        if is_any_late:
-            is_chosen[late[groups.rows[groups.starts[:-1]]]] = True
-        chosen = np.flatnonzero(is_chosen).astype(np.int32)
+        late = _NO_FLAGS
+        if earliest < int(judged.max()) - definition.grace_ms:
+            late = ts < judged - definition.grace_ms
+        room_for_all = np.empty(count, np.int32)
+        found, largest = list_chosen(groups.rows, groups.starts, known.numbers, late, room_for_all)
+        chosen = room_for_all[:found]
         if len(chosen):
-            largest = int(sizes[chosen].max()) + _most_alike(known.numbers)
+            largest += _most_alike(known.numbers)
             room = (np.empty(largest, np.int64), np.empty(largest, np.int64))
             places = (np.empty(largest, np.int32), np.empty(largest, np.int32))
             decide(
-                groups.rows, groups.starts, chosen, late if is_any_late else _NO_FLAGS, ts,
+                groups.rows, groups.starts, chosen, late, ts,
                 np.ascontiguousarray(judged), np.ascontiguousarray(batch.offset),
                 np.ascontiguousarray(batch.partition),
                 known.numbers, words(known.rows.column("ts")), words(known.rows.column("offset")),
