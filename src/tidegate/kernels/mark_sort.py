@@ -20,7 +20,7 @@ from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT64, kernel
 from tidegate.kernels.key_bytes import int64
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, store
 
 UINT64S = types.Array(types.uint64, 1, "C")
 
@@ -87,6 +87,7 @@ def sort_marks(marks: Any, other: Any, telling_bits: int) -> int:
             _by_digit(mine, others, count, shift, places)
         else:
             _by_digit(others, mine, count, shift, places)
+    keep(room)
     if passes & 1 == 1:
         if _settle(others, count):
             return 1
