@@ -186,10 +186,7 @@ def test_an_interrupted_push_leaves_a_failed_version_and_the_next_gets_the_next_
     assert pushed(tmp_path, users(spark, 20)).version.number == 2
 
 
-def test_a_task_that_fails_in_the_middle_is_tried_again_and_its_repeats_are_duplicates(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """The first attempt of a task dies with its process behind its first append: Spark tries it again."""
+def test_a_task_whose_process_is_killed_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
     frame = users(spark, 400)
     report = pushed(tmp_path, frame.select("name", dying("said", tmp_path / "died")(frame)), value="said")
     assert report.is_current and report.version.rows == 400
@@ -197,7 +194,7 @@ def test_a_task_that_fails_in_the_middle_is_tried_again_and_its_repeats_are_dupl
 
 
 def dying(column: str, mark: Path) -> Callable[[DataFrame], Any]:
-    """The column; whoever makes the 100th row of it first is killed."""
+    """The column; the process that makes it first is killed."""
     import os
     import signal
 
