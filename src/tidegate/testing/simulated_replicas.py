@@ -32,7 +32,7 @@ from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import table_rules
 from tidegate.tables.replicas.following import Following
-from tidegate.tables.replicas.leading import Leading, Live
+from tidegate.tables.replicas.leading import LONGEST_PAUSE_MS, Leading, Live
 from tidegate.testing.schedules import Step
 from tidegate.testing.simulated_log import Fate, SimulatedDeath, SimulatedLog
 
@@ -160,7 +160,7 @@ class World:
                 node.clock.advance(TTL_MS // 2)
             moved = [node.drain() | node.lead() for node in self.nodes]
             quiet = 0 if any(moved) else quiet + 1
-            if quiet > 2 * len(self.nodes):  # longer than any lease
+            if quiet * TTL_MS // 2 > LONGEST_PAUSE_MS + TTL_MS:  # longer than any lease or pause
                 break
         else:
             raise AssertionError("the replicas do not come to rest")

@@ -124,11 +124,9 @@ class Leading:
             if self._lease is not None:
                 self._lease.keep()
             return self._lead(timeout_ms) if self.role is Role.LEADER else self._wait_for_stamp()
-        except FencedError as error:
-            self._fall(error)
         except (TidegateError, OSError) as error:
             self._fall(error)
-            self._pause()
+            self._pause()  # also for one that was replaced: two whose clocks differ must not take turns all the time
         return True
 
     def stop(self, *, graceful: bool = True) -> None:
