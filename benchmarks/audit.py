@@ -1,8 +1,8 @@
 """How fast is an audit that proves every record, serial and in ranges on Spark; and a comparison, and a certificate?
 
-Back of the envelope: unpacking and decoding a small record 40 ns, its metadata 10 ns, CRC-32 15 ns, judging and counting
-30 ns: about 100 ns a record, 10 M records/s on one core. Two cores share nothing but memory, and the fold of a
-partition's ranges costs micro-seconds; so 1.8 times that on two.
+Back of the envelope: unpacking and decoding a small record 40 ns, its metadata 10 ns, CRC-32 15 ns, judging and
+counting 30 ns: about 100 ns a record, 10 M records/s on one core. Two cores share nothing but memory, and the fold of
+a partition's ranges costs micro-seconds; so 1.8 times that on two.
 
 Peers, in the same run: the serial audit of the same topic. Reports of both must be equal, and a damaged copy's too,
 before a figure is printed; Spark's session and workers are warm, as in a second audit of a session.
@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from _report import Report, demand
 from tidegate.integrity.auditing import FullReport, audit
+from tidegate.integrity.certificates import digest_topic
 from tidegate.integrity.chains import ChainLimits
 from tidegate.integrity.comparing import compare
-from tidegate.integrity.certificates import digest_topic
 from tidegate.integrity.reading_ranges import TopicAt
 from tidegate.log.access.embedded import Log
 

@@ -41,7 +41,7 @@ from tidegate.log.verify.report import PartitionReport, Report
 
 SMALLEST_RANGE: Final = 8 << 20
 LARGEST_RANGE: Final = 512 << 20
-RANGES_FOR_EACH: Final = 4  # so that one slow range does not keep the others waiting
+RANGES_FOR_EACH: Final = 8  # so that one slow range does not keep the others waiting
 _LAST: Final = 2**63 - 1
 
 Item = TypeVar("Item")
@@ -229,6 +229,9 @@ def _audit_elsewhere(
 ) -> None:
     outcomes: dict[tuple[int, int], RangeOutcome] = {}
     tasks = [task for plan in plans for task in plan.tasks]
+    tasks.sort(
+        key=lambda task: task.place[1]
+    )  # first ranges are judged, which takes longest: they begin first
     for outcome in runner.run(audit_range, tasks):
         outcomes[outcome.place] = outcome
         progress(outcome.size_bytes, outcome.records, outcome.faults)

@@ -9,6 +9,7 @@ Thread rule: one thread calls; the jobs are given to Spark by threads of this ru
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -65,7 +66,10 @@ class SparkRunner:
 
 def _guarded(work: Callable[[Any], Any], item: Any) -> Any:
     """In a worker: what we raise on purpose is brought back, all else Spark tries again elsewhere."""
+    gc.unfreeze()
     try:
         return work(item)
     except TidegateError as error:
         return describe(error)
+    finally:
+        gc.freeze()  # Spark collects garbage after every task, which takes longer than a small range
