@@ -57,6 +57,7 @@ VERBS: dict[str, Place | Places] = {
     "table": Place("tidegate.cli.table", "Look into windowed tables: fetch, scan, info, explain."),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
+    "ui": Place("tidegate.cli.ui", "Look at topics, records, tables and apps in a browser; HTTP API."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
     "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
 }
