@@ -8,6 +8,7 @@ Pure functions over templates that are loaded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -49,9 +50,19 @@ def render(template: str, **values: Any) -> bytes:
     return environment().get_template(template).render(**values).encode("utf-8", "backslashreplace")
 
 
-def document_page(template: str, document: bytes, **values: Any) -> bytes:
+class Said:
+    """The parameters of a page by name, to fill its form in again; empty where nothing was said."""
+
+    def __init__(self, ask: Mapping[str, Any]) -> None:
+        self._ask = ask
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask.get(name, "")
+
+
+def document_page(template: str, document: bytes, *, ask: Mapping[str, Any], **values: Any) -> bytes:
     """A screen of a document as the reading process gave it."""
-    return render(template, doc=msgspec.json.decode(document), **values)
+    return render(template, doc=msgspec.json.decode(document), ask=Said(ask), **values)
 
 
 def failure_page(failure: Failure, status: int) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading import apps, overview, topics
+from tidegate.web.reading import apps, integrity, overview, records, searching, tables, topics
 from tidegate.web.reading.site import Site
 
 _LARGEST: Final = 2**63 - 1
@@ -91,6 +91,10 @@ def warm(site: Site) -> Warmed:
     return Warmed(bool(site.topics() or True))
 
 
+def exported(site: Site, topic: str, question: records.ExportQuestion) -> Page:
+    return Page(*records.export(site, topic, question))
+
+
 _ALL: Final = (
     Asked(
         "overview", "/overview", "How things are: a sentence, lag, backlog, memory, faults, what next", "overview",
@@ -105,6 +109,54 @@ _ALL: Final = (
         topics.TopicDocument, topics.topic_document, topics.TopicQuestion, page="/topics/{topic}", screen="topic.html",
     ),
     Asked(
+        "records", "/topics/{topic}/records", "Records, by key, value, header and time, page by page", "records",
+        records.RecordsDocument, records.records, searching.RecordsQuestion,
+        page="/topics/{topic}/records", screen="records.html",
+    ),
+    Asked(
+        "record", "/topics/{topic}/records/{partition}/{offset}", "One record by its place", "records",
+        records.RecordDocument, records.record,
+        page="/topics/{topic}/records/{partition}/{offset}", screen="record.html",
+    ),
+    Asked(
+        "export", "/topics/{topic}/export", "Records as JSON lines or Parquet; header Tidegate-Next goes on", "records",
+        None, exported, records.ExportQuestion, content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
+    ),
+    Asked(
+        "integrity", "/topics/{topic}/integrity", "Whether anything is missing, changed or repeated", "integrity",
+        integrity.IntegrityDocument, integrity.integrity, integrity.IntegrityQuestion,
+        page="/topics/{topic}/integrity", screen="integrity.html",
+    ),
+    Asked(
+        "tables", "/tables", "All tables: apps' as APP:TABLE, and those kept over topics", "tables",
+        tables.TableList, tables.table_list, page="/tables", screen="tables.html",
+    ),
+    Asked(
+        "table", "/tables/{table}", "One table: a key's windows, late rows, commits", "tables",
+        tables.TableDocument, tables.table_document, tables.TableQuestion, page="/tables/{table}", screen="table.html",
+    ),
+    Asked(
+        "fetch", "/tables/{table}/fetch", "One key's rows", "tables",
+        tables.RowsDocument, tables.fetch, tables.FetchQuestion,
+    ),
+    Asked(
+        "scan", "/tables/{table}/scan", "All rows, page by page, of one commit", "tables",
+        tables.RowsDocument, tables.scan, tables.ScanQuestion,
+    ),
+    Asked(
+        "late", "/tables/{table}/late", "Records that came too late or too early", "tables",
+        tables.LateDocument, tables.late, tables.LateQuestion,
+    ),
+    Asked(
+        "diff", "/tables/{table}/diff", "What changed between two commits", "tables",
+        tables.DiffDocument, tables.diff, tables.DiffQuestion, page="/tables/{table}/diff", screen="diff.html",
+    ),
+    Asked(
+        "explain", "/tables/{table}/explain", "Why a value is what it is: the records behind it", "tables",
+        tables.ExplainDocument, tables.explain, tables.ExplainQuestion,
+        page="/tables/{table}/explain", screen="explain.html",
+    ),
+    Asked(
         "apps", "/apps", "All apps that have state here", "apps", apps.AppList, apps.app_list,
         page="/apps", screen="apps.html",
     ),
@@ -114,6 +166,10 @@ _ALL: Final = (
     ),
 )  # fmt: skip
 LIVE: Final = (
+    Asked(
+        "tail", "/topics/{topic}/tail", "New records as they are written (server-sent events)", "records",
+        records.RecordsDocument, records.tail, records.TailQuestion,
+    ),
     Asked(
         "rounds", "/apps/{app}/live", "An app whenever it has committed (server-sent events)", "apps",
         apps.AppDocument, apps.app_document, apps.AppQuestion,

@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tidegate import __version__
-from tidegate.errors import InvalidError, TidegateError
+from tidegate.errors import TidegateError
 from tidegate.web import openapi, pages
 from tidegate.web.asking import Reading
 from tidegate.web.failures import INTERNAL, Failure, failure_of
@@ -48,6 +48,8 @@ class Server:
         self.settings = settings
         self.sessions = Sessions(settings)
         self.reading = Reading(settings)
+        self.is_warm = False
+        """Whether the process that reads has loaded what it needs."""
 
     def app(self) -> Any:
         """The ASGI application, gate and all."""
@@ -90,6 +92,7 @@ class Server:
             await self.reading.warm()
         except TidegateError:
             pass  # the first question says what is wrong
+        self.is_warm = True
 
     # -- questions -------------------------------------------------------------------------------
 
@@ -206,34 +209,33 @@ def _ending(media_type: str) -> str:
 
 
 def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Listen until interrupted; `ready` is told the address."""
-    server = uvicorn.Server(uvicorn_config(settings))
-    if ready is None:
-        server.run()
-        return
+    """Listen until interrupted; `ready` is told the address once the first page would come at once."""
+    site = Server(settings)
+    server = uvicorn.Server(uvicorn_config(site))
 
     async def run() -> None:
-        told = asyncio.create_task(_tell(server, settings, ready))
+        told = asyncio.create_task(_tell(server, site, ready))
         await server.serve()
         told.cancel()
 
     asyncio.run(run())
 
 
-async def _tell(server: uvicorn.Server, settings: Settings, ready: Callable[[str], None]) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    host = "localhost" if is_loopback(settings.host) else settings.host
-    ready(f"http://{host}:{port}/")
+async def _tell(server: uvicorn.Server, site: Server, ready: Callable[[str], None] | None) -> None:
+    while not (server.started and site.is_warm):
+        await asyncio.sleep(0.02)
+    if ready is not None:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        host = "localhost" if is_loopback(site.settings.host) else site.settings.host
+        ready(f"http://{host}:{port}/")
 
 
-def uvicorn_config(settings: Settings) -> uvicorn.Config:
+def uvicorn_config(site: Server) -> uvicorn.Config:
     """uvicorn with our limits, and without a log of what was asked for."""
-    limits = settings.limits
+    settings, limits = site.settings, site.settings.limits
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return uvicorn.Config(
-        Server(settings).app(),
+        site.app(),
         host=settings.host,
         port=settings.port,
         http=guarded(limits),
@@ -248,12 +250,3 @@ def uvicorn_config(settings: Settings) -> uvicorn.Config:
         h11_max_incomplete_event_size=limits.url_bytes + limits.header_bytes + 1024,
         timeout_graceful_shutdown=2,
     )
-
-
-def require_packages() -> None:
-    """The extra is there, or the words to get it."""
-    try:
-        import jinja2  # noqa: F401
-        import starlette  # noqa: F401
-    except ImportError:
-        raise InvalidError("the page needs its extra: pip install 'tidegate[web]', then try again") from None

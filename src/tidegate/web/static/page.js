@@ -70,3 +70,18 @@ if (tail && window.EventSource) {
     };
   });
 }
+
+// A check that is under way: ask again until it is done.
+const again = () => {
+  const part = document.querySelector("[data-again]");
+  if (!part) return;
+  setTimeout(async () => {
+    try {
+      const page = new DOMParser().parseFromString(await (await fetch(location.pathname)).text(), "text/html");
+      const fresh = page.getElementById(part.id);
+      if (fresh) part.replaceWith(fresh);
+    } catch { /* tried again below */ }
+    again();
+  }, Number(part.dataset.again));
+};
+again();
