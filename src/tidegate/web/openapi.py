@@ -11,7 +11,7 @@ from tidegate import __version__
 from tidegate.web.failures import Failure
 from tidegate.web.questions import ADDRESSED, Asked, Nothing
 
-_REFUSALS: Final = {
+REFUSALS: Final = {
     400: "The question is wrong: the message says what",
     401: "The token is missing or wrong",
     404: "It is not there",
@@ -89,7 +89,7 @@ def _operation(asked: Asked, questions: dict[str, Any]) -> dict[str, Any]:
         answers: dict[str, Any] = {"200": {"description": "Bytes", "content": asked.content}}
     else:
         answers = {"200": _content(asked.answer.__name__, "The answer")}
-    answers |= {str(status): _content("Failure", why) for status, why in _REFUSALS.items()}
+    answers |= {str(status): _content("Failure", why) for status, why in REFUSALS.items()}
     found["responses"] = answers
     return found
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.web.failures import INTERNAL, Failure
@@ -77,10 +78,6 @@ class Sessions:
         return token is not None and hmac.compare_digest(_digest(offered), _digest(token))
 
 
-class _TooMuch(Exception):
-    """A body beyond its limit."""
-
-
 class Gate:
     """The middleware that keeps G1 to G5."""
 
@@ -118,9 +115,6 @@ class Gate:
                     "send less, or ask for less",
                 )
                 await self._refuse(scope, guarded, 408, failure)
-        except _TooMuch:
-            if not began:
-                await self._refuse(scope, guarded, 413, self._too_large())
         except Exception as error:
             log.error("%s failed: %s", scope["method"][:10], type(error).__name__, exc_info=_debugging())
             if not began:
@@ -154,7 +148,7 @@ class Gate:
             message = await receive()
             came += len(message.get("body", b""))
             if came > self._settings.limits.body_bytes:
-                raise _TooMuch
+                raise HTTPException(413)
             return message
 
         return next_message

@@ -176,6 +176,8 @@ class Server:
         failure = Failure("not_found", "there is nothing at this address", "begin at / or /api/openapi.json")
         if status == 405:
             failure = Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+        if status == 413:
+            failure = Failure("body_too_large", "the body is larger than is taken here", "send less")
         if wants_page(request.scope):
             return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
         return Response(msgspec.json.encode(failure), status, media_type=_JSON)

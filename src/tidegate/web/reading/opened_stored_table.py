@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.web.failures import NotThereError
@@ -53,6 +55,11 @@ class StoredTable(Opened):
         self.columns = [kind.field(place).name for place in range(getattr(kind, "num_fields", 0))] or [
             "value"
         ]
+
+    def _seen_columns(self) -> list[str]:
+        """The fields of JSON values that were not declared, by the first of them."""
+        batch = next(iter(self._table.batches(batch_rows=1)), None)
+        return [] if batch is None else list(_values(batch.column("value")[0].as_py()))
 
     def commits(self) -> list[CommitOf]:
         from tidegate.tables.building.commits import load_commits
@@ -110,7 +117,7 @@ class StoredTable(Opened):
             window_start_ms=None if found.window is None else found.window.start,
             window_end_ms=None if found.window is None else found.window.end,
             value=None if found.value is None else _values(found.value),
-            sentence="There is no such row in this table" if found.value is None else lines[0],
+            sentence="There is no such row in this table" if found.value is None else lines[1].capitalize(),
             parts=[
                 PartShown(
                     each.partition,
@@ -124,7 +131,7 @@ class StoredTable(Opened):
             ],
             outcomes={},
             looked_at=None,
-            notes=lines[1:],
+            notes=[line for line in lines[1 if found.value is None else 2 :] if not line.startswith("  ")],
             by_hand=Copy("", ""),
         )
 
@@ -140,6 +147,12 @@ def _row(row: dict[str, Any]) -> RowShown:
 
 
 def _values(value: Any) -> dict[str, Any]:
+    """Values by name; JSON that was not declared comes as text, and is read here."""
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return {"value": value}
     return (
         {str(name): plain(each) for name, each in value.items()}
         if isinstance(value, dict)

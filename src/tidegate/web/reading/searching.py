@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STRETCH: Final = 20_000
 FETCH_BYTES: Final = 4 << 20
+PIECE_BYTES: Final = 8 << 20
 LATEST_MS: Final = 2**62
 
 
@@ -66,6 +67,11 @@ class Search:
         }
         self._until_ms = moment_of(question.until, LATEST_MS)
         self._at_ms = moment_of(question.at, -1)
+        if self._at_ms >= 0:  # nothing before that offset is as new; what follows it may be older, though
+            self._bounds = {
+                number: (self._offset_at(number, self._at_ms, high), high)
+                for number, (_, high) in self._bounds.items()
+            }
         if question.offset is not None and question.partition is None and len(self.numbers) > 1:
             raise InvalidError("offset needs a partition; say which one")
         after = question.after
@@ -120,18 +126,15 @@ class Search:
                 for number in self.numbers
             }
         if self.is_backward:
-            return {number: self._offset_at(number, self._until_ms, high[number]) for number in self.numbers}
+            return high
         if self._question.offset is not None:
             return {
                 number: min(max(self._question.offset, low[number]), high[number]) for number in self.numbers
             }
-        if self._at_ms >= 0:
-            return {number: self._offset_at(number, self._at_ms, high[number]) for number in self.numbers}
         return low
 
     def _offset_at(self, number: int, time_ms: int, otherwise: int) -> int:
-        if time_ms >= LATEST_MS:
-            return otherwise
+        """The first offset of a record as new as that."""
         view = self._site.log.view(self._topic, number)
         found = view.offset_for_time(time_ms, view.bounds())
         return otherwise if found is None else found
@@ -141,74 +144,107 @@ class Search:
         return self._places[number] <= low if self.is_backward else self._places[number] >= high
 
     def _forwards(self, number: int, wanted: int) -> pa.Table | None:
+        """What matches from here on, until the page is full or a stretch has been read."""
         low, high = self._places[number], self._bounds[number][1]
+        kept = Kept(wanted, self._site.limits.page_bytes - self._bytes, from_end=False)
         stop = min(high, low + (max(wanted, 1) if self._is_plain else STRETCH))
-        table = self._read(number, low, stop)
-        if table is None:
-            return None
-        picked = self._picked(table)
-        if picked.num_rows > wanted:
-            picked = picked.slice(0, wanted)
-            stop = picked.column("offset")[-1].as_py() + 1
-        self._places[number] = stop
-        return picked
+        if not self._read(number, low, stop, kept):
+            return kept.table()
+        self._places[number] = kept.edge + 1 if kept.is_cut else stop
+        return kept.table()
 
     def _backwards(self, number: int, wanted: int) -> pa.Table | None:
+        """The last that match before here, of a stretch."""
         low, high = self._bounds[number][0], self._places[number]
+        kept = Kept(wanted, self._site.limits.page_bytes - self._bytes, from_end=True)
         start = max(low, high - (max(wanted, 1) if self._is_plain else STRETCH))
-        table = self._read(number, start, high)
-        if table is None:
-            self._places[number] = start
-            return None
-        picked = self._picked(table)
-        if picked.num_rows > wanted:
-            picked = picked.slice(picked.num_rows - wanted)
-            start = picked.column("offset")[0].as_py()
-        self._places[number] = start
-        if self._at_ms >= 0 and table.num_rows and _newest_ms(table) < self._at_ms:
-            self._places[number] = low  # what lies before is older still
-        return picked
+        self._read(number, start, high, kept)
+        self._places[number] = max(low, kept.edge if kept.is_cut else start)
+        return kept.table()
 
     @property
     def _is_plain(self) -> bool:
         return self._filter.is_empty and self._at_ms < 0 and self._until_ms >= LATEST_MS
 
-    def _picked(self, table: pa.Table) -> pa.Table:
-        return matching(table, self._filter, self._at_ms, self._until_ms)
-
-    def _read(self, number: int, start: int, stop: int) -> pa.Table | None:
-        """The records of a stretch; None when it moved on around damage (Q3)."""
+    def _picked(self, batch: pa.RecordBatch) -> pa.Table:
         import pyarrow as pa
 
-        from tidegate.log.batches.records import RECORD_SCHEMA
+        return matching(pa.Table.from_batches([batch]), self._filter, self._at_ms, self._until_ms)
 
-        site, batches = self._site, list[Any]()
+    def _read(self, number: int, start: int, stop: int, kept: Kept) -> bool:
+        """Take what matches of a stretch, batch by batch; False when the place was moved by what was met (Q3)."""
+        site = self._site
         try:
             with site.log.reader(
-                self._topic, [number], start={number: start}, stop={number: stop}, max_bytes=FETCH_BYTES
+                self._topic,
+                [number],
+                start={number: start},
+                stop={number: stop},
+                max_bytes=FETCH_BYTES,
+                max_piece_bytes=PIECE_BYTES,
             ) as reader:
                 for batch in reader:
-                    batches.append(batch)
                     self.budget.take(batch.num_rows)
+                    kept.take(self._picked(batch))
+                    if kept.is_full:
+                        break
         except CorruptError as error:
             at = start if error.offset is None else error.offset
             resumed = site.log.view(self._topic, number).next_sound_offset(at)
-            self.damage.append(
-                f"{self._topic}-{number} is damaged at offset {at}; "
-                + (
-                    f"reading went on at {resumed}"
-                    if resumed is not None
-                    else "nothing behind it can be read"
-                )
-            )
-            if not batches and not self.is_backward:
+            went = "nothing behind it can be read" if resumed is None else f"reading went on at {resumed}"
+            self.damage.append(f"{self._topic}-{number} is damaged at offset {at}; {went}")
+            if not self.is_backward:
                 self._places[number] = self._bounds[number][1] if resumed is None else max(resumed, start + 1)
-                return None
-        except OffsetOutOfRangeError as error:
+                return False
+        except OffsetOutOfRangeError as error:  # it aged out, or was deleted, while it was read
             self._bounds[number] = (error.first, max(error.end, error.first))
             self._places[number] = max(self._places[number], error.first)
-            return None
-        return pa.Table.from_batches(batches, RECORD_SCHEMA)
+            return False
+        return True
+
+
+class Kept:
+    """The rows of a stretch that go onto the page: the first ones, or the last, as many as fit (Q2).
+
+    `is_cut` when some did not fit; then `edge` is the last (first) offset that did.
+    """
+
+    def __init__(self, rows: int, size: int, *, from_end: bool) -> None:
+        self._rows, self._size, self._from_end = rows, size, from_end
+        self._tables: list[pa.Table] = []
+        self.is_cut = False
+        self.edge = -1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading on can add nothing; never so when the last rows are wanted."""
+        return self.is_cut and not self._from_end
+
+    def take(self, picked: pa.Table) -> None:
+        if not picked.num_rows:
+            return
+        self._tables.append(picked)
+        self._cut()
+
+    def table(self) -> pa.Table | None:
+        import pyarrow as pa
+
+        return pa.concat_tables(self._tables) if self._tables else None
+
+    def _cut(self) -> None:
+        import numpy as np
+        import pyarrow as pa
+
+        whole = pa.concat_tables(self._tables)
+        sizes = _row_bytes(whole)
+        ordered = sizes[::-1] if self._from_end else sizes
+        fits = int(np.searchsorted(np.cumsum(ordered), self._size, side="right"))
+        fits = max(1, min(fits, self._rows))  # one row always, however large
+        if fits < whole.num_rows:
+            whole = whole.slice(whole.num_rows - fits) if self._from_end else whole.slice(0, fits)
+            self.is_cut = True
+        self.edge = whole.column("offset")[0 if self._from_end else -1].as_py()
+        self._tables = [whole]
 
 
 def bounds_of(site: Site, topic: str) -> dict[int, tuple[int, int]]:
@@ -224,9 +260,12 @@ def moment_of(written: str, nothing: int) -> int:
     return max(0, min(found, LATEST_MS - 1))
 
 
-def _newest_ms(table: pa.Table) -> int:
-    import pyarrow as pa
+def _row_bytes(table: pa.Table) -> Any:
+    """About how many bytes each row has."""
+    import numpy as np
     import pyarrow.compute as pc
 
-    newest = pc.max(table.column("timestamp").cast(pa.int64())).as_py()
-    return LATEST_MS if newest is None else int(newest)
+    lengths = np.full(table.num_rows, 100, np.int64)
+    for name in ("key", "value"):
+        lengths += pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy().astype(np.int64)
+    return lengths

@@ -337,7 +337,7 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
         changed=sum(1 for each in changes if each.before is not None and each.after is not None),
         rows=changes[:SHOWN_WINDOWS],
         is_complete=not (old_more or new_more),
-        by_hand=copied([f"# commits {question.before} and {question.after} of {name}"], python),
+        by_hand=copied([_commits_line(site, name)], python),
     )
 
 
@@ -354,6 +354,13 @@ def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument
             outcomes=outcomes,
             by_hand=_by_hand(site, table, question.key, explains=question.start or "0"),
         )
+
+
+def _commits_line(site: Site, name: str) -> str:
+    app, colon, _ = name.partition(":")
+    if colon:
+        return cli("tidegate app checkpoints", app, state=site.state_path)
+    return cli("tidegate table info", name, state=site.state_path)
 
 
 def _compared(table: Opened, key: str) -> tuple[dict[tuple[Any, Any, Any], dict[str, Any]], bool]:
@@ -402,10 +409,16 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         line = cli("tidegate table explain", short, key, explains, log=site.log_path, state=site.state_path)
     else:
         line = cli("tidegate table fetch", short, key, state=site.state_path)
+    opening = {
+        "window": f"tg.windowed_table(log, {table.topic!r}, {table.window_ms}, ",
+        "session": f"tg.sessioned_table(log, {table.topic!r}, ",
+        "key": f"tg.table(log, {table.topic!r}, ",
+    }[table.kind]
     python = log_python(
         site.log_path,
-        f"table = tg.windowed_table(log, {table.topic!r}, …, read_only=True)",
-        f"print(table.fetch({key!r}))",
+        f"named = tg.Materialized({short!r})",
+        f"table = {opening}state={str(site.state_path)!r}, materialized=named, read_only=True)",
+        f"print(table.fetch({key!r}))" if table.kind != "key" else f"print(table.get({key!r}))",
     )
     return copied([line], python)
 
