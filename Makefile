@@ -25,8 +25,9 @@ lint: $(READY) ## ruff, and its formatting
 types: $(READY) ## mypy, strict
 	@$(BIN)/mypy
 
-tests: $(READY) ## the tests alone; interop runs where the jars can be fetched
+tests: $(READY) ## the tests alone; interop runs where the jars can be fetched, browser tests where Chromium is
 	@bash scripts/kafka-jars || true
+	@bash scripts/chromium
 	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup 
 
 kafka: $(READY) ## fetch the real Kafka for the interop tests

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The tests that meet Kafka, live or recorded, share plain modules (brokers, raw batches, recorded folders), and so
-# do those of pushes.
-sys.path.insert(0, str(Path(__file__).parent / "interop"))
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "spark"))
+# Tests share plain modules: those that meet Kafka, live or recorded (brokers, raw batches, recorded folders), those of
+# pushes, those of the page (data of a run, the server over it, a browser).
+for place in ("interop", ".", "spark", "web", "browser"):
+    sys.path.insert(0, str(Path(__file__).parent / place))
 
+from chromium import find_chromium
 from kafka_home import find_kafka
 
 from reliability_figures import Recorder, Tally
@@ -29,6 +29,8 @@ TOGETHER = {
     "tests/interop/": "interop",
     "tests/spark/": "spark",
     "tests/tidy/test_docs_spark.py": "spark",
+    "tests/web/": "web",
+    "tests/browser/": "browser",
 }
 
 
@@ -47,14 +49,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | 
     return ByPlace(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-pictures", action="store_true", help="Draw the handbook's pictures anew (tests/browser)."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without the jars the interop tests are skipped; `pytest_unconfigure` says so at the end."""
-    if find_kafka() is not None:
-        return
-    absent = pytest.mark.skip(reason="no Kafka jars or no JVM; `make kafka` fetches the jars")
+    """Without the jars, or a browser, those tests are skipped; `pytest_unconfigure` says so at the end."""
+    if find_kafka() is None:
+        _skip(items, "interop", "no Kafka jars or no JVM; `make kafka` fetches the jars")
+    if find_chromium() is None:
+        _skip(items, "browser", "no Chromium; `sudo bash scripts/chromium` installs Debian's")
+
+
+def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
     for item in items:
-        if item.get_closest_marker("interop") is not None:
-            item.add_marker(absent)
+        if item.get_closest_marker(marker) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+NOT_MET = {
+    "interop": "INTEROP NOT RUN: {} tests never met real Kafka; `make kafka` fetches it",
+    "browser": "BROWSER NOT RUN: {} tests never saw the page; `sudo bash scripts/chromium` installs Chromium",
+}
 
 
 FIGURES = Recorder()
@@ -76,13 +94,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The very last line of a run that never met real Kafka; after pytest's own summary, so nobody misses it."""
+    """The very last lines of a run that never met real Kafka or a browser; after pytest's own summary."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     reports = [] if reporter is None else reporter.stats.get("skipped", [])
-    skipped = [report for report in reports if "interop" in report.keywords]
-    if skipped:
-        reporter.write_line(
-            f"INTEROP NOT RUN: {len(skipped)} tests never met real Kafka; `make kafka` fetches it",
-            red=True,
-            bold=True,
-        )
+    for marker, words in NOT_MET.items():
+        skipped = [report for report in reports if marker in report.keywords]
+        if skipped:
+            reporter.write_line(words.format(len(skipped)), red=True, bold=True)

@@ -27,8 +27,9 @@ MAY_IMPORT = {
     "spark": {
         "ground", "kernels", "log", "integrity", "storage", "windows", "tables", "pipeline", "testing", "spark",
     },
+    "web": {"ground", "log", "integrity", "storage", "windows", "tables", "pipeline", "web"},
     "cli": {
-        "ground", "kernels", "log", "integrity", "storage", "windows", "tables", "pipeline", "spark", "cli",
+        "ground", "kernels", "log", "integrity", "storage", "windows", "tables", "pipeline", "spark", "web", "cli",
     },
 }  # fmt: skip
 THIRD_PARTY_HOMES = {
@@ -37,6 +38,9 @@ THIRD_PARTY_HOMES = {
     "numba": {"kernels"},
     "click": {"cli"},
     "rich": {"cli"},
+    "starlette": {"web"},
+    "uvicorn": {"web"},
+    "jinja2": {"web"},
     "confluent_kafka": {"log"},
     "matplotlib": {"log"},
     "prometheus_client": {"ground"},

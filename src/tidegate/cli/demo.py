@@ -35,7 +35,8 @@ from tidegate.errors import InvalidError
     help="Where the pipeline runs; auto is Spark where it is installed.",
 )
 @click.option("--canary", is_flag=True, help="The other play: how long does a record really live?")
-def command(folder: Path | None, engine: str, canary: bool) -> int:
+@click.option("--ui", "shows", is_flag=True, help="Then serve the page on the demo's data, until Ctrl-C.")
+def command(folder: Path | None, engine: str, canary: bool, shows: bool) -> int:
     """See faults planted, found, and a pipeline that counts right all the same.
 
     Writes real files into a folder and shows for every step the command that does the same by hand. Takes about a
@@ -53,4 +54,8 @@ def command(folder: Path | None, engine: str, canary: bool) -> int:
         from tidegate.cli.demo_play import Play
 
         Play(folder.absolute(), Stage(), engine).run()
+    if shows:
+        from tidegate.cli.ui import serve_page
+
+        serve_page(folder.absolute() / "data" if not canary else folder.absolute(), opens=True)
     return 0

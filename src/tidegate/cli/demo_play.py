@@ -157,6 +157,7 @@ class Play:
         folder, log = quoted(self.folder), quoted(self.log)
         self.stage.step("What to try next")
         for line in (
+            f"tidegate ui {quoted(self.folder / 'data')}            # look at all of it in a browser",
             f"cd {folder} && tidegate run shop.py --explain",
             f"cd {folder} && tidegate run shop.py               # goes on; Ctrl-C ends it",
             f"tidegate app status shop --state {quoted(self.folder / 'data' / 'state')}",

@@ -65,6 +65,7 @@ VERBS: dict[str, Place | Places] = {
     ),
     "certificate": Place("tidegate.cli.certificate", "Certify what was read, and check it against the log."),
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
+    "ui": Place("tidegate.cli.ui", "Look at topics, records, tables and apps in a browser; HTTP API."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
     "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
 }

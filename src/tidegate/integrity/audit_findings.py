@@ -27,7 +27,7 @@ KIND_OF: Final = {
     Verdict.AFTER_END: "after-end",
     Verdict.UNSUPPORTED: "unsupported",
 }
-_REMEDY: Final = {
+REMEDY: Final = {
     Verdict.DUPLICATE: "nothing: a receiver that validates drops it",
     Verdict.MISSING: "records between the last good offset and this one were lost; send them again from the source",
     Verdict.CORRUPT: "the record is not what its producer sent; take it from the source or from a replica",
@@ -61,7 +61,7 @@ def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findi
             KIND_OF[finding.verdict],
             path_of(finding.offset),
             f"{BY_METADATA}{finding}",
-            _REMEDY[finding.verdict],
+            REMEDY[finding.verdict],
             offset=finding.offset,
             producer=finding.producer,
         )
@@ -73,7 +73,7 @@ def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findi
             KIND_OF[Verdict.DUPLICATE],
             path_of(offset),
             f"{BY_METADATA}a producer's record that stands here already",
-            _REMEDY[Verdict.DUPLICATE],
+            REMEDY[Verdict.DUPLICATE],
             severity=Severity.NOTICE,
             offset=offset,
         )

@@ -1,0 +1,158 @@
+"""The process that reads, as the server sees it: started when asked, ended when nobody asks, replaced when broken.
+
+A1  a question has an answer or an error within `request_seconds`, whatever the reading process does: one that does
+    not answer in time is ended, and the next question starts another.
+A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
+A3  without questions for `idle_seconds` the process is let go: an idle server is small and does nothing.
+
+Thread rule: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.errors import OverloadError, UnavailableError
+from tidegate.web.failures import TooLongError
+from tidegate.web.settings import Settings
+from tidegate.web.worker import LARGEST_FRAME, Answer, Question, framed, length_of
+
+MOST_WAITING: Final = 512
+_ENDED: Final = "the process that reads has ended; ask again in a moment"
+log = logging.getLogger("tidegate.web")
+
+
+@dataclass(slots=True)
+class _Running:
+    """One process, and who waits for it."""
+
+    process: asyncio.subprocess.Process
+    waiting: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
+
+    def end(self) -> None:
+        if self.process.returncode is None:
+            try:
+                self.process.kill()
+            except ProcessLookupError:
+                pass
+
+    def rest(self) -> None:
+        """Its input ends, and so does it."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class Reading:
+    """One process that reads, from the event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._running: _Running | None = None
+        self._listeners: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self._starting = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._decode = msgspec.msgpack.Decoder(Answer)
+
+    async def ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
+        """The answer; `TooLongError` when it does not come in time (A1)."""
+        running = await self._started()
+        if len(running.waiting) >= MOST_WAITING:
+            raise OverloadError(f"{MOST_WAITING} questions are waiting already; ask again in a moment")
+        self._number += 1
+        number = self._number
+        coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        running.waiting[number] = coming
+        try:
+            if running.process.stdin is None:
+                raise BrokenPipeError
+            running.process.stdin.write(framed(Question(number, name, words, ask)))
+            async with asyncio.timeout(self._settings.limits.request_seconds):
+                await running.process.stdin.drain()
+                return await coming
+        except TimeoutError:
+            log.warning("question %s took longer than its time; the process that reads is replaced", name)
+            self._drop(running)
+            raise TooLongError("the answer took too long; ask for less: fewer rows, one partition") from None
+        except (ConnectionError, RuntimeError):
+            self._drop(running)
+            raise UnavailableError(_ENDED) from None
+        finally:
+            running.waiting.pop(number, None)
+            self._rest_later()
+
+    async def warm(self) -> None:
+        """Start it now and let it load what reading needs, so that the first page comes at once."""
+        await self.ask("warm", {}, {})
+
+    async def close(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._running is not None:
+            self._drop(self._running)
+        await asyncio.gather(*self._listeners, return_exceptions=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number while there is one."""
+        return None if self._running is None else self._running.process.pid
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _started(self) -> _Running:
+        async with self._starting:
+            if self._running is None or self._running.process.returncode is not None:
+                settings = self._settings
+                limits = msgspec.json.encode(settings.limits).decode()
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "tidegate.web.worker", str(settings.log), str(settings.state), limits,
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+                )  # fmt: skip
+                self._running = _Running(process)
+                listener = asyncio.create_task(self._listen(self._running))
+                self._listeners.add(listener)
+                listener.add_done_callback(self._listeners.discard)
+            return self._running
+
+    async def _listen(self, running: _Running) -> None:
+        """Hand answers to those who wait, until the process ends; then whoever still waits is told."""
+        answers = running.process.stdout
+        try:
+            while answers is not None:
+                length = length_of(await answers.readexactly(4))
+                if length > LARGEST_FRAME:
+                    break
+                answer = self._decode.decode(await answers.readexactly(length))
+                waiting = running.waiting.get(answer.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(answer)
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+            pass
+        finally:
+            self._drop(running)
+            for waiting in running.waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(UnavailableError(_ENDED))
+            await running.process.wait()
+
+    def _rest_later(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(self._settings.limits.idle_seconds, self._rest)
+
+    def _rest(self) -> None:
+        if self._running is not None and not self._running.waiting:
+            running, self._running = self._running, None
+            running.rest()
+
+    def _drop(self, running: _Running) -> None:
+        if self._running is running:
+            self._running = None
+        running.end()

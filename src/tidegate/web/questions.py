@@ -1,0 +1,183 @@
+"""All that can be asked, once: its address as JSON, the screen that shows the same, what it takes and what it gives.
+
+Routes, screens, the OpenAPI document and the reference page are all made from `QUESTIONS`. Nothing here loads Arrow:
+the functions do, in the process that reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.errors import InvalidError
+from tidegate.web.failures import NotThereError
+from tidegate.web.reading import apps, integrity, overview, records, searching, tables, topics
+from tidegate.web.reading.site import Site
+
+_LARGEST: Final = 2**63 - 1
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question without parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer that is no JSON document: bytes as they are."""
+
+    body: bytes
+    type: str
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question. `path` is under /api; `screen` is the template of the page at `page`, if there is one."""
+
+    name: str
+    path: str
+    summary: str
+    tag: str
+    answer: type[msgspec.Struct] | None
+    find: Callable[..., Any]
+    takes: type[msgspec.Struct] = Nothing
+    content: Mapping[str, Any] | None = None
+    """What the bytes are, where the answer is no document."""
+    page: str | None = None
+    screen: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The parameters in the path."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    def ask(self, site: Site, words: Mapping[str, str], ask: Mapping[str, Any]) -> Any:
+        """Check what was asked, and find the answer."""
+        try:
+            question = msgspec.convert(dict(ask), self.takes, strict=False)
+        except msgspec.ValidationError as error:
+            raise InvalidError(
+                f"{error}; the OpenAPI document says what this takes: /api/openapi.json"
+            ) from None
+        given = [_word(name, words[name]) for name in self.words]
+        return self.find(site, *given) if self.takes is Nothing else self.find(site, *given, question)
+
+
+def _word(name: str, written: str) -> Any:
+    if name not in ("partition", "offset"):
+        return written
+    if not (written.isascii() and written.isdigit() and len(written) <= 19 and int(written) <= _LARGEST):
+        raise NotThereError(f"{name} {written[:60]!r} is no number from 0")
+    return int(written)
+
+
+class Warmed(msgspec.Struct, frozen=True):
+    """What the process that reads has loaded."""
+
+    is_warm: bool
+
+
+def warm(site: Site) -> Warmed:
+    """Load what answering needs, so that the first screen does not wait for it."""
+    import tidegate.integrity.audit
+    import tidegate.log.access.reader
+    import tidegate.pipeline.reading.result_table
+    import tidegate.pipeline.rounds.ways_out  # noqa: F401
+
+    return Warmed(bool(site.topics() or True))
+
+
+def exported(site: Site, topic: str, question: records.ExportQuestion) -> Page:
+    return Page(*records.export(site, topic, question))
+
+
+_ALL: Final = (
+    Asked(
+        "overview", "/overview", "How things are: a sentence, lag, backlog, memory, faults, what next", "overview",
+        overview.Overview, overview.overview, page="/", screen="overview.html",
+    ),
+    Asked(
+        "topics", "/topics", "All topics of the log", "topics", topics.TopicList, topics.topic_list,
+        page="/topics", screen="topics.html",
+    ),
+    Asked(
+        "topic", "/topics/{topic}", "One topic: partitions, log segments with their lifetimes, settings", "topics",
+        topics.TopicDocument, topics.topic_document, topics.TopicQuestion, page="/topics/{topic}", screen="topic.html",
+    ),
+    Asked(
+        "records", "/topics/{topic}/records", "Records, by key, value, header and time, page by page", "records",
+        records.RecordsDocument, records.records, searching.RecordsQuestion,
+        page="/topics/{topic}/records", screen="records.html",
+    ),
+    Asked(
+        "record", "/topics/{topic}/records/{partition}/{offset}", "One record by its place", "records",
+        records.RecordDocument, records.record,
+        page="/topics/{topic}/records/{partition}/{offset}", screen="record.html",
+    ),
+    Asked(
+        "export", "/topics/{topic}/export", "Records as JSON lines or Parquet; header Tidegate-Next goes on", "records",
+        None, exported, records.ExportQuestion, content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
+    ),
+    Asked(
+        "integrity", "/topics/{topic}/integrity", "Whether anything is missing, changed or repeated", "integrity",
+        integrity.IntegrityDocument, integrity.integrity, integrity.IntegrityQuestion,
+        page="/topics/{topic}/integrity", screen="integrity.html",
+    ),
+    Asked(
+        "tables", "/tables", "All tables: apps' as APP:TABLE, and those kept over topics", "tables",
+        tables.TableList, tables.table_list, page="/tables", screen="tables.html",
+    ),
+    Asked(
+        "table", "/tables/{table}", "One table: a key's windows, late rows, commits", "tables",
+        tables.TableDocument, tables.table_document, tables.TableQuestion, page="/tables/{table}", screen="table.html",
+    ),
+    Asked(
+        "fetch", "/tables/{table}/fetch", "One key's rows", "tables",
+        tables.RowsDocument, tables.fetch, tables.FetchQuestion,
+    ),
+    Asked(
+        "scan", "/tables/{table}/scan", "All rows, page by page, of one commit", "tables",
+        tables.RowsDocument, tables.scan, tables.ScanQuestion,
+    ),
+    Asked(
+        "late", "/tables/{table}/late", "Records that came too late or too early", "tables",
+        tables.LateDocument, tables.late, tables.LateQuestion,
+    ),
+    Asked(
+        "diff", "/tables/{table}/diff", "What changed between two commits", "tables",
+        tables.DiffDocument, tables.diff, tables.DiffQuestion, page="/tables/{table}/diff", screen="diff.html",
+    ),
+    Asked(
+        "explain", "/tables/{table}/explain", "Why a value is what it is: the records behind it", "tables",
+        tables.ExplainDocument, tables.explain, tables.ExplainQuestion,
+        page="/tables/{table}/explain", screen="explain.html",
+    ),
+    Asked(
+        "apps", "/apps", "All apps that have state here", "apps", apps.AppList, apps.app_list,
+        page="/apps", screen="apps.html",
+    ),
+    Asked(
+        "app", "/apps/{app}", "One app: rounds, sources and what they wait for, memory, what stopped", "apps",
+        apps.AppDocument, apps.app_document, apps.AppQuestion, page="/apps/{app}", screen="app.html",
+    ),
+)  # fmt: skip
+LIVE: Final = (
+    Asked(
+        "tail", "/topics/{topic}/tail", "New records as they are written (server-sent events)", "records",
+        records.RecordsDocument, records.tail, records.TailQuestion,
+    ),
+    Asked(
+        "rounds", "/apps/{app}/live", "An app whenever it has committed (server-sent events)", "apps",
+        apps.AppDocument, apps.app_document, apps.AppQuestion,
+    ),
+)  # fmt: skip
+"""Questions that are asked again and again, as a stream; not part of the OpenAPI document."""
+ADDRESSED: Final = _ALL
+QUESTIONS: Final[dict[str, Asked]] = {each.name: each for each in (*_ALL, *LIVE)} | {
+    "warm": Asked("warm", "", "", "", Warmed, warm)
+}
+"""By name; `warm` has no address."""

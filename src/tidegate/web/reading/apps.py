@@ -1,0 +1,427 @@
+"""Apps: where each stands, its rounds as they commit, what it waits for and holds, what stopped and how to resume."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.web.failures import NotThereError
+from tidegate.web.reading.copying import Copy, cli, copied, state_python
+from tidegate.web.reading.site import Site
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.rounds.records import CommitRecord, FlowLine
+
+STALE_MS: Final = 60_000
+_FATAL: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
+
+
+class StoppedLine(msgspec.Struct, frozen=True):
+    """A source partition that a fault stopped, and the command that resumes it."""
+
+    flow: str
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    message: str
+    command: str
+
+
+class AppLine(msgspec.Struct, frozen=True):
+    """One app in a list. `state` is running, idle, stopped or unreadable."""
+
+    name: str
+    state: str
+    sentence: str
+    round: int
+    records: int
+    lag_records: int
+    log_records: int
+    backlog_bytes: int
+    memory_bytes: int
+    faults: int
+    late: int
+    stopped: int
+    committed_ms: int
+
+
+class SourceLine(msgspec.Struct, frozen=True):
+    """One source partition of a flow: how far it was read, what event time has been reached, what it waits for."""
+
+    flow: str
+    topic: str
+    partition: int
+    next_offset: int
+    end_offset: int | None
+    lag_records: int | None
+    stream_time_ms: int | None
+    waits_for: str
+
+
+class TenantLine(msgspec.Struct, frozen=True):
+    """One task of a flow: the state it keeps, on disk and in memory."""
+
+    flow: str
+    task: int
+    backlog_bytes: int
+    memory_bytes: int
+    stream_time_ms: int | None
+
+
+class RoundLine(msgspec.Struct, frozen=True):
+    """One commit that is kept; `records` are those of this round, null where the one before is gone."""
+
+    round: int
+    committed_ms: int
+    records: int | None
+    total: int
+    seconds: float | None
+    generation: int
+    change: str
+
+
+class CounterLine(msgspec.Struct, frozen=True):
+    """One of the app's totals since it was made, and the metric that counts the same."""
+
+    flow: str
+    counter: str
+    value: int
+    metric: str
+
+
+class FlowShown(msgspec.Struct, frozen=True):
+    """One flow: what it reads, what it does, where its results go."""
+
+    name: str
+    topic: str
+    steps: list[str]
+    tables: list[str]
+    topics: list[str]
+    watermark_ms: int | None
+
+
+class AppDocument(msgspec.Struct, frozen=True):
+    """One app whole."""
+
+    name: str
+    state: str
+    sentence: str
+    owner: str
+    generation: int
+    round: int
+    committed_ms: int
+    now_ms: int
+    records: int
+    lag_records: int
+    backlog_bytes: int
+    backlog_limit_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    flows: list[FlowShown]
+    sources: list[SourceLine]
+    tenants: list[TenantLine]
+    rounds: list[RoundLine]
+    counters: list[CounterLine]
+    stopped: list[StoppedLine]
+    lost_records: int
+    by_hand: Copy
+    next: str
+
+
+class AppList(msgspec.Struct, frozen=True):
+    """All apps that have state here."""
+
+    state: str
+    apps: list[AppLine]
+    by_hand: Copy
+
+
+class AppQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`after` is the last round that is known already: what a live page sends back."""
+
+    after: Annotated[str, msgspec.Meta(max_length=40)] = ""
+
+
+def app_list(site: Site) -> AppList:
+    lines = [_line(site, name) for name in app_names(site)]
+    python = state_python(
+        site.state_path,
+        "app_status, list_apps",
+        "for name in list_apps(backend):",
+        "    print(app_status(backend, name))",
+    )
+    return AppList(
+        str(site.state_path),
+        lines,
+        Copy(cli("tidegate app status", log=site.log_path, state=site.state_path), python),
+    )
+
+
+def app_names(site: Site) -> list[str]:
+    from tidegate.pipeline.rounds.ways_out import list_apps
+
+    return [] if site.backend is None else list_apps(site.backend)
+
+
+def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
+    """One app by its records, and the log it reads."""
+    from tidegate.pipeline.rounds.ways_out import app_commits, app_status
+    from tidegate.storage import StorageConfig
+
+    backend = site.require_backend()
+    require_app(site, app)
+    status = app_status(backend, app, site.log, clock=site.clock)
+    commit, flows = commit_of(site, app)
+    ends = _ends(site, {flow.topic for flow in flows})
+    rounds = _rounds(app_commits(backend, app))
+    sources = _sources(commit, {flow.name: flow.topic for flow in flows}, ends, site.clock.now_ms())
+    lag = sum(each.lag_records or 0 for each in sources)
+    state, sentence = _standing(
+        status.owner, len(status.stopped), lag, commit.committed_ms, site.clock.now_ms()
+    )
+    limits = StorageConfig()
+    python = state_python(
+        site.state_path,
+        "app_commits, app_status",
+        f"print(app_status(backend, {app!r}))",
+        f"for commit in app_commits(backend, {app!r}):",
+        "    print(commit)",
+    )
+    return AppDocument(
+        name=app,
+        state=state,
+        sentence=sentence,
+        owner=status.owner,
+        generation=status.generation,
+        round=status.round,
+        committed_ms=commit.committed_ms,
+        now_ms=site.clock.now_ms(),
+        records=status.records,
+        lag_records=lag,
+        backlog_bytes=status.backlog_bytes,
+        backlog_limit_bytes=limits.backlog_limit_bytes,
+        memory_bytes=sum(task.memory_bytes for task in commit.tasks),
+        memory_limit_bytes=limits.worker_total_bytes,
+        flows=[_flow(line, commit) for line in flows],
+        sources=sources,
+        tenants=[
+            TenantLine(task.flow, task.task, task.backlog_bytes, task.memory_bytes, _time(task.stream_time))
+            for task in commit.tasks
+        ],
+        rounds=rounds,
+        counters=_counters(commit),
+        stopped=_stopped(status),
+        lost_records=sum(loss.end - loss.first for loss in status.losses),
+        by_hand=copied(
+            [
+                cli("tidegate app status", app, log=site.log_path, state=site.state_path),
+                cli("tidegate app checkpoints", app, state=site.state_path),
+            ],
+            python,
+        ),
+        next=f"{status.round}-{lag}",
+    )
+
+
+def require_app(site: Site, app: str) -> None:
+    names = app_names(site)
+    if app not in names:
+        have = ", ".join(names) or "none"
+        raise NotThereError(f"there is no app {app[:100]!r} here; there are: {have}")
+
+
+def commit_of(site: Site, app: str) -> tuple[CommitRecord, tuple[FlowLine, ...]]:
+    """The app's last commit, and the flows it was made with."""
+    from tidegate.errors import UnavailableError
+    from tidegate.pipeline.rounds.records import Records
+
+    records = Records(site.require_backend(), app)
+    newest, found = records.newest(), records.load_app()
+    if newest is None or found is None:
+        raise UnavailableError(
+            f"app {app} has not committed anything yet; run it, or wait for its first round"
+        )
+    commit = records.read_commit(newest)[0]
+    return commit, found[0].definitions.get(commit.definition, ())
+
+
+def _line(site: Site, app: str) -> AppLine:
+    try:
+        document = app_document(site, app, AppQuestion())
+    except TidegateError as error:
+        return AppLine(app, "unreadable", str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return AppLine(
+        name=app,
+        state=document.state,
+        sentence=document.sentence,
+        round=document.round,
+        records=document.records,
+        lag_records=document.lag_records,
+        log_records=sum(each.end_offset or 0 for each in document.sources),
+        backlog_bytes=document.backlog_bytes,
+        memory_bytes=document.memory_bytes,
+        faults=sum(
+            each.value for each in document.counters if each.counter.removeprefix("verdict.") in _FATAL
+        ),
+        late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
+        stopped=len(document.stopped),
+        committed_ms=document.committed_ms,
+    )
+
+
+def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
+    """How far each topic goes now; one that is gone is left out."""
+    found: dict[str, dict[int, int]] = {}
+    known = set(site.topics())
+    for topic in topics & known:
+        try:
+            found[topic] = {row["partition"]: row["high_watermark"] for row in site.log.partition_rows(topic)}
+        except TidegateError:
+            continue
+    return found
+
+
+def _sources(
+    commit: CommitRecord, topics: dict[str, str], ends: dict[str, dict[int, int]], now_ms: int
+) -> list[SourceLine]:
+    slowest = {
+        flow: min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
+        for flow in topics
+    }
+    lines = []
+    for line in commit.sources:
+        topic = topics.get(line.flow, "")
+        end = ends.get(topic, {}).get(line.partition)
+        lag = None if end is None else max(0, end - line.next_offset)
+        lines.append(
+            SourceLine(
+                line.flow,
+                topic,
+                line.partition,
+                line.next_offset,
+                end,
+                lag,
+                _time(line.stream_time),
+                _waiting(line, lag, end is None, slowest.get(line.flow, -1)),
+            )
+        )
+    return lines
+
+
+def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int) -> str:
+    if line.stopped is not None:
+        return f"stopped at offset {line.stopped.offset}: {line.stopped.reason}"
+    if is_gone:
+        return "its topic is not in this log any more"
+    if line.stream_time < 0:
+        return "its first record"
+    if lag:
+        return f"{lag:,} records to be read"
+    if line.stream_time == slowest:
+        return "new records; it is the one that holds event time back"
+    return "new records"
+
+
+def _standing(owner: str, stopped: int, lag: int, committed_ms: int, now_ms: int) -> tuple[str, str]:
+    """The state in a word, and in a sentence."""
+    if stopped:
+        what = "1 partition is" if stopped == 1 else f"{stopped} partitions are"
+        return "stopped", f"{what} stopped by a fault; the others go on"
+    left = "has read everything there is" if not lag else f"has {lag:,} records left to read"
+    if owner:
+        if lag and now_ms - committed_ms > STALE_MS:
+            return "running", f"is run by {owner}, {left}, and has not committed for over a minute"
+        return "running", f"is run by {owner} and {left}"
+    if lag:
+        return "idle", f"is not running and {left}: start it, or look at why it ended"
+    return "idle", f"is not running; it {left}"
+
+
+def _rounds(commits: list[Any]) -> list[RoundLine]:
+    lines = []
+    before = None
+    for commit in commits:
+        lines.append(
+            RoundLine(
+                commit.round,
+                commit.committed_ms,
+                None if before is None else max(0, commit.records - before.records),
+                commit.records,
+                None if before is None else (commit.committed_ms - before.committed_ms) / 1000,
+                commit.generation,
+                commit.change,
+            )
+        )
+        before = commit
+    return lines
+
+
+def _counters(commit: CommitRecord) -> list[CounterLine]:
+    from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
+
+    def metric(counter: str) -> str:
+        if counter.startswith("verdict."):
+            return "tidegate_records_total"
+        if is_late(counter):
+            return "tidegate_late_total"
+        if is_duplicate(counter):
+            return "tidegate_duplicates_total"
+        return {"rows_sent": "tidegate_rows_sent_total", "records": "tidegate_records_total"}.get(counter, "")
+
+    return [
+        CounterLine(flow, counter, value, metric(counter))
+        for flow, counters in commit.totals.items()
+        for counter, value in counters.items()
+    ]
+
+
+def _stopped(status: Any) -> list[StoppedLine]:
+    return [
+        StoppedLine(
+            each.flow, each.topic, each.partition, each.offset, each.reason, each.message, each.command
+        )
+        for each in status.stopped
+    ]
+
+
+def _flow(line: FlowLine, commit: CommitRecord) -> FlowShown:
+    said = msgspec.json.decode(line.description)
+    sinks = said.get("sinks", [])
+    return FlowShown(
+        line.name,
+        line.topic,
+        [_step(each) for each in said.get("steps", [])],
+        [each["name"] for each in sinks if each.get("step") == "table"],
+        [each["topic"] for each in sinks if each.get("step") == "to"],
+        commit.watermarks.get(line.name),
+    )
+
+
+def _step(said: dict[str, Any]) -> str:
+    """A step in a few words."""
+    from tidegate.durations import format_duration
+
+    match said.get("step"):
+        case "validate":
+            return f"validate (a fault: {said['on_fault']})"
+        case "deduplicate":
+            return (
+                f"drop duplicates of {', '.join(said['columns'])} within {format_duration(said['within_ms'])}"
+            )
+        case "aggregate":
+            kind = said["kind"]
+            size = kind.get("size_ms") or kind.get("gap_ms") or kind.get("difference_ms")
+            name = "tumbling" if kind.get("advance_ms") == kind.get("size_ms") is not None else kind["kind"]
+            named = ", ".join(each["name"] for each in said["aggregates"])
+            return f"{name} windows{f' of {format_duration(size)}' if size else ''}: {named}"
+        case "key_by":
+            return "key by another value"
+        case other:
+            return str(other)
+
+
+def _time(stream_time: int) -> int | None:
+    return None if stream_time < 0 else stream_time

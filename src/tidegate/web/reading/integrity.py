@@ -1,0 +1,366 @@
+"""Integrity: every record of a topic held against what its producer said; in the background, bounded, kept.
+
+An audit is begun by the first question and goes on by itself, on a thread of its own; whoever asks meanwhile sees how
+far it is and what it found so far. It ends after `MOST_SECONDS` at the latest and then says what was not looked at.
+Its result is shown until the topic has changed and `AGAIN_MS` have passed.
+
+Thread rule: `Audits` from any thread; one audit at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.site import Site
+
+if TYPE_CHECKING:
+    from tidegate.integrity.audit_report import PartitionAudit
+
+MOST_SECONDS: Final = 120.0
+AGAIN_MS: Final = 30_000
+KEPT: Final = 32
+FIRST_LOOK_MS: Final = 150
+SHOWN_MS: Final = 100
+MOST_FAULTS: Final = 200
+MOST_PRODUCERS: Final = 100
+FAULTS: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
+
+
+class CellShown(msgspec.Struct, frozen=True):
+    """What one producer has in one partition; `first_offset` is that of its first fault."""
+
+    partition: int
+    records: int
+    faults: int
+    duplicates: int
+    first_offset: int | None
+
+
+class ProducerShown(msgspec.Struct, frozen=True):
+    """One producer over all partitions."""
+
+    producer: str
+    records: int
+    faults: int
+    duplicates: int
+    cells: list[CellShown]
+
+
+class FaultShown(msgspec.Struct, frozen=True):
+    """One record that is not as its producer said."""
+
+    kind: str
+    partition: int
+    offset: int
+    producer: str
+    message: str
+    detail: str
+    remedy: str
+    is_fault: bool
+
+
+class GapShown(msgspec.Struct, frozen=True):
+    """Gaps that are no fault, and why."""
+
+    partition: int
+    count: int
+    first_offsets: list[int]
+    reason: str
+
+
+class IntegrityDocument(msgspec.Struct, frozen=True):
+    """What an audit found, so far or in the end. `state` is running, done, cut or failed."""
+
+    topic: str
+    state: str
+    sentence: str
+    evidence: str
+    began_ms: int
+    took_ms: int
+    records: int
+    total: int
+    records_with_metadata: int
+    verdicts: dict[str, int]
+    partitions: list[int]
+    producers: list[ProducerShown]
+    producers_total: int
+    faults: list[FaultShown]
+    faults_total: int
+    gaps: list[GapShown]
+    notes: list[str]
+    by_hand: Copy
+
+
+class IntegrityQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`again` begins a new audit, `wait_ms` waits so long for its end."""
+
+    again: bool = False
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = FIRST_LOOK_MS
+
+
+class _Enough(Exception):
+    """The audit has run for as long as it may."""
+
+
+@dataclass
+class _Audit:
+    topic: str
+    ends: dict[int, tuple[int, int]]
+    began_ms: int
+    began: int
+    state: str = "running"
+    took_ms: int = 0
+    read: int = 0
+    why: str = ""
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
+    evidence: str = ""
+    done: threading.Event = field(default_factory=threading.Event)
+    shown_at: int = 0
+
+
+class Audits:
+    """The audits of one site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._guard = threading.Lock()
+        self._turn = threading.Lock()
+        self._known: OrderedDict[str, _Audit] = OrderedDict()
+
+    def look(self, topic: str, question: IntegrityQuestion) -> _Audit:
+        """The audit there is, or one that begins now."""
+        ends = {
+            row["partition"]: (row["log_start"], row["high_watermark"])
+            for row in self._site.log.partition_rows(topic)
+        }
+        clock = self._site.clock
+        with self._guard:
+            found = self._known.get(topic)
+            stale = (
+                found is not None
+                and found.state != "running"
+                and (question.again or (found.ends != ends and clock.now_ms() - found.began_ms > AGAIN_MS))
+            )
+            if found is None or stale:
+                found = _Audit(topic, ends, clock.now_ms(), clock.monotonic_ms())
+                self._known[topic] = found
+                self._known.move_to_end(topic)
+                while len(self._known) > KEPT:
+                    self._known.popitem(last=False)
+                threading.Thread(target=self._run, args=(found,), name="audit", daemon=True).start()
+        found.done.wait(question.wait_ms / 1000)
+        return found
+
+    def _run(self, audit: _Audit) -> None:
+        from tidegate.integrity.audit import audit_partition
+        from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+
+        site, report = self._site, AuditReport()
+        try:
+            with self._turn:
+                for number in sorted(audit.ends):
+                    part = PartitionAudit(audit.topic, number)
+                    report.partitions.append(part)
+
+                    def told(records: int, _faults: int) -> None:
+                        audit.read += records
+                        now = site.clock.monotonic_ms()
+                        if now - audit.shown_at > SHOWN_MS:
+                            audit.shown_at = now
+                            _show(audit, report.partitions)
+                        if now - audit.began > MOST_SECONDS * 1000:
+                            raise _Enough
+
+                    audit_partition(site.log, part, now_ms=audit.began_ms, progress=told)
+                audit.state = "done"
+        except _Enough:
+            audit.state, audit.why = "cut", f"it was ended after {MOST_SECONDS:.0f} seconds"
+        except TidegateError as error:
+            audit.state, audit.why = "failed", str(error)
+        except Exception as error:  # noqa: BLE001 - the edge of a thread; told as a state
+            audit.state, audit.why = "failed", f"{type(error).__name__} in Tidegate itself"
+        finally:
+            _show(audit, report.partitions)
+            audit.evidence = report.evidence if report.partitions else ""
+            audit.took_ms = site.clock.monotonic_ms() - audit.began
+            audit.done.set()
+
+
+def _show(audit: _Audit, parts: list[PartitionAudit]) -> None:
+    """What was found so far, as plain values; by the thread that fills them in."""
+    audit.parts = [part.as_dict() for part in parts]
+    audit.told = [finding for part in parts for finding in part.told][:MOST_FAULTS]
+
+
+_AUDITS: Final[OrderedDict[int, Audits]] = OrderedDict()
+
+
+def integrity(site: Site, topic: str, question: IntegrityQuestion) -> IntegrityDocument:
+    """The audit of a topic: begun, under way or done."""
+    site.describe(topic)
+    audits = _AUDITS.get(id(site)) or _AUDITS.setdefault(id(site), Audits(site))
+    found = audits.look(topic, question)
+    parts = found.parts
+    producers = _producers(parts)
+    faults = _faults(found, parts)
+    total = sum(high - low for low, high in found.ends.values())
+    count = sum(part["faults"] for part in parts)
+    verdicts: dict[str, int] = {}
+    for part in parts:
+        for name, number in part["verdicts"].items():
+            verdicts[name] = verdicts.get(name, 0) + number
+    return IntegrityDocument(
+        topic=topic,
+        state=found.state,
+        sentence=_sentence(found, count, verdicts.get("duplicate", 0), total),
+        evidence=found.evidence,
+        began_ms=found.began_ms,
+        took_ms=found.took_ms or site.clock.monotonic_ms() - found.began,
+        records=found.read,
+        total=total,
+        records_with_metadata=sum(part["records_with_metadata"] for part in parts),
+        verdicts=verdicts,
+        partitions=sorted(found.ends),
+        producers=producers[:MOST_PRODUCERS],
+        producers_total=len(producers),
+        faults=faults,
+        faults_total=count,
+        gaps=[
+            GapShown(part["partition"], gap["count"], gap["first_offsets"], gap["reason"])
+            for part in parts
+            for gap in part["expected_gaps"]
+        ],
+        notes=_notes(parts),
+        by_hand=copied(
+            [cli("tidegate verify", topic, log=site.log_path)],
+            "from tidegate.integrity import audit_topic\n"
+            + log_python(site.log_path, f"print(audit_topic(log, {topic!r}).as_dict())"),
+        ),
+    )
+
+
+def _sentence(audit: _Audit, faults: int, duplicates: int, total: int) -> str:
+    told = f"{faults:,} fault{'s' * (faults != 1)}" + (
+        f" and {duplicates:,} duplicate{'s' * (duplicates != 1)}" if duplicates else ""
+    )
+    if audit.state == "running":
+        return f"Checking: {audit.read:,} of {total:,} records so far, {told}."
+    if audit.state == "failed":
+        return f"The check ended early: {audit.why}."
+    if audit.state == "cut":
+        return f"Checked {audit.read:,} of {total:,} records ({audit.why}): {told}."
+    if not faults and not duplicates:
+        return f"All {audit.read:,} records were checked: nothing is missing, changed or repeated."
+    return f"All {audit.read:,} records were checked: {told}."
+
+
+def _producers(parts: list[dict[str, Any]]) -> list[ProducerShown]:
+    cells: dict[str, list[CellShown]] = {}
+    for part in parts:
+        for tally in part["producers"]:
+            firsts = [
+                offsets[0] for name, offsets in tally["first_offsets"].items() if name in FAULTS and offsets
+            ]
+            cells.setdefault(tally["producer"], []).append(
+                CellShown(
+                    part["partition"],
+                    tally["records"],
+                    tally["faults"],
+                    tally["verdicts"].get("duplicate", 0),
+                    min(firsts) if firsts else None,
+                )
+            )
+    found = [
+        ProducerShown(
+            name,
+            sum(each.records for each in mine),
+            sum(each.faults for each in mine),
+            sum(each.duplicates for each in mine),
+            mine,
+        )
+        for name, mine in cells.items()
+    ]
+    return sorted(found, key=lambda each: (-each.faults, -each.duplicates, -each.records, each.producer))
+
+
+def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
+    from tidegate.integrity.audit_findings import KIND_OF, REMEDY
+    from tidegate.integrity.verdicts import Verdict
+
+    found = [
+        FaultShown(
+            KIND_OF[each.verdict],
+            each.partition,
+            each.offset,
+            each.producer or "",
+            _told(each),
+            str(each),
+            REMEDY[each.verdict],
+            True,
+        )
+        for each in audit.told
+    ]
+    for part in parts:
+        for offset in part["first_offsets"].get("duplicate", ()):
+            message = "a producer's record that stands here already"
+            found.append(
+                FaultShown(
+                    "duplicate", part["partition"], offset, "", message, "", REMEDY[Verdict.DUPLICATE], False
+                )
+            )
+    return sorted(found[:MOST_FAULTS], key=lambda each: (not each.is_fault, each.partition, each.offset))
+
+
+def _told(finding: Any) -> str:
+    """The finding as one would say it."""
+    from tidegate.integrity.verdicts import Verdict
+
+    stamp, before = finding.stamp, finding.previous_sequence
+    if (
+        finding.verdict is Verdict.MISSING
+        and stamp is not None
+        and before is not None
+        and stamp.sequence > before + 1
+    ):
+        lost = stamp.sequence - before - 1
+        numbers = f"number {before + 1}" if lost == 1 else f"numbers {before + 1} to {stamp.sequence - 1}"
+        are = "record of this producer is" if lost == 1 else "records of this producer are"
+        return f"{lost} {are} missing before this one ({numbers})."
+    if finding.verdict is Verdict.MISSING:
+        return "Records of this producer are missing before this one."
+    if finding.verdict is Verdict.CORRUPT and stamp is not None and stamp.is_end_of_chain:
+        return "The producer's records do not sum up to what it certified when it ended its chain here."
+    return {
+        Verdict.CORRUPT: "This record is not what its producer sent.",
+        Verdict.UNREGISTERED_PRODUCER: "The first records of this producer are missing.",
+        Verdict.AFTER_END: "This record stands behind the end of its producer's chain.",
+        Verdict.UNSUPPORTED: "What its producer said about this record cannot be read.",
+    }.get(finding.verdict, "This record is not as its producer said.")
+
+
+def _notes(parts: list[dict[str, Any]]) -> list[str]:
+    notes = []
+    for part in parts:
+        place = f"{part['topic']}-{part['partition']}"
+        if part["unread"]:
+            notes.append(f"{place}: {part['unread']}")
+        for each in part["skipped_damage"]:
+            went = (
+                "nothing behind it was read"
+                if each["resumed_at"] is None
+                else f"went on at {each['resumed_at']}"
+            )
+            notes.append(f"{place}: damaged at offset {each['offset']}; {went}")
+        if part["open_chains"]:
+            notes.append(
+                f"{place}: {part['open_chains']} chains have no end yet, so loss behind them would not show"
+            )
+    return notes

@@ -1,0 +1,149 @@
+"""One table, open: the two kinds behind the same few calls.
+
+Thread rule: an open table answers from any thread; commits that are opened one by one are closed when others are used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.errors import InvalidError
+from tidegate.web.failures import NotThereError
+from tidegate.web.reading.site import Site
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidegate.web.reading.tables import ExplainDocument, LateShown, RowShown
+
+
+class CommitOf(NamedTuple):
+    """A commit that can be read."""
+
+    number: int
+    committed_ms: int
+    records: int | None
+
+
+class Opened(ABC):
+    """A table as one commit has it."""
+
+    name: str
+    app: str = ""
+    kind: str = ""
+    topic: str = ""
+    changelog: str = ""
+    window_ms: int = 0
+    columns: list[str]
+    number: int
+    committed_ms: int
+    positions: dict[int, int]
+
+    @abstractmethod
+    def commits(self) -> list[CommitOf]: ...
+
+    @abstractmethod
+    def fetch(self, key: str, first: int, last: int) -> list[RowShown]: ...
+
+    @abstractmethod
+    def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
+        """So many rows after `skip`, and whether there are more."""
+
+    @abstractmethod
+    def some_keys(self, most: int) -> list[str]: ...
+
+    @abstractmethod
+    def late(self, most: int) -> tuple[list[LateShown], int]: ...
+
+    @abstractmethod
+    def explain(
+        self, log: Any, key: str, start: int | None, end: int | None, most: int
+    ) -> ExplainDocument: ...
+
+
+def known_tables(site: Site) -> list[str]:
+    """The names of all tables: apps' first."""
+    from tidegate.errors import TidegateError
+    from tidegate.pipeline.reading.recorded import recorded_tables
+    from tidegate.tables.building.commits import stored_tables
+    from tidegate.web.reading.apps import app_names
+
+    backend = site.backend
+    if backend is None:
+        return []
+    names = []
+    for app in app_names(site):
+        try:
+            names += [f"{app}:{each.name}" for each in recorded_tables(backend, app)]
+        except TidegateError:
+            continue
+    return [*names, *stored_tables(backend)]
+
+
+@contextmanager
+def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
+    """The table, as its last commit or an earlier one has it."""
+    from tidegate.web.reading.opened_app_table import AppTable, open_app_table
+    from tidegate.web.reading.opened_stored_table import StoredTable, newest_of, open_stored_table
+
+    backend = site.require_backend()
+    app, colon, short = name.partition(":")
+    if colon:
+        from tidegate.web.reading.apps import require_app
+
+        require_app(site, app)
+        with site.table(name, None, lambda: open_app_table(backend, app, short, site.clock)) as table:
+            if as_of is None:
+                yield AppTable(name, app, table)
+                return
+            if as_of not in table.rounds():
+                raise NotThereError(f"commit {as_of} of {name} is not kept; there are {table.rounds()}")
+            with site.table(name, as_of, lambda: table.as_of(as_of)) as past:
+                yield AppTable(name, app, past)
+        return
+    number = newest_of(backend, name) if as_of is None else as_of
+    with site.table(name, number, lambda: open_stored_table(backend, name, number, site.clock)) as stored:
+        yield StoredTable(name, backend, stored)
+
+
+def typed_key(written: str, serde: str) -> Any:
+    """A key as typed, as its serde takes it."""
+    try:
+        if serde in ("int", "long"):
+            return int(written)
+        if serde == "double":
+            return float(written)
+        if serde == "json":
+            import msgspec
+
+            return msgspec.json.decode(written)
+    except ValueError:
+        raise InvalidError(
+            f"{written[:60]!r} is no key of this table; its keys are of type {serde}"
+        ) from None
+    return written.encode("utf-8", "surrogateescape") if serde == "bytes" else written
+
+
+def shown_key(key: Any) -> Any:
+    """A key as JSON has it, and as it may be typed again."""
+    if isinstance(key, bytes):
+        return key.decode("utf-8", "backslashreplace")
+    return key
+
+
+def page_of(batches: Iterator[pa.RecordBatch], skip: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """Rows `skip` to `skip + limit` of batches, and whether there are more."""
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        if skip >= batch.num_rows:
+            skip -= batch.num_rows
+            continue
+        piece = batch.slice(skip, limit - len(rows) + 1)
+        skip = 0
+        rows += piece.to_pylist()
+        if len(rows) > limit:
+            return rows[:limit], True
+    return rows, False

@@ -1,0 +1,149 @@
+"""The first screen: how things are in one sentence, what is behind and what is held, faults so far, what to do next."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.web.reading.apps import AppLine, app_list
+from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.site import Site
+from tidegate.web.reading.topics import TopicLine, topic_list
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Something to do next: why, where to look, the command."""
+
+    sentence: str
+    href: str
+    command: str = ""
+
+
+class Overview(msgspec.Struct, frozen=True):
+    """All of it at a glance. `health` is good, watch or bad."""
+
+    health: str
+    sentence: str
+    now_ms: int
+    log: str
+    state: str
+    topics: list[TopicLine]
+    apps: list[AppLine]
+    lag_records: int
+    log_records: int
+    backlog_bytes: int
+    backlog_limit_bytes: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    bytes: int
+    faults: int
+    late: int
+    steps: list[Step]
+    by_hand: Copy
+
+
+def overview(site: Site) -> Overview:
+    from tidegate.storage import StorageConfig
+
+    topics, apps = topic_list(site).topics, app_list(site).apps
+    health, sentence = _health(topics, apps)
+    limits = StorageConfig()
+    python = log_python(site.log_path, "print(log.partition_counts())")
+    return Overview(
+        health=health,
+        sentence=sentence,
+        now_ms=site.clock.now_ms(),
+        log=str(site.log_path),
+        state=str(site.state_path),
+        topics=topics,
+        apps=apps,
+        lag_records=sum(app.lag_records for app in apps),
+        log_records=sum(app.log_records for app in apps),
+        backlog_bytes=sum(app.backlog_bytes for app in apps),
+        backlog_limit_bytes=limits.backlog_limit_bytes,
+        memory_bytes=sum(app.memory_bytes for app in apps),
+        memory_limit_bytes=limits.worker_total_bytes,
+        bytes=sum(topic.bytes for topic in topics),
+        faults=sum(app.faults for app in apps),
+        late=sum(app.late for app in apps),
+        steps=_steps(site, topics, apps),
+        by_hand=copied(
+            [
+                cli("tidegate topic list", log=site.log_path),
+                cli("tidegate app status", log=site.log_path, state=site.state_path),
+            ],
+            python,
+        ),
+    )
+
+
+def _health(topics: list[TopicLine], apps: list[AppLine]) -> tuple[str, str]:
+    """The worst thing there is, said first."""
+    stopped = [app for app in apps if app.stopped]
+    if stopped:
+        return "bad", f"App {stopped[0].name} is stopped by a fault: it needs a decision."
+    broken = [app for app in apps if app.state == "unreadable"]
+    if broken:
+        return "bad", f"The state of app {broken[0].name} cannot be read: {broken[0].sentence}"
+    unread = [topic for topic in topics if topic.unreadable]
+    if unread:
+        return "bad", f"Topic {unread[0].name} cannot be read: {unread[0].unreadable}"
+    if not topics:
+        return "watch", "There is no topic here yet."
+    faults = sum(app.faults for app in apps)
+    behind = [app for app in apps if app.lag_records and app.state == "idle"]
+    if behind:
+        return (
+            "watch",
+            f"App {behind[0].name} is not running and has {behind[0].lag_records:,} records left to read.",
+        )
+    if faults:
+        told = f"{faults:,} fault{'s' * (faults != 1)}"
+        return "watch", f"Everything was read; {told} found on the way, and none of them hidden."
+    if not apps:
+        return "good", f"{len(topics)} topic{'s' * (len(topics) != 1)}; no app reads them yet."
+    lag = sum(app.lag_records for app in apps)
+    return (
+        "good",
+        "Everything was read, and no fault was found."
+        if not lag
+        else f"All is well; {lag:,} records are still to be read.",
+    )
+
+
+def _steps(site: Site, topics: list[TopicLine], apps: list[AppLine]) -> list[Step]:
+    steps = []
+    for app in apps:
+        href = f"/apps/{app.name}"
+        if app.stopped:
+            steps.append(Step(f"{app.name}: see which partition stopped, and resume it", href))
+        elif app.lag_records and app.state == "idle":
+            steps.append(
+                Step(
+                    f"{app.name}: start it again, {app.lag_records:,} records wait",
+                    href,
+                    "tidegate run MODULE:app",
+                )
+            )
+        if app.faults:
+            steps.append(
+                Step(f"{app.name}: {app.faults:,} faults were found in its input; see which records", href)
+            )
+        if app.late:
+            steps.append(
+                Step(
+                    f"{app.name}: {app.late:,} records came too late or too early; see them in its table",
+                    "/tables",
+                )
+            )
+    for topic in [topic for topic in topics if topic.records][:3]:
+        command = cli("tidegate verify", topic.name, log=site.log_path)
+        steps.append(
+            Step(f"{topic.name}: check that nothing is missing", f"/topics/{topic.name}/integrity", command)
+        )
+    if not topics:
+        steps.append(
+            Step(
+                "Make a topic and write to it", "/", cli("tidegate topic create", "orders", log=site.log_path)
+            )
+        )
+    return steps[:8]

@@ -1,0 +1,180 @@
+"""What there is to look at: one log folder, one state folder, and what is kept open of them between questions.
+
+Everything is opened for reading. Tables stay open while they are asked for, so that a fetch costs a look-up and not
+an opening; the least used goes first.
+
+Thread rule: from any thread; a table in use is never closed by another question.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.errors import InvalidError
+from tidegate.web.failures import NotThereError
+from tidegate.web.settings import Limits
+
+if TYPE_CHECKING:
+    from tidegate.log.access.embedded import Log
+    from tidegate.log.topics.topics import TopicDescription
+    from tidegate.storage.backends.port import StorageBackend
+
+OPEN_TABLES: Final = 16
+
+
+@dataclass(slots=True)
+class _Open:
+    table: Any
+    users: int = 0
+    is_dropped: bool = False
+
+
+@dataclass(slots=True)
+class Budget:
+    """How much one question may read; `is_spent` when it is over."""
+
+    clock: Clock
+    records: int
+    until_ms: int
+    read: int = 0
+
+    def take(self, records: int) -> None:
+        self.read += records
+
+    @property
+    def is_spent(self) -> bool:
+        return self.read >= self.records or self.clock.monotonic_ms() >= self.until_ms
+
+
+@dataclass(slots=True)
+class Site:
+    """The folders, and what is open of them."""
+
+    log_path: Path
+    state_path: Path
+    limits: Limits = field(default_factory=Limits)
+    clock: Clock = field(default_factory=SystemClock)
+    _log: Log | None = None
+    _backend: StorageBackend | None = None
+    _tables: OrderedDict[tuple[str, object], _Open] = field(default_factory=OrderedDict)
+    _guard: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def log(self) -> Log:
+        from tidegate.log.access.embedded import Log
+
+        with self._guard:
+            if self._log is None:
+                self._log = Log(self.log_path, read_only=True, clock=self.clock)
+            return self._log
+
+    @property
+    def backend(self) -> StorageBackend | None:
+        """Where apps and tables keep what they know; None: there is no such folder."""
+        from tidegate.storage import open_backend
+
+        with self._guard:
+            if self._backend is None and self.state_path.is_dir():
+                self._backend = open_backend(str(self.state_path))
+            return self._backend
+
+    def require_backend(self) -> StorageBackend:
+        backend = self.backend
+        if backend is None:
+            raise NotThereError(
+                f"there is no state in {self.state_path}; run an app, or name the folder it keeps its data in"
+            )
+        return backend
+
+    def topics(self) -> list[str]:
+        return self.log.topics() if self.log_path.is_dir() else []
+
+    def describe(self, topic: str) -> TopicDescription:
+        """The topic, or that it is not there; a wrong name is a wrong question."""
+        from tidegate.log.topics.topics import check_topic_name
+
+        check_topic_name(topic)
+        if topic not in self.topics():
+            raise NotThereError(f"there is no topic {topic} in this log; look at what there is: /api/topics")
+        return self.log.describe(topic)
+
+    def numbers(self, topic: str, partition: int | None) -> tuple[int, ...]:
+        """The partitions asked for."""
+        numbers = self.describe(topic).partition_numbers
+        if partition is None:
+            return numbers
+        if partition not in numbers:
+            raise NotThereError(
+                f"topic {topic} has no partition {partition}; it has {numbers[0]} to {numbers[-1]}"
+            )
+        return (partition,)
+
+    def budget(self, records: int | None = None) -> Budget:
+        limits = self.limits
+        until_ms = self.clock.monotonic_ms() + int(limits.scan_seconds * 1000)
+        return Budget(self.clock, min(records or limits.scan_records, limits.scan_records), until_ms)
+
+    @contextmanager
+    def table(self, name: str, version: object, open_it: Callable[[], Any]) -> Iterator[Any]:
+        """An open table, opened when it is not; `version` tells commits apart that are opened one by one."""
+        with self._guard:
+            found = self._tables.get((name, version))
+            if found is None:
+                found = self._tables[name, version] = _Open(open_it())
+                self._let_go_of_the_least_used()
+            self._tables.move_to_end((name, version))
+            found.users += 1
+        try:
+            yield found.table
+        finally:
+            with self._guard:
+                found.users -= 1
+                if found.is_dropped and not found.users:
+                    found.table.close()
+
+    def _let_go_of_the_least_used(self) -> None:
+        while len(self._tables) > OPEN_TABLES:
+            _, oldest = self._tables.popitem(last=False)
+            oldest.is_dropped = True
+            if not oldest.users:
+                oldest.table.close()
+
+    def close(self) -> None:
+        with self._guard:
+            for each in self._tables.values():
+                each.table.close()
+            self._tables.clear()
+            if self._log is not None:
+                self._log.close()
+            if self._backend is not None:
+                self._backend.close()
+
+
+def positions_of(written: str, numbers: tuple[int, ...]) -> dict[int, int]:
+    """`0:120,1:77` as partition → offset; partitions that are not named are left out."""
+    found: dict[int, int] = {}
+    for part in filter(None, written.split(",")):
+        number, colon, offset = part.partition(":")
+        if (
+            not colon
+            or not number.isascii()
+            or not number.isdigit()
+            or not offset.isascii()
+            or not offset.isdigit()
+        ):
+            raise InvalidError(f"{written[:60]!r} is no list of positions; write it like 0:120,1:77")
+        if len(number) > 10 or len(offset) > 18 or int(number) not in numbers:
+            raise NotThereError(f"there is no partition {part[:60]}; there are {numbers[0]} to {numbers[-1]}")
+        found[int(number)] = int(offset)
+    return found
+
+
+def written_positions(positions: dict[int, int]) -> str:
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(positions.items()))

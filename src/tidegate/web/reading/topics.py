@@ -1,0 +1,263 @@
+"""Topics: partitions and their skew, log segments and when each can disappear, settings and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tidegate.durations import format_duration, format_size
+from tidegate.errors import CorruptError, TidegateError
+from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.site import Site
+
+if TYPE_CHECKING:
+    from tidegate.log.lifetime.segments import SegmentLifetime
+
+SHOWN_SEGMENTS: Final = 60
+SHOWN_PARTITIONS: Final = 256
+
+
+class TopicLine(msgspec.Struct, frozen=True):
+    """One topic in a list. `records` are offsets kept: an upper bound where the topic is compacted."""
+
+    name: str
+    partitions: int
+    records: int
+    bytes: int
+    segments: int
+    cleanup: str
+    is_exact: bool
+    unreadable: str | None = None
+
+
+class TopicList(msgspec.Struct, frozen=True):
+    """All topics of the log."""
+
+    log: str
+    topics: list[TopicLine]
+    by_hand: Copy
+
+
+class PartitionLine(msgspec.Struct, frozen=True):
+    """One partition. `share` is its part of the topic's bytes."""
+
+    partition: int
+    log_start: int
+    high_watermark: int
+    records: int
+    segments: int
+    bytes: int
+    share: float
+
+
+class SegmentLine(msgspec.Struct, frozen=True):
+    """One log segment, when it can go and why; a moment that is null never comes, as things are."""
+
+    partition: int
+    base_offset: int
+    next_offset: int
+    bytes: int
+    first_ms: int | None
+    newest_ms: int
+    active: bool
+    due_ms: int | None
+    gone_earliest_ms: int | None
+    gone_latest_ms: int | None
+    disk_latest_ms: int | None
+    rule: str
+    because: str
+    change: str | None
+
+
+class SettingLine(msgspec.Struct, frozen=True):
+    """One setting, where its value comes from, and what it means in words."""
+
+    key: str
+    value: str
+    source: str
+    meaning: str
+
+
+class TrapLine(msgspec.Struct, frozen=True):
+    """A surprise that the settings hold, and the line that prevents it."""
+
+    name: str
+    message: str
+    fix: str
+
+
+class TopicDocument(msgspec.Struct, frozen=True):
+    """One topic. `skew` is the largest partition's bytes over the mean: 1 is even."""
+
+    name: str
+    id: str | None
+    assumed: bool
+    now_ms: int
+    records: int
+    is_exact: bool
+    bytes: int
+    skew: float
+    partitions: list[PartitionLine]
+    partition: int
+    """The partition whose log segments are shown."""
+    segments: list[SegmentLine]
+    segments_total: int
+    checked_every_ms: int | None
+    settings: list[SettingLine]
+    traps: list[TrapLine]
+    by_hand: Copy
+
+
+class TopicQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which partition's log segments to show."""
+
+    partition: int | None = None
+
+
+def topic_list(site: Site) -> TopicList:
+    """Every topic; one that cannot be read, or goes meanwhile, says why."""
+    lines = []
+    for name in site.topics():
+        try:
+            lines.append(_line(site, name))
+        except TidegateError as error:
+            lines.append(TopicLine(name, 0, 0, 0, 0, "", False, str(error)))
+    python = log_python(site.log_path, "print(log.topics())")
+    return TopicList(str(site.log_path), lines, Copy(cli("tidegate topic list", log=site.log_path), python))
+
+
+def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocument:
+    """One topic whole; of its log segments those of one partition."""
+    description = site.describe(topic)
+    partition = site.numbers(topic, question.partition)[0]
+    rows = site.log.partition_rows(topic)
+    total = sum(row["bytes"] for row in rows)
+    lifetimes, checks, traps = _lifetimes(site, topic, partition)
+    shown = (
+        lifetimes
+        if len(lifetimes) <= SHOWN_SEGMENTS
+        else [*lifetimes[: SHOWN_SEGMENTS // 2], *lifetimes[-SHOWN_SEGMENTS // 2 :]]
+    )
+    mean = total / len(rows) if rows else 0
+    python = log_python(
+        site.log_path,
+        f"for row in log.partition_rows({topic!r}):",
+        "    print(row)",
+        f"for setting in log.describe({topic!r}).settings():",
+        "    print(setting)",
+    )
+    return TopicDocument(
+        name=topic,
+        id=description.topic_id,
+        assumed=description.assumed,
+        now_ms=site.clock.now_ms(),
+        records=sum(row["high_watermark"] - row["log_start"] for row in rows),
+        is_exact=not description.config.compacts,
+        bytes=total,
+        skew=max((row["bytes"] for row in rows), default=0) / mean if mean else 1.0,
+        partitions=[_partition(row, total) for row in rows[:SHOWN_PARTITIONS]],
+        partition=partition,
+        segments=[_segment(partition, each) for each in shown],
+        segments_total=len(lifetimes),
+        checked_every_ms=checks,
+        settings=[
+            SettingLine(entry.key, entry.value, str(entry.source), _meaning(entry.key, entry.value))
+            for entry in description.settings()
+        ],
+        traps=traps,
+        by_hand=copied(
+            [
+                cli("tidegate topic describe", topic, log=site.log_path),
+                cli("tidegate log lifetime", topic, log=site.log_path),
+            ],
+            python,
+        ),
+    )
+
+
+def _line(site: Site, name: str) -> TopicLine:
+    description, rows = site.log.describe(name), site.log.partition_rows(name)
+    config = description.config
+    return TopicLine(
+        name=name,
+        partitions=description.partitions,
+        records=sum(row["high_watermark"] - row["log_start"] for row in rows),
+        bytes=sum(row["bytes"] for row in rows),
+        segments=sum(row["segments"] for row in rows),
+        cleanup=", ".join(sorted(config.cleanup_policy)) or "none",
+        is_exact=not config.compacts,
+    )
+
+
+def _partition(row: dict[str, int], total: int) -> PartitionLine:
+    return PartitionLine(
+        partition=row["partition"],
+        log_start=row["log_start"],
+        high_watermark=row["high_watermark"],
+        records=row["high_watermark"] - row["log_start"],
+        segments=row["segments"],
+        bytes=row["bytes"],
+        share=row["bytes"] / total if total else 0.0,
+    )
+
+
+def _lifetimes(
+    site: Site, topic: str, partition: int
+) -> tuple[Sequence[SegmentLifetime], int | None, list[TrapLine]]:
+    """When each log segment of a partition can go, how often that is looked at, and what may surprise."""
+    from tidegate.log.lifetime.facts import attending_interval_ms, partition_facts, view_partition
+    from tidegate.log.lifetime.segments import forecast
+    from tidegate.log.lifetime.traps import find_traps
+
+    log, files, clock = site.log, site.log.files, site.clock
+    config, broker = log.describe(topic).config, log.contents.broker_config()
+    checks = attending_interval_ms(site.log_path, config, broker, files=files)
+    traps = [TrapLine(trap.name, trap.message, trap.fix) for trap in find_traps(config, broker)]
+    try:
+        view = view_partition(site.log_path, topic, partition, config, files=files, clock=clock)
+        facts = partition_facts(view, config, check_interval_ms=checks, files=files, clock=clock)
+    except (CorruptError, OSError):
+        return [], checks, traps  # damaged, or deleted while it was looked at
+    return forecast(facts, config), checks, traps
+
+
+def _segment(partition: int, found: SegmentLifetime) -> SegmentLine:
+    facts = found.segment
+    return SegmentLine(
+        partition=partition,
+        base_offset=facts.base_offset,
+        next_offset=facts.next_offset,
+        bytes=facts.size_bytes,
+        first_ms=facts.first_timestamp_ms,
+        newest_ms=facts.largest_timestamp_ms,
+        active=facts.active,
+        due_ms=found.due_ms,
+        gone_earliest_ms=found.gone_earliest_ms,
+        gone_latest_ms=found.gone_latest_ms,
+        disk_latest_ms=found.disk_latest_ms,
+        rule=found.rule.value,
+        because=found.because,
+        change=found.change,
+    )
+
+
+def record_lifetime(site: Site, topic: str, partition: int, offset: int) -> SegmentLine | None:
+    """The log segment that holds an offset, and when it can go."""
+    from tidegate.log.lifetime.segments import lifetime_of_offset
+
+    found: Any = lifetime_of_offset(_lifetimes(site, topic, partition)[0], offset)
+    return None if found is None else _segment(partition, found)
+
+
+def _meaning(key: str, value: str) -> str:
+    """A number as people say it."""
+    if not value.lstrip("-").isdigit():
+        return ""
+    unit = key.rpartition(".")[2]
+    if value in ("-1", "9223372036854775807") and unit in ("ms", "bytes", "messages"):
+        return "no limit"
+    if unit == "ms" and int(value) > 0:
+        return format_duration(int(value))
+    return format_size(int(value)) if unit == "bytes" and int(value) >= 1024 else ""

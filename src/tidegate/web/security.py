@@ -1,0 +1,296 @@
+"""Who may ask, and how much at once: checked before anything of a request is looked at further.
+
+G1  Host must name this server (no DNS rebinding); an Origin must be this server's own (no other site's scripts).
+G2  with a token, every address but /health, /login and the style sheet needs it: `Authorization: Bearer …`, or the
+    cookie that the login form set. Tokens are compared in constant time, and are never in a URL, a log or a page.
+G3  GET and HEAD only, but for /login and /logout. URL, headers, body, time and number of streams have limits.
+G4  every answer says: no sniffing, no framing, no scripts but our own files, no storing, no sharing with other sites.
+G5  a fault of ours is a plain 500; what it was is in the log, without what was asked for.
+
+Thread rule: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tidegate.web.failures import INTERNAL, Failure
+from tidegate.web.settings import Settings
+
+COOKIE: Final = "tidegate_session"
+OPEN_PATHS: Final = frozenset({"/health", "/login", "/static/page.css"})
+POST_PATHS: Final = frozenset({"/login", "/logout"})
+LIVE_ENDINGS: Final = ("/tail", "/live")
+POLICY: Final = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = (
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+)
+log = logging.getLogger("tidegate.web")
+
+
+class Sessions:
+    """Who logged in with the token, until when; by random names that say nothing about it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._until: OrderedDict[bytes, float] = OrderedDict()
+
+    def login(self, offered: str) -> str | None:
+        """The name of a new session, None for a wrong token."""
+        if not self.is_token(offered):
+            return None
+        name = secrets.token_urlsafe(32)
+        self._until[_digest(name)] = time.monotonic() + self._settings.limits.session_seconds
+        while len(self._until) > self._settings.limits.sessions:
+            self._until.popitem(last=False)
+        return name
+
+    def logout(self, name: str) -> None:
+        self._until.pop(_digest(name), None)
+
+    def is_open(self, name: str) -> bool:
+        until = self._until.get(_digest(name))
+        return until is not None and time.monotonic() < until
+
+    def is_token(self, offered: str) -> bool:
+        token = self._settings.token
+        return token is not None and hmac.compare_digest(_digest(offered), _digest(token))
+
+
+class Gate:
+    """The middleware that keeps G1 to G5."""
+
+    def __init__(self, app: ASGIApp, *, settings: Settings, sessions: Sessions) -> None:
+        self._app, self._settings, self._sessions = app, settings, sessions
+        self._names = settings.allowed_names
+        self._live = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        began = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                message["headers"] = [*message.get("headers", ()), *HEADERS, *_storing(scope["path"])]
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await self._refuse(scope, guarded, *refusal)
+            return
+        try:
+            await self._timed(scope, receive, guarded)
+        except TimeoutError:
+            if not began:
+                failure = Failure(
+                    "too_long",
+                    "the request took too long to arrive or to answer",
+                    "send less, or ask for less",
+                )
+                await self._refuse(scope, guarded, 408, failure)
+        except Exception as error:
+            log.error("%s failed: %s", scope["method"][:10], type(error).__name__, exc_info=_debugging())
+            if not began:
+                await self._refuse(scope, guarded, 500, INTERNAL)
+
+    async def _timed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        limits = self._settings.limits
+        if not scope["path"].endswith(LIVE_ENDINGS):
+            async with asyncio.timeout(limits.request_seconds + 1):
+                await self._app(scope, self._bounded(receive), send)
+            return
+        if self._live >= limits.live_streams:
+            failure = Failure("overload", "too many live pages are open", "close some of them")
+            await self._refuse(scope, send, 429, failure)
+            return
+        self._live += 1
+        try:
+            async with asyncio.timeout(limits.live_seconds):
+                await self._app(scope, self._bounded(receive), send)
+        except TimeoutError:
+            pass
+        finally:
+            self._live -= 1
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """A body that ends at its limit (413 is answered before, where a length was said)."""
+        came = 0
+
+        async def next_message() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > self._settings.limits.body_bytes:
+                raise HTTPException(413)
+            return message
+
+        return next_message
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def _refusal(self, scope: Scope) -> tuple[int, Failure] | None:
+        limits, headers = self._settings.limits, scope["headers"]
+        url = len(scope["raw_path"]) + len(scope["query_string"]) + bool(scope["query_string"])
+        if url > limits.url_bytes:
+            return 414, Failure(
+                "url_too_long", f"a URL has at most {limits.url_bytes} bytes", "ask for less at once"
+            )
+        if sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
+            return 431, Failure(
+                "headers_too_large", f"headers have at most {limits.header_bytes} bytes", "send fewer"
+            )
+        hosts = _all(headers, b"host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return 421, Failure(
+                "wrong_host", "this server does not answer under that name",
+                "ask for 127.0.0.1 or localhost, or start it with --allow-host NAME",
+            )  # fmt: skip
+        for origin in _all(headers, b"origin"):
+            if urlsplit(origin).netloc.lower() != hosts[0].lower() or urlsplit(origin).scheme not in (
+                "http",
+                "https",
+            ):
+                return 403, Failure(
+                    "wrong_origin", "requests from other sites are refused", "open the page itself"
+                )
+        if not self._may_use(scope["method"], scope["path"]):
+            return 405, Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+        if not self._length_fits(headers):
+            return 413, self._too_large()
+        if (
+            self._settings.token is not None
+            and scope["path"] not in OPEN_PATHS
+            and not self._is_known(headers)
+        ):
+            return 401, Failure(
+                "token",
+                "this needs the server's token",
+                "send Authorization: Bearer TOKEN, or log in at /login",
+            )
+        return None
+
+    def _too_large(self) -> Failure:
+        most = self._settings.limits.body_bytes
+        return Failure("body_too_large", f"a body has at most {most} bytes", "send less")
+
+    def _is_ours(self, host: str) -> bool:
+        name, colon, port = host.lower().rpartition(":")
+        if not colon or host.endswith("]"):
+            name, port = host.lower(), ""
+        if port and not (port.isascii() and port.isdigit() and len(port) <= 5):
+            return False
+        return name in self._names
+
+    def _may_use(self, method: str, path: str) -> bool:
+        return method in ("GET", "HEAD") or (method == "POST" and path in POST_PATHS)
+
+    def _length_fits(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        lengths = _all(headers, b"content-length")
+        return all(
+            each.isdigit() and len(each) < 16 and int(each) <= self._settings.limits.body_bytes
+            for each in lengths
+        )
+
+    def _is_known(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        for offered in _all(headers, b"authorization"):
+            scheme, _, token = offered.partition(" ")
+            if scheme.lower() == "bearer" and self._sessions.is_token(token.strip()):
+                return True
+        return any(self._sessions.is_open(name) for name in cookies(headers))
+
+    # -- answers ---------------------------------------------------------------------------------
+
+    async def _refuse(self, scope: Scope, send: Send, status: int, failure: Failure) -> None:
+        from tidegate.web.pages import failure_page
+
+        more: list[tuple[bytes, bytes]] = []
+        if status == 401:
+            more = [(b"www-authenticate", b"Bearer")]
+            if wants_page(scope):
+                await _answer(scope, send, 303, b"", b"text/plain", [(b"location", b"/login")])
+                return
+        if status == 405:
+            more = [(b"allow", b"GET, HEAD, POST" if scope["path"] in POST_PATHS else b"GET, HEAD")]
+        if wants_page(scope):
+            await _answer(
+                scope, send, status, failure_page(failure, status), b"text/html; charset=utf-8", more
+            )
+        else:
+            await _answer(scope, send, status, msgspec.json.encode(failure), b"application/json", more)
+
+
+def cookies(headers: list[tuple[bytes, bytes]]) -> list[str]:
+    """The session names a client sent."""
+    found = []
+    for line in _all(headers, b"cookie"):
+        for part in line.split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == COOKIE:
+                found.append(value)
+    return found[:4]
+
+
+def wants_page(scope: Scope) -> bool:
+    """Whether a person is to read the answer."""
+    path: str = scope["path"]
+    return (
+        not path.startswith("/api")
+        and path != "/health"
+        and b"text/html" in b",".join(value for name, value in scope["headers"] if name == b"accept")
+    )
+
+
+async def _answer(
+    scope: Scope, send: Send, status: int, body: bytes, kind: bytes, more: list[tuple[bytes, bytes]]
+) -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *more]
+    if status >= 400:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _all(headers: Any, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in headers if name == wanted]
+
+
+def _storing(path: str) -> list[tuple[bytes, bytes]]:
+    kept = b"public, max-age=3600" if path.startswith("/static/") else b"no-store"
+    return [(b"cache-control", kept)]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _debugging() -> bool:
+    import os
+
+    return bool(os.environ.get("TIDEGATE_DEBUG"))

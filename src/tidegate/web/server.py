@@ -1,0 +1,254 @@
+"""The server: addresses to questions, questions to the process that reads, answers to JSON or a page.
+
+Owns putting it together. What may be asked is `questions`', who may ask is `security`'s, how is `protocol`'s.
+
+Thread rule: one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, quote
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from tidegate import __version__
+from tidegate.errors import TidegateError
+from tidegate.web import openapi, pages
+from tidegate.web.asking import Reading
+from tidegate.web.failures import INTERNAL, Failure, failure_of
+from tidegate.web.protocol import guarded
+from tidegate.web.questions import ADDRESSED, Asked
+from tidegate.web.security import COOKIE, Gate, Sessions, cookies, wants_page
+from tidegate.web.settings import Settings, is_loopback
+from tidegate.web.worker import Answer
+
+_HERE: Final = Path(__file__).parent
+_JSON: Final = "application/json"
+_PAGE: Final = "text/html; charset=utf-8"
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """One site, served."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sessions = Sessions(settings)
+        self.reading = Reading(settings)
+        self.is_warm = False
+        """Whether the process that reads has loaded what it needs."""
+
+    def app(self) -> Any:
+        """The ASGI application, gate and all."""
+        inner = Starlette(
+            routes=self._routes(),
+            lifespan=self._life,
+            exception_handlers={HTTPException: self._refused, Exception: self._broken},
+        )
+        return Gate(inner, settings=self.settings, sessions=self.sessions)
+
+    def _routes(self) -> list[Any]:
+        from tidegate.web.live import live_routes
+
+        routes: list[Any] = [
+            Route("/health", self._health),
+            Route("/login", self._login, methods=["GET", "POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Route("/api/openapi.json", self._openapi),
+            *live_routes(self.reading),
+        ]
+        for asked in ADDRESSED:
+            routes.append(Route(f"/api{asked.path}", self._document(asked)))
+            if asked.page is not None:
+                routes.append(Route(asked.page, self._page(asked)))
+        routes.append(Mount("/static", StaticFiles(directory=_HERE / "static")))
+        return routes
+
+    @asynccontextmanager
+    async def _life(self, _app: Starlette) -> AsyncIterator[None]:
+        warming = asyncio.create_task(self._warm())
+        try:
+            yield
+        finally:
+            warming.cancel()
+            await asyncio.gather(warming, return_exceptions=True)
+            await self.reading.close()
+
+    async def _warm(self) -> None:
+        try:
+            await self.reading.warm()
+        except TidegateError:
+            pass  # the first question says what is wrong
+        self.is_warm = True
+
+    # -- questions -------------------------------------------------------------------------------
+
+    async def _ask(self, asked: Asked, request: Request) -> Answer:
+        return await self.reading.ask(asked.name, dict(request.path_params), query_of(request))
+
+    def _document(self, asked: Asked) -> Handler:
+        async def answer(request: Request) -> Response:
+            try:
+                found = await self._ask(asked, request)
+            except TidegateError as error:
+                status, failure = failure_of(error)
+                return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+            headers = {}
+            if found.next and found.type != _JSON:
+                headers["tidegate-next"] = found.next
+            if found.type != _JSON:
+                headers["content-disposition"] = f'attachment; filename="records.{_ending(found.type)}"'
+            return Response(found.body, found.status, headers, media_type=found.type)
+
+        return answer
+
+    def _page(self, asked: Asked) -> Handler:
+        async def answer(request: Request) -> Response:
+            try:
+                found = await self._ask(asked, request)
+            except TidegateError as error:
+                status, failure = failure_of(error)
+                return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
+            if found.status != 200:
+                failure = msgspec.json.decode(found.body, type=Failure)
+                return Response(pages.failure_page(failure, found.status), found.status, media_type=_PAGE)
+            query = query_of(request)
+            shown = pages.document_page(
+                str(asked.screen), found.body, ask=query, path=request.url.path, nav=asked.tag,
+                api=_json_address(asked, request),
+                can_leave=self.settings.token is not None,
+            )  # fmt: skip
+            return Response(shown, media_type=_PAGE)
+
+        return answer
+
+    # -- the server itself -----------------------------------------------------------------------
+
+    async def _health(self, _request: Request) -> Response:
+        return Response(msgspec.json.encode(openapi.Health("ok", __version__)), media_type=_JSON)
+
+    async def _openapi(self, _request: Request) -> Response:
+        return Response(msgspec.json.encode(openapi.document()), media_type=_JSON)
+
+    async def _login(self, request: Request) -> Response:
+        if self.settings.token is None:
+            return RedirectResponse("/", 303)
+        if request.method != "POST":
+            return Response(pages.render("login.html", is_wrong=False), media_type=_PAGE)
+        try:
+            form = parse_qs((await request.body()).decode("utf-8"), max_num_fields=4)
+        except (UnicodeDecodeError, ValueError):
+            form = {}
+        name = self.sessions.login(form.get("token", [""])[0])
+        if name is None:
+            await asyncio.sleep(0.2)  # guessing takes its time
+            return Response(pages.render("login.html", is_wrong=True), 401, media_type=_PAGE)
+        answer = RedirectResponse("/", 303)
+        answer.set_cookie(
+            COOKIE, name, max_age=int(self.settings.limits.session_seconds), httponly=True, samesite="strict", path="/",
+            secure=request.url.scheme == "https",
+        )  # fmt: skip
+        return answer
+
+    async def _logout(self, request: Request) -> Response:
+        for name in cookies(request.scope["headers"]):
+            self.sessions.logout(name)
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE, path="/")
+        return answer
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        """What Starlette itself refuses: an address that is not there, a method that is not taken."""
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        failure = Failure("not_found", "there is nothing at this address", "begin at / or /api/openapi.json")
+        if status == 405:
+            failure = Failure("method", "only GET and HEAD are answered here", "everything is read-only")
+        if status == 413:
+            failure = Failure("body_too_large", "the body is larger than is taken here", "send less")
+        if wants_page(request.scope):
+            return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
+        return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+
+    async def _broken(self, request: Request, _error: Exception) -> Response:
+        """A fault of ours (`security` G5)."""
+        if wants_page(request.scope):
+            return Response(pages.failure_page(INTERNAL, 500), 500, media_type=_PAGE)
+        return Response(msgspec.json.encode(INTERNAL), 500, media_type=_JSON)
+
+
+def query_of(request: Request) -> dict[str, Any]:
+    """The parameters of a URL; an empty one is as if it were not there, one given twice is a wrong question."""
+    found: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            found[name] = [value]  # no parameter is a list, so that is told
+        elif value != "":
+            found[name] = value
+    return found
+
+
+def _json_address(asked: Asked, request: Request) -> str:
+    """Where the document of a screen is."""
+    words = {name: quote(str(word), safe="") for name, word in request.path_params.items()}
+    return pages.link("/api" + asked.path.format(**words), **query_of(request))
+
+
+def _ending(media_type: str) -> str:
+    return "parquet" if "parquet" in media_type else "jsonl"
+
+
+def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+    """Listen until interrupted; `ready` is told the address once the first page would come at once."""
+    site = Server(settings)
+    server = uvicorn.Server(uvicorn_config(site))
+
+    async def run() -> None:
+        told = asyncio.create_task(_tell(server, site, ready))
+        await server.serve()
+        told.cancel()
+
+    asyncio.run(run())
+
+
+async def _tell(server: uvicorn.Server, site: Server, ready: Callable[[str], None] | None) -> None:
+    while not (server.started and site.is_warm):
+        await asyncio.sleep(0.02)
+    if ready is not None:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        host = "localhost" if is_loopback(site.settings.host) else site.settings.host
+        ready(f"http://{host}:{port}/")
+
+
+def uvicorn_config(site: Server) -> uvicorn.Config:
+    """uvicorn with our limits, and without a log of what was asked for."""
+    settings, limits = site.settings, site.settings.limits
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Config(
+        site.app(),
+        host=settings.host,
+        port=settings.port,
+        http=guarded(limits),
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        h11_max_incomplete_event_size=limits.url_bytes + limits.header_bytes + 1024,
+        timeout_graceful_shutdown=2,
+    )

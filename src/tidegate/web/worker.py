@@ -1,0 +1,131 @@
+"""The process that reads: questions come in on one pipe, documents go out on another, in the order they are done.
+
+It is apart from the server for three reasons: a long read cannot hold the event loop up; Arrow and the compiled
+kernels leave memory with it when nobody asks any more; and what takes too long, or breaks, can be ended.
+
+    frame      u32 length, big-endian, then MessagePack
+    question   {number, name, words, ask}: a name of `questions`, path parameters, query parameters
+    answer     {number, status, body, type, next}: bytes as they go to the client
+
+Never pickled: both sides know the frames' types. Whatever the code beneath prints goes to stderr.
+
+Thread rule: one thread reads frames, a few answer; writing is locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.web.failures import INTERNAL, failure_of
+from tidegate.web.reading.site import Site
+from tidegate.web.settings import Limits
+
+THREADS: Final = 4
+LARGEST_FRAME: Final = 64 << 20
+_LENGTH: Final = struct.Struct(">I")
+log = logging.getLogger("tidegate.web")
+
+
+class Question(msgspec.Struct, array_like=True):
+    """What is asked of the process that reads."""
+
+    number: int
+    name: str
+    words: dict[str, str]
+    ask: dict[str, Any]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What it answers; `next` is where a page goes on."""
+
+    number: int
+    status: int
+    body: bytes
+    type: str = "application/json"
+    next: str = ""
+
+
+def framed(value: Question | Answer) -> bytes:
+    data = msgspec.msgpack.encode(value)
+    return _LENGTH.pack(len(data)) + data
+
+
+def length_of(head: bytes) -> int:
+    (length,) = _LENGTH.unpack(head)
+    return int(length)
+
+
+class Worker:
+    """Answers questions about one site until its input ends."""
+
+    def __init__(self, site: Site, questions: BinaryIO, answers: BinaryIO) -> None:
+        self._site, self._questions, self._answers = site, questions, answers
+        self._writing = threading.Lock()
+        self._decode = msgspec.msgpack.Decoder(Question)
+
+    def run(self) -> None:
+        with ThreadPoolExecutor(THREADS, "reading") as pool:
+            while (head := self._questions.read(_LENGTH.size)) and len(head) == _LENGTH.size:
+                asked = self._decode.decode(self._questions.read(length_of(head)))
+                pool.submit(self._answer, asked)
+
+    def _answer(self, asked: Question) -> None:
+        answer = self._found(asked)
+        with self._writing:
+            self._answers.write(framed(answer))
+            self._answers.flush()
+
+    def _found(self, asked: Question) -> Answer:
+        from tidegate.web.questions import QUESTIONS, Page
+
+        try:
+            found = QUESTIONS[asked.name].ask(self._site, asked.words, asked.ask)
+        except TidegateError as error:
+            status, failure = failure_of(error)
+            return Answer(asked.number, status, msgspec.json.encode(failure))
+        except FileNotFoundError:
+            status, failure = failure_of(_gone())
+            return Answer(asked.number, status, msgspec.json.encode(failure))
+        except Exception as error:
+            log.error("question %s failed: %s", asked.name, type(error).__name__, exc_info=_debugging())
+            return Answer(asked.number, 500, msgspec.json.encode(INTERNAL))
+        if isinstance(found, Page):
+            return Answer(asked.number, 200, found.body, found.type, found.next)
+        return Answer(asked.number, 200, msgspec.json.encode(found), next=getattr(found, "next", None) or "")
+
+
+def _gone() -> TidegateError:
+    from tidegate.web.failures import NotThereError
+
+    return NotThereError(
+        "what was being read has gone meanwhile: a log was deleted or moved; load the page again"
+    )
+
+
+def _debugging() -> bool:
+    return bool(os.environ.get("TIDEGATE_DEBUG"))
+
+
+def main(arguments: list[str]) -> None:
+    """`python -m tidegate.web.worker LOG STATE LIMITS`."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what anything prints must not get between the frames
+    limits = msgspec.json.decode(arguments[2], type=Limits)
+    site = Site(Path(arguments[0]), Path(arguments[1]), limits)
+    Worker(site, sys.stdin.buffer, answers).run()
+    site.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

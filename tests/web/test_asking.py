@@ -1,0 +1,78 @@
+"""The process that reads is started, ended and replaced without anyone noticing more than a wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tidegate.errors import UnavailableError
+from tidegate.web.asking import Reading
+from tidegate.web.failures import TooLongError
+from tidegate.web.settings import Limits, Settings
+
+
+def reading(data: Path, **limits: float) -> Reading:
+    return Reading(Settings(data / "log", data / "state", limits=Limits(**limits)))  # type: ignore[arg-type]
+
+
+def test_a_killed_process_is_replaced_by_the_next_question(data: Path) -> None:
+    async def run() -> None:
+        asked = reading(data)
+        assert (await asked.ask("topics", {}, {})).status == 200
+        first = asked.pid
+        assert first is not None
+        waiting = asyncio.create_task(asked.ask("integrity", {"topic": "orders"}, {"wait_ms": "20000"}))
+        await asyncio.sleep(0.05)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="ask again"):
+            await waiting
+        found = await asked.ask("topics", {}, {})
+        assert found.status == 200 and asked.pid not in (None, first)
+        await asked.close()
+        assert asked.pid is None
+
+    asyncio.run(run())
+
+
+def test_a_question_that_takes_too_long_is_ended_with_its_process(data: Path) -> None:
+    async def run() -> None:
+        asked = reading(data, request_seconds=0.02)
+        with pytest.raises(TooLongError, match="ask for less"):
+            await asked.ask("topics", {}, {})
+        assert asked.pid is None
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_an_idle_process_is_let_go_and_comes_back(data: Path) -> None:
+    async def run() -> None:
+        asked = reading(data, idle_seconds=0.2)
+        await asked.ask("topics", {}, {})
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if asked.pid is None:
+                break
+        assert asked.pid is None
+        assert (await asked.ask("topics", {}, {})).status == 200
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_many_questions_at_once_get_their_own_answers(data: Path) -> None:
+    async def run() -> None:
+        asked = reading(data)
+        names = ["orders", "prices", "catalogue", "hostile"] * 10
+        found = await asyncio.gather(*(asked.ask("topic", {"topic": name}, {}) for name in names))
+        assert [msgspec.json.decode(each.body)["name"] for each in found] == names
+        wrong = await asked.ask("topic", {"topic": "none"}, {})
+        assert wrong.status == 404 and msgspec.json.decode(wrong.body)["error"] == "not_found"
+        await asked.close()
+
+    asyncio.run(run())

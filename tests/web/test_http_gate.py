@@ -1,0 +1,505 @@
+"""Who may ask and how much: the promises of the HTTP side, against the real server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from served_shop import HOSTILE, serving
+
+from tidegate.errors import InvalidError
+from tidegate.web.questions import ADDRESSED, LIVE
+from tidegate.web.security import Sessions
+from tidegate.web.settings import Limits, Settings, folders_of, read_token
+
+TOKEN = "a-token-of-enough-characters"
+_WORDS = {"topic": "orders", "partition": "0", "offset": "5", "table": "shop:per-minute", "app": "shop"}
+ROUTES = ["/", *(f"/api{each.path.format(**_WORDS)}" for each in ADDRESSED)]
+ROUTES += [each.page.format(**_WORDS) for each in ADDRESSED if each.page and each.page != "/"]
+ROUTES += ["/api/openapi.json", "/static/page.js"]
+
+
+@pytest.fixture(scope="module")
+def guarded(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("token")
+    token = folder / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+    with serving(data, "--token-file", str(token), log=folder / "server.log") as found:
+        yield found, folder / "server.log"
+
+
+# -- R-39: who may ask --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "tides.example.com"])
+def test_R39_a_host_that_others_reach_needs_a_token(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="--token-file"):
+        Settings(tmp_path, tmp_path, host)
+    assert Settings(tmp_path, tmp_path, host, token=TOKEN).token == TOKEN
+
+
+def test_R39_a_short_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="16"):
+        Settings(tmp_path, tmp_path, token="short")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o777])
+def test_R41_a_token_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(mode)
+    with pytest.raises(InvalidError, match="chmod 600"):
+        read_token(path)
+    path.chmod(0o600)
+    assert read_token(path) == TOKEN
+
+
+def test_R41_a_token_is_not_in_the_settings_words(tmp_path: Path) -> None:
+    assert TOKEN not in repr(Settings(tmp_path, tmp_path, token=TOKEN))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
+@pytest.mark.parametrize("who", ["none", "bad", "expired", "good"])
+def test_R39_every_address_asks_for_the_token(guarded: tuple[str, Path], method: str, who: str) -> None:
+    headers = {
+        "bad": {"authorization": f"Bearer {TOKEN}x"},
+        "good": {"authorization": f"Bearer {TOKEN}"},
+    }.get(who, {})
+    cookies = {"tidegate_session": "long-gone"} if who == "expired" else {}
+    with httpx.Client(base_url=guarded[0], headers=headers, cookies=cookies, timeout=60) as client:
+        for route in ROUTES:
+            if who == "good" and method in ("GET", "HEAD") and "explain" in route and "api" not in route:
+                continue
+            found = client.request(method, route)
+            if method not in ("GET", "HEAD"):
+                assert found.status_code == 405, (method, route)
+            elif who == "good":
+                assert found.status_code in (200, 400), (
+                    route,
+                    found.text,
+                )  # 400: fetch and diff need parameters
+            else:
+                assert found.status_code == 401, (route, who)
+                assert found.headers["www-authenticate"] == "Bearer"
+            assert "access-control-allow-origin" not in found.headers
+            assert found.headers["x-content-type-options"] == "nosniff"
+            assert "script-src 'self'" in found.headers["content-security-policy"]
+            assert "unsafe-inline" not in found.headers["content-security-policy"]
+
+
+def test_R39_a_person_logs_in_by_a_form_and_the_token_is_in_no_url(guarded: tuple[str, Path]) -> None:
+    with httpx.Client(base_url=guarded[0], headers={"accept": "text/html"}, follow_redirects=False) as client:
+        first = client.get("/")
+        assert (first.status_code, first.headers["location"]) == (303, "/login")
+        assert client.post("/login", data={"token": "wrong" * 5}).status_code == 401
+        assert client.get(f"/?token={TOKEN}").status_code == 303  # a token in a URL is no token
+        answer = client.post("/login", data={"token": TOKEN})
+        assert answer.status_code == 303
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie and TOKEN not in cookie
+        assert client.get("/").status_code == 200
+        assert client.post("/logout").status_code == 303
+        assert client.get("/").status_code == 303
+
+
+def test_R39_a_session_ends_by_itself(tmp_path: Path) -> None:
+    sessions = Sessions(
+        Settings(tmp_path, tmp_path, token=TOKEN, limits=Limits(session_seconds=0.05, sessions=2))
+    )
+    assert sessions.login(TOKEN + "x") is None
+    names = [sessions.login(TOKEN) for _ in range(3)]
+    assert all(names) and not sessions.is_open(names[0] or "")  # of two that may be, the oldest is gone
+    assert sessions.is_open(names[2] or "")
+    time.sleep(0.06)
+    assert not sessions.is_open(names[2] or "")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:80",
+        "[::1",
+        "localhost:99999x",
+        "",
+        "a@localhost",
+    ],
+)
+def test_R39_another_name_is_not_answered(address: str, host: str) -> None:
+    found = httpx.get(f"{address}/api/topics", headers={"host": host}, timeout=30)
+    assert found.status_code in (400, 421)
+
+
+def test_R39_loopback_names_are_answered(address: str) -> None:
+    port = address.rpartition(":")[2]
+    for host in (f"localhost:{port}", "127.0.0.1", f"LOCALHOST:{port}", "[::1]", f"[::1]:{port}"):
+        assert httpx.get(f"{address}/health", headers={"host": host}).status_code == 200, host
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://localhost.evil.example", "file://", "ftp://localhost"]
+)
+def test_R39_another_sites_scripts_are_refused(client: httpx.Client, origin: str) -> None:
+    assert client.get("/api/topics", headers={"origin": origin}).status_code == 403
+
+
+def test_R39_the_pages_own_origin_is_fine(client: httpx.Client, address: str) -> None:
+    assert client.get("/api/topics", headers={"origin": address}).status_code == 200
+
+
+# -- R-38: limits at their edges ---------------------------------------------------------------------
+
+
+def test_R38_a_url_at_its_limit(client: httpx.Client) -> None:
+    limit = Limits().url_bytes
+    for size, wanted in ((limit - 1, 200), (limit, 200), (limit + 1, 414)):
+        path = "/health?" + "a" * (size - len("/health?"))
+        assert client.get(path).status_code == wanted, size
+
+
+def test_R38_headers_at_their_limit(address: str) -> None:
+    limit, port = Limits().header_bytes, int(address.rpartition(":")[2])
+    base = {"host": f"localhost:{port}", "x-more": ""}
+    used = sum(len(name) + len(value) for name, value in base.items())
+    for size, wanted in ((limit - 1, b"200"), (limit, b"200"), (limit + 1, b"431")):
+        lines = f"GET /health HTTP/1.1\r\nhost: {base['host']}\r\nx-more: {'a' * (size - used)}\r\n\r\n"
+        assert raw(port, lines.encode()).split()[1] == wanted, size
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_R38_a_body_at_its_limit(guarded: tuple[str, Path], chunked: bool) -> None:
+    limit = Limits().body_bytes
+    for size, wanted in ((limit - 1, 401), (limit, 401), (limit + 1, 413)):
+        body = b"token=" + b"a" * (size - 6)
+        content = iter([body]) if chunked else body
+        found = httpx.post(f"{guarded[0]}/login", content=content, timeout=60)
+        assert found.status_code == wanted, size
+
+
+def test_R38_a_page_of_rows_at_its_limit(client: httpx.Client) -> None:
+    limit = Limits().page_rows
+    for size, wanted in ((limit - 1, 200), (limit, 200), (limit + 1, 400)):
+        found = client.get("/api/topics/orders/records", params={"limit": size})
+        assert found.status_code == wanted
+        if wanted == 200:
+            assert len(found.json()["records"]) == size
+    exported = client.get("/api/topics/orders/export", params={"limit": limit})
+    assert exported.content.count(b"\n") == limit
+    assert exported.headers["tidegate-next"]
+
+
+def test_R38_a_page_of_bytes_ends_at_its_limit(data: Path) -> None:
+    from tidegate.web.reading.searching import RecordsQuestion, Search
+    from tidegate.web.reading.site import Site
+
+    site = Site(data / "log", data / "state", Limits(page_bytes=100_000))
+    search = Search(site, "orders", RecordsQuestion(order="oldest", limit=10_000, value="o-"))
+    rows = sum(table.num_rows for table in search.run())
+    assert 0 < rows < 10_000 and not search.is_complete
+    site.close()
+
+
+def test_R38_a_scan_ends_at_its_budget_says_so_and_goes_on(data: Path) -> None:
+    from tidegate.web.reading.records import records
+    from tidegate.web.reading.searching import RecordsQuestion
+    from tidegate.web.reading.site import Site
+
+    site = Site(data / "log", data / "state", Limits(scan_records=30_000))
+    question = RecordsQuestion(value="o-99999", order="oldest")
+    found, pages = records(site, "orders", question), 1
+    while found.next and not found.records:
+        assert found.looked_at >= 30_000 and "go on" in found.sentence
+        found = records(site, "orders", RecordsQuestion(value="o-99999", order="oldest", after=found.next))
+        pages += 1
+    assert pages > 1 and len(found.records) == 1
+    site.close()
+
+
+def test_R38_connections_at_their_limit_and_slow_heads_are_closed(data: Path, tmp_path: Path) -> None:
+    """Against a server with few connections and little patience, so that the edge is met quickly."""
+    import asyncio
+
+    import uvicorn
+
+    from tidegate.web.server import Server, uvicorn_config
+
+    limits = Limits(connections=4, header_seconds=0.5, request_seconds=1.0)
+    log, state = folders_of(data)
+    site = Server(Settings(log, state, port=0, limits=limits))
+    server = uvicorn.Server(uvicorn_config(site))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+        time.sleep(0.1)
+        assert b" 503 " in raw(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # the fifth
+        held.pop().close()
+        time.sleep(0.1)
+        assert b" 200 " in raw(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        began = time.monotonic()
+        for one in held:  # nothing was sent, or a byte now and then: closed after half a second
+            one.settimeout(5)
+            assert one.recv(10) == b""
+        assert time.monotonic() - began < 3
+        drip = socket.create_connection(("127.0.0.1", port))
+        drip.settimeout(5)
+        ended = False
+        for byte in b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 50:
+            try:
+                drip.sendall(bytes([byte]))
+                time.sleep(0.02)
+            except OSError:
+                ended = True
+                break
+        assert ended or drip.recv(10) == b""
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+# -- R-37: what is no HTTP ---------------------------------------------------------------------------
+
+
+def raw(port: int, sent: bytes, *, half_close: bool = False, pieces: int = 1) -> bytes:
+    """What comes back for some bytes; empty when the server just closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        try:
+            for start in range(0, len(sent), max(1, len(sent) // pieces)):
+                connection.sendall(sent[start : start + max(1, len(sent) // pieces)])
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(8)
+            answer = b""
+            while b"\r\n\r\n" not in answer and (piece := connection.recv(65536)):
+                answer += piece
+            return answer
+        except (ConnectionError, TimeoutError):
+            return b""
+
+
+def malformed(seed: int, count: int) -> Iterator[bytes]:
+    """Requests that no client should send, built and mutated."""
+    import random
+
+    chance = random.Random(seed)
+    good = b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    built = [
+        b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n folded: yes\r\n\r\n", b"GET / HTTP/1.1\r\nhost : localhost\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n",
+        b"\x00" * 100,
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 10_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /%ff%fe%00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /?" + b"%" * 500 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", good * 50,
+        b"GET / HTTP/1.1\nhost: localhost\n\n", b"GET  /  HTTP/1.1\r\nhost: localhost\r\n\r\n", b"G" * 100_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "GET /ü HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(),
+    ]  # fmt: skip
+    yield from built
+    for _ in range(count):
+        changed = bytearray(chance.choice([good, *built[:12]]))
+        for _ in range(chance.randint(1, 6)):
+            place = chance.randrange(len(changed))
+            action = chance.randrange(3)
+            if action == 0:
+                changed[place] = chance.randrange(256)
+            elif action == 1:
+                del changed[place : place + chance.randint(1, 5)]
+            else:
+                changed[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 4)))
+            if not changed:
+                changed = bytearray(b"x")
+        yield bytes(changed)
+
+
+def throw(address: str, seed: int, count: int) -> tuple[int, float]:
+    """Throw malformed requests at the server while its health is asked for; how many, and the slowest health."""
+    port, slowest, done = int(address.rpartition(":")[2]), 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal slowest
+        with httpx.Client(base_url=address, timeout=30) as client:
+            while not done.is_set():
+                began = time.monotonic()
+                assert client.get("/health").status_code == 200
+                slowest = max(slowest, time.monotonic() - began)
+                time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    cases = 0
+    try:
+        for sent in malformed(seed, count):
+            answer = raw(port, sent, half_close=True, pieces=1 + cases % 3)
+            assert answer[9:10] != b"5", (sent[:200], answer[:200])
+            cases += 1
+    finally:
+        done.set()
+        watcher.join()
+    return cases, slowest
+
+
+def test_R37_malformed_requests_never_break_the_server(address: str) -> None:
+    cases, slowest = throw(address, 37, 300)
+    assert cases > 300
+    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
+    assert httpx.get(f"{address}/api/topics").status_code == 200
+
+
+def test_R37_slow_clients_do_not_keep_others_waiting(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+    try:
+        for number, one in enumerate(slow):
+            one.sendall(b"GET /api/topics HTTP/1.1\r\nhost: loc"[: 1 + number])
+        assert httpx.get(f"{address}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{address}/api/topics", timeout=10).status_code == 200
+    finally:
+        for one in slow:
+            one.close()
+
+
+@pytest.mark.soak
+def test_R37_in_full(address: str) -> None:
+    cases, slowest = throw(address, 370, 20_000)
+    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
+
+
+def test_R37_tls_spoken_to_a_plain_server_is_refused(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    context = ssl.create_default_context()
+    with (
+        pytest.raises((ssl.SSLError, OSError)),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+# -- R-35: names -------------------------------------------------------------------------------------
+
+TRICKS = [
+    "..", "../..", "..%2f..%2fetc%2fpasswd", "%2e%2e", "....//", "/etc/passwd", "orders/../../etc", "orders%00",
+    "a" * 250,
+    "~root", "C:%5Cwindows", "orders%0A", ".", "con", "%252e%252e", "orders;ls", "${jndi:x}",
+]  # fmt: skip
+
+
+def test_R35_no_name_leads_out_of_the_folder(address: str) -> None:
+    """Whatever the name and wherever it stands: refused or not there, and never a file of the machine."""
+    port, cases = int(address.rpartition(":")[2]), 0
+    asks = {"fetch": "?key=k", "explain": "?key=k&start=0", "diff": "?before=1&after=2"}
+    places = [f"/api{each.path}" for each in (*ADDRESSED, *LIVE)] + [
+        each.page for each in ADDRESSED if each.page
+    ]
+    paths = [
+        f"{place.format(**{**_WORDS, word: trick})}{asks.get(place.rpartition('/')[2], '')}"
+        for place in places
+        for word in _WORDS
+        if f"{{{word}}}" in place
+        for trick in TRICKS
+    ]
+    paths += [
+        f"/static/{trick}"
+        for trick in ("../settings.py", "..%2fsettings.py", "%2e%2e/server.py", "//etc/passwd")
+    ]
+    for path in paths:
+        sent = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        answer = raw(port, sent.encode())
+        assert answer.split()[1] in (b"307", b"400", b"404"), (path, answer[:300])
+        assert b"root:" not in answer
+        cases += 1
+    print(f"R-35: {cases} names and addresses")
+
+
+def test_R35_tables_of_an_app_are_only_its_own(client: httpx.Client) -> None:
+    for name in ("shop:../strict", "shop:", ":per-minute", "shop:per-minute:x", "apps", "tables"):
+        assert client.get(f"/api/tables/{name}").status_code in (400, 404), name
+
+
+# -- R-41: nothing secret in what is left behind ------------------------------------------------------
+
+
+def test_R41_tokens_and_values_are_in_no_log(guarded: tuple[str, Path], data: Path) -> None:
+    canary = "canary-2f6a91"
+    with httpx.Client(
+        base_url=guarded[0], headers={"authorization": f"Bearer {TOKEN}"}, timeout=60
+    ) as client:
+        for path in (
+            f"/api/topics/orders/records?key={canary}", f"/api/tables/shop:per-minute/fetch?key={canary}",
+            f"/api/topics/{canary}",
+            f"/api/{canary}", f"/api/topics/orders/records?limit={canary}", f"/api/topics/orders/records?at={canary}",
+        ):  # fmt: skip
+            client.get(path, headers={"cookie": f"tidegate_session={canary}", "x-secret": canary})
+        client.post("/login", data={"token": canary})
+    log = guarded[1].read_bytes()
+    assert canary.encode() not in log and TOKEN.encode() not in log
+    for process in Path("/proc").glob("[0-9]*/cmdline"):  # nor on any command line
+        try:
+            assert TOKEN.encode() not in process.read_bytes()
+        except OSError:
+            continue
+
+
+def test_hostile_records_are_shown_as_text(client: httpx.Client) -> None:
+    page = client.get("/topics/hostile/records", params={"limit": 100}, headers={"accept": "text/html"}).text
+    assert (
+        "<script>document" not in page
+        and "<img src=x" not in page
+        and "onload=alert(1)>" not in page.replace("&gt;", "")
+    )
+    assert "\x1b" not in page and "\x07" not in page and "\u202e" not in page
+    assert "&lt;script&gt;" in page and "\\x1b[31m" in page
+    assert len(page) < 200_000  # the line of a megabyte is cut, and says so
+    assert "cut," in page
+    found = client.get("/api/topics/hostile/records", params={"limit": 100}).json()["records"]
+    shown = {row["offset"]: row["value"] for row in found}
+    assert shown[len(HOSTILE)]["kind"] == "bytes" and shown[len(HOSTILE)]["text"] == "ff fe 80"
+    assert shown[len(HOSTILE) + 1]["kind"] == "null"
+    assert all(
+        character.isprintable() or character in "\n\t" for row in found for character in row["value"]["text"]
+    )
+
+
+def test_a_failed_page_is_a_plain_page_and_never_a_traceback(client: httpx.Client) -> None:
+    for path in (
+        "/topics/none",
+        "/tables/none",
+        "/apps/none",
+        "/nowhere",
+        "/topics/orders/records/0/99999999",
+        "/topics/orders?partition=x",
+    ):
+        found = client.get(path, headers={"accept": "text/html"})
+        assert found.status_code in (400, 404)
+        assert found.headers["content-type"].startswith("text/html")
+        assert "What to do" in found.text and "Traceback" not in found.text
+        found = client.get(f"/api{path}")
+        assert found.status_code in (400, 404)
+        assert set(found.json()) == {"error", "message", "remedy"}
+
+
+def test_wrong_starts_are_refused_with_words(tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="no folder"):
+        folders_of(tmp_path / "none")
+    assert folders_of(tmp_path) == (tmp_path, tmp_path / "state")
+    assert os.getuid() >= 0

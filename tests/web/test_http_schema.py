@@ -1,0 +1,103 @@
+"""The OpenAPI document is true: generated questions, right and wrong ones, get what it says (R-37)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from tidegate.web import openapi
+from tidegate.web.failures import Failure
+from tidegate.web.questions import ADDRESSED, LIVE, QUESTIONS
+
+SCHEMA = schemathesis.openapi.from_dict(openapi.document())
+KNOWN = {"topic": ["orders", "hostile"], "table": ["shop:per-minute", "counts"], "app": ["shop", "strict"]}
+QUIET = list(HealthCheck)
+
+
+def check(address: str, operation: Any, examples: int) -> int:
+    """Ask a generated operation so often; every answer must be as the document says."""
+    cases = 0
+
+    @settings(
+        max_examples=examples, deadline=None, suppress_health_check=QUIET, database=None, derandomize=True
+    )
+    @given(data=st.data())
+    def ask(data: Any) -> None:
+        nonlocal cases
+        mode = data.draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
+        case = data.draw(operation.as_strategy(generation_mode=mode))
+        for word, names in KNOWN.items():  # names that are there get further than those that are not
+            if word in (case.path_parameters or {}) and data.draw(st.booleans()):
+                case.path_parameters[word] = data.draw(st.sampled_from(names))
+        answer = case.call(base_url=address, timeout=60)
+        case.validate_response(answer, checks=[schemathesis.checks.not_a_server_error, *_conformance()])
+        cases += 1
+
+    ask()
+    return cases
+
+
+def _conformance() -> list[Any]:
+    from schemathesis.specs.openapi import checks
+
+    return [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_schema_conformance,
+    ]
+
+
+OPERATIONS = [result.ok() for result in SCHEMA.get_all_operations()]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
+def test_R37_answers_are_as_the_document_says(address: str, operation: Any) -> None:
+    cases = check(address, operation, 12)
+    assert cases >= 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
+def test_R37_answers_are_as_the_document_says_in_full(address: str, operation: Any) -> None:
+    cases = check(address, operation, 400)
+    print(f"{operation.label}: {cases} cases")
+
+
+def test_the_document_names_every_question(client: httpx.Client) -> None:
+    document = client.get("/api/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    assert set(document["paths"]) == {f"/api{each.path}" for each in ADDRESSED} | {"/health"}
+    assert {each.name for each in (*ADDRESSED, *LIVE)} | {"warm"} == set(QUESTIONS)
+    for path in document["paths"].values():
+        assert path["get"]["summary"]
+
+
+def test_a_screen_and_its_document_say_the_same(client: httpx.Client) -> None:
+    """Every number on a page is in the document of the same address."""
+    found = client.get("/api/apps/shop").json()
+    page = client.get("/apps/shop", headers={"accept": "text/html"}).text
+    for row in found["counters"]:
+        assert f"{row['value']:,}" in page
+    overview = client.get("/api/overview").json()
+    page = client.get("/", headers={"accept": "text/html"}).text
+    assert overview["sentence"] in page
+    for topic in overview["topics"]:
+        assert f"{topic['records']:,}" in page
+
+
+def test_an_unknown_parameter_and_one_given_twice_are_told(client: httpx.Client) -> None:
+    for path in (
+        "/api/topics/orders/records?limits=5",
+        "/api/topics/orders/records?limit=5&limit=6",
+        "/api/topics/orders/records?limit=x",
+    ):
+        found = client.get(path)
+        assert found.status_code == 400
+        assert msgspec.json.decode(found.content, type=Failure).error == "invalid"
