@@ -2,7 +2,8 @@
 
 numba keeps a compiled kernel until the file that defines it changes; it does not look at the files of the
 functions that kernel calls. Here those count too, so an edited `varints.py` cannot leave an old
-`decode_records` behind. A cache that cannot be read is compiled anew.
+`decode_records` behind. A cache that cannot be read is compiled anew. With `NUMBA_BOUNDSCHECK=1` in the environment
+kernels are compiled with checks of every index (`memory`); `NUMBA_CACHE_DIR` then keeps them apart from the others.
 
 Thread rule: used at import time only.
 """
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 from numba import from_dtype, njit, types
+
+from tidegate.kernels.memory import CHECKED
 
 INT64 = types.int64
 READ_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -64,7 +67,7 @@ def _stamp_cache(dispatcher: Any, stamp: str) -> None:
 
 
 def _stamp(path: Path) -> str:
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(b"checked" if CHECKED else b"")
     for source in sorted(set(_sources(path))):
         digest.update(source)
     return digest.hexdigest()

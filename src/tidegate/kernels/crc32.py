@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core.registry import cpu_target
 from numba.extending import register_jitable
 
-from tidegate.kernels.memory import intrinsic, load, overload, types
+from tidegate.kernels.memory import intrinsic, load, overload, raw_pointer, types
 
 ONES: Final = 0xFFFFFFFF
 BLOCK: Final = 16
@@ -175,4 +175,9 @@ def _compile_fold_blocks(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
     def compiled(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
         return _fold_blocks(crc, data, start, blocks)
 
-    return compiled
+    def checked(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
+        if blocks < 1 or start < 0 or start > len(data) - BLOCK * blocks:
+            raise IndexError("blocks outside of their array")
+        return _fold_blocks(crc, raw_pointer(data), start, blocks)
+
+    return checked if isinstance(data, types.Buffer) else compiled

@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import register_jitable
 
-from tidegate.kernels.memory import copy, intrinsic, load, overload, store, types
+from tidegate.kernels.memory import copy, intrinsic, load, overload, raw_pointer, store, types
 
 int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
 
@@ -38,7 +38,12 @@ def _compile_load_word(source: Any, index: Any) -> Any:
     def compiled(source: Any, index: Any) -> Any:
         return _load_word(source, index)
 
-    return compiled
+    def checked(source: Any, index: Any) -> Any:
+        if index < 0 or index > len(source) - 8:
+            raise IndexError("a word outside of its array")
+        return _load_word(raw_pointer(source), index)
+
+    return checked if isinstance(source, types.Buffer) else compiled
 
 
 def store_word(target: Any, index: int, word: Any) -> None:
@@ -63,7 +68,12 @@ def _compile_store_word(target: Any, index: Any, word: Any) -> Any:
     def compiled(target: Any, index: Any, word: Any) -> Any:
         return _store_word(target, index, word)
 
-    return compiled
+    def checked(target: Any, index: Any, word: Any) -> Any:
+        if index < 0 or index > len(target) - 8:
+            raise IndexError("a word outside of its array")
+        return _store_word(raw_pointer(target), index, word)
+
+    return checked if isinstance(target, types.Buffer) else compiled
 
 
 def store_half(target: Any, index: int, number: int) -> None:
@@ -89,7 +99,12 @@ def _compile_store_half(target: Any, index: Any, number: Any) -> Any:
     def compiled(target: Any, index: Any, number: Any) -> Any:
         return _store_half(target, index, number)
 
-    return compiled
+    def checked(target: Any, index: Any, number: Any) -> Any:
+        if index < 0 or index > len(target) - 4:
+            raise IndexError("a word outside of its array")
+        return _store_half(raw_pointer(target), index, number)
+
+    return checked if isinstance(target, types.Buffer) else compiled
 
 
 @register_jitable

@@ -3,7 +3,8 @@
 `pointer(array)` is taken once, at the top of a kernel; from then on nothing counts references, which would
 otherwise cost more than the work itself. Compiled, each function here is one machine operation without any
 check (a kernel proves its positions first, K2). In plain Python, which is how `kernel.py_func` runs, a
-pointer is the array itself and each function refuses to leave it.
+pointer is the array itself and each function refuses to leave it. So it is in kernels compiled with
+`NUMBA_BOUNDSCHECK=1`, which is how the whole of the tests can ask whether K2 holds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic
 overload: Any = numba.extending.overload
 memcpy: Any = cgutils.raw_memcpy
+CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
 
 
 def pointer(array: Any) -> Any:
@@ -54,7 +56,7 @@ def prefetch(array: Any, index: int) -> None:
 
 
 @intrinsic
-def _pointer(typing_context: Any, array: Any) -> Any:
+def raw_pointer(typing_context: Any, array: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.make_array(array)(context, builder, arguments[0]).data
 
@@ -111,9 +113,12 @@ def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
 @overload(pointer)
 def _compile_pointer(array: Any) -> Any:
     def compiled(array: Any) -> Any:
-        return _pointer(array)
+        return raw_pointer(array)
 
-    return compiled
+    def checked(array: Any) -> Any:
+        return array
+
+    return checked if CHECKED else compiled
 
 
 @overload(load)
@@ -121,7 +126,12 @@ def _compile_load(source: Any, index: Any) -> Any:
     def compiled(source: Any, index: Any) -> Any:
         return _load(source, index)
 
-    return compiled
+    def checked(source: Any, index: Any) -> Any:
+        if index < 0 or index >= len(source):
+            raise IndexError("a load outside of its array")
+        return _load(raw_pointer(source), index)
+
+    return checked if isinstance(source, types.Buffer) else compiled
 
 
 @overload(store)
@@ -129,7 +139,12 @@ def _compile_store(target: Any, index: Any, value: Any) -> Any:
     def compiled(target: Any, index: Any, value: Any) -> Any:
         return _store(target, index, value)
 
-    return compiled
+    def checked(target: Any, index: Any, value: Any) -> Any:
+        if index < 0 or index >= len(target):
+            raise IndexError("a store outside of its array")
+        return _store(raw_pointer(target), index, value)
+
+    return checked if isinstance(target, types.Buffer) else compiled
 
 
 @overload(copy)
@@ -137,7 +152,14 @@ def _compile_copy(target: Any, into: Any, source: Any, out_of: Any, length: Any)
     def compiled(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
         return _copy(target, into, source, out_of, length)
 
-    return compiled
+    def checked(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
+        if length < 0 or into < 0 or into > len(target) - length:
+            raise IndexError("a copy into what lies outside of its array")
+        if out_of < 0 or out_of > len(source) - length:
+            raise IndexError("a copy out of what lies outside of its array")
+        return _copy(raw_pointer(target), into, raw_pointer(source), out_of, length)
+
+    return checked if isinstance(target, types.Buffer) else compiled
 
 
 @overload(prefetch)
@@ -145,4 +167,8 @@ def _compile_prefetch(array: Any, index: Any) -> Any:
     def compiled(array: Any, index: Any) -> Any:
         return _prefetch(array, index)
 
-    return compiled
+    def checked(array: Any, index: Any) -> Any:
+        return _prefetch(raw_pointer(array), index)
+
+    return checked if isinstance(array, types.Buffer) else compiled
+
