@@ -33,7 +33,7 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.key_bytes import compare, int64, load_word
 from tidegate.kernels.key_hash import PRINTS, READ_FLAGS, UINT64, _sip_round
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, store
 from tidegate.kernels.xxh64 import _P1, _P2, _P3, _P4, _P5, _U27, _U29, _U33, _round
 from tidegate.kernels.xxh64 import _rotate as _rotate_word
 
@@ -237,6 +237,9 @@ def fingerprint_pairs(
             prints[row, 1] = high
             marks[found] = (digest & ~row_mask) | np.uint64(row)
             found += 1
+    keep(room)
+    keep(state_room)
+    keep(lengths)
     return found
 
 
@@ -321,3 +324,4 @@ def gather_prints(rows: Any, starts: Any, prints: Any, into: Any, hashes: Any) -
         for at in range(have):
             digest = hash_print(_WORD(load(lows, at)), _WORD(load(lows, BLOCK + at)))
             store(digests, first + at, int64(digest))
+    keep(room)

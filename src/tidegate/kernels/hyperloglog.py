@@ -20,7 +20,7 @@ from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import BYTES, INT32S, INT64, READ_BYTES, READ_INT32S, READ_INT64S, kernel
 from tidegate.kernels.key_bytes import int64
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, store
 from tidegate.kernels.words import leading_zeros
 
 BITS: Final = 12
@@ -212,4 +212,5 @@ def estimate_sketches(data: Any, bounds: Any, numbers: Any) -> Any:
             total = 0.5 * (total + counts[value])
         total += size * _sigma(counts[0] / size)
         numbers[one] = size * size / (2.0 * np.log(2.0)) / total
+    keep(scratch)
     return int64(-1)

@@ -37,7 +37,7 @@ from tidegate.kernels.json_text import (
     unescape,
 )  # fmt: skip
 from tidegate.kernels.key_bytes import are_equal
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, store
 
 READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 
@@ -278,6 +278,7 @@ def read_json_rows(
                         store(number_of, slot * rows + row, 0)
         irregular += verdict == IRREGULAR
         store(verdict_of, row, verdict)
+    keep(spans)
     return irregular
 
 

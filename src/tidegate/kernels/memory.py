@@ -5,6 +5,10 @@ otherwise cost more than the work itself. Compiled, each function here is one ma
 check (a kernel proves its positions first, K2). In plain Python, which is how `kernel.py_func` runs, a
 pointer is the array itself and each function refuses to leave it. So it is in kernels compiled with
 `NUMBA_BOUNDSCHECK=1`, which is how the whole of the tests can ask whether K2 holds.
+
+A pointer holds nothing. Arguments outlive the kernel; an array that the kernel makes itself is let go behind its last
+mention, and its memory is then anybody's, while a pointer to it goes on. So it is mentioned once more, by `keep`,
+behind the last use of its pointer (`tests/kernels/test_memory.py` looks for it).
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
 def pointer(array: Any) -> Any:
     """Where the elements of `array` lie."""
     return array
+
+
+def keep(array: Any) -> None:
+    """An array of the kernel's own is there until here, for whoever has a pointer to it."""
 
 
 def load(source: Any, index: int) -> int:
@@ -119,6 +127,22 @@ def _compile_pointer(array: Any) -> Any:
         return array
 
     return checked if CHECKED else compiled
+
+
+@intrinsic
+def _keep(typing_context: Any, array: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), generate
+
+
+@overload(keep)
+def _compile_keep(array: Any) -> Any:
+    def compiled(array: Any) -> Any:
+        return _keep(array)
+
+    return compiled
 
 
 @overload(load)

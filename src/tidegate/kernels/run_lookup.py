@@ -17,7 +17,7 @@ from numba.extending import register_jitable
 
 from tidegate.kernels.addresses import byte_at, half_at, unsigned_at, word_at
 from tidegate.kernels.compiling import INT32S, INT64, READ_BYTES, READ_INT32S, READ_INT64S, kernel
-from tidegate.kernels.memory import load, pointer, store
+from tidegate.kernels.memory import keep, load, pointer, store
 from tidegate.kernels.run_order import FOUR, Marks, order_key, row_total
 from tidegate.kernels.run_table import (
     HASHES,
@@ -271,4 +271,6 @@ def point_lookup(
     marks = Marks(pointer(stretches), len(stretches) // 3, pointer(ties), len(ties) // 3)
     so_far = (np.int64(0), np.int64(0), np.int64(0))
     so_far = order_key(table, line_count, low, high, 0, kind, marks, so_far)
+    keep(lows)
+    keep(highs)
     return so_far[0], so_far[1], so_far[2], row_total(marks, 0, so_far[0])

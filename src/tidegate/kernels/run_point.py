@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from tidegate.kernels.compiling import INT32S, INT64, READ_INT64S, kernel
-from tidegate.kernels.memory import pointer, store
+from tidegate.kernels.memory import keep, pointer, store
 from tidegate.kernels.run_lookup import UNKNOWN, _find_key, _guess, _is_outside, _is_settled, _rows_in
 from tidegate.kernels.run_order import Marks, order_key, row_total
 from tidegate.kernels.run_table import HASHES, KEYS, PARTIAL, ROLE, STORED, WIDTH, cell
@@ -57,4 +57,6 @@ def point_read(lines: Any, name: Any, first_ts: Any, last_ts: Any, kind: Any, st
     marks = Marks(pointer(stretches), len(stretches) // 3, pointer(stretches), np.int64(0))
     so_far = (np.int64(0), np.int64(0), np.int64(0))
     so_far = order_key(table, line_count, low, high, 0, kind, marks, so_far)
+    keep(lows)
+    keep(highs)
     return so_far[0], row_total(marks, 0, so_far[0]), np.int64(wanted)
