@@ -11,8 +11,11 @@ from hypothesis import settings
 
 # Tests share plain modules: those that meet Kafka, live or recorded (brokers, raw batches, recorded folders), those of
 # pushes, those of the page (data of a run, the server over it, a browser).
-for place in ("interop", ".", "spark", "web", "browser"):
-    sys.path.insert(0, str(Path(__file__).parent / place))
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "interop"))
+sys.path.insert(0, str(Path(__file__).parent / "spark"))
+sys.path.insert(0, str(Path(__file__).parent / "web"))
+sys.path.insert(0, str(Path(__file__).parent / "browser"))
 
 from chromium import find_chromium
 from kafka_home import find_kafka
