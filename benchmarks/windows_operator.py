@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from _report import Report, best_of, demand
 from _storage import roomy
+from tidegate.durations import duration_ms
 from tidegate.storage import Count, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
@@ -33,13 +34,13 @@ KEYS, BATCH, START = 50_000, 250_000, 1_767_225_600_000
 TARGET_NS = 200.0
 
 
-def events(batches: int, batch_ms: int) -> list[EventBatch]:
+def events(batches: int, batch_ms: int, key_count: int = KEYS) -> list[EventBatch]:
     """Batches that each go on for `batch_ms`, in order but for a second of disorder."""
     chance = np.random.default_rng(7)
     made = []
     for number in range(batches):
         at = START + number * batch_ms + np.sort(chance.integers(0, batch_ms, BATCH))
-        keys = chance.integers(0, KEYS, BATCH)
+        keys = chance.integers(0, key_count, BATCH)
         made.append(
             EventBatch(
                 key=pa.array(np.char.add("customer-", keys.astype("U6")).astype("S")).cast(pa.binary()),
@@ -135,6 +136,16 @@ def main() -> None:
     for emit in ("update", "close"):
         cost = nanoseconds(given, hopping, emit, repetitions)
         report.figure(f"spread, hopping 5m by 1m, emit on {emit}", f"{cost:.0f} ns an event")
+    few = events(3, 3_600_000, key_count=100)
+    costs = {}
+    for advance in ("5m", "10s"):
+        costs[advance] = nanoseconds(few, Hopping("1h", advance, grace="1m"), "close", 1)
+        panes = 3_600_000 // duration_ms(advance)
+        report.figure(
+            f"100 keys, hopping 1h by {advance} ({panes} panes a window), emit on close",
+            f"{costs[advance]:.0f} ns an event",
+            f"{costs[advance] / costs['5m']:.1f}x of 12 panes" if panes > 12 else "",
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.sliding import find_windows, list_nodes
+from tidegate.kernels.neighbours import list_nodes
+from tidegate.kernels.sliding import find_windows
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 LATEST = 2**63 - 1

@@ -1,17 +1,11 @@
-"""Sliding windows found among the events of each key, and the pieces each is put together from.
-
-    find_windows   the windows that a batch changed, or that end in a stretch of time
-    list_nodes     of each window, the nodes of a tree over all events that hold exactly its events
+"""Sliding windows found among the events of each key: those a batch changed, or that end in a stretch of time.
 
 Events are given by key and, inside a key, ascending by time (`rows`, `starts`); a window's events are then a stretch
 of places, less those that came when the window had closed: `first_end` of an event is the earliest end of a window
 that takes it. An event makes a window that ends with it, at `width` at the earliest, if that window takes it, and a
 window that starts right after it, if that one holds an event.
 
-Tree: level 0 has a node a place, a node of level n + 1 holds two neighbours of level n; node i of level n is
-number bases[n] + i. Nodes across two keys are there and never listed.
-
-Callers prove (K2): `rows` has every event once; outputs of `find_windows` have room for two windows an event.
+Callers prove (K2): `rows` has every event once; outputs have room for two windows an event.
 """
 
 from __future__ import annotations
@@ -122,65 +116,3 @@ def find_windows(
                 out_key[made], out_end[made], out_low[made], out_high[made] = key, end, low, high
                 made += 1
     return made
-
-
-@register_jitable
-def _list_stretch(
-    low: Any, high: Any, levels: int, bases: Any, window: Any, at: Any, nodes: Any, windows: Any
-) -> Any:
-    """List the nodes that hold the places from `low` up to `high`; where the next goes. No room: only counted."""
-    writes = nodes.shape[0] > 0
-    level = 0
-    while low < high:
-        if level == levels - 1:
-            for node in range(low, high):
-                if writes:
-                    nodes[at], windows[at] = bases[level] + node, window
-                at += 1
-            return at
-        if low & 1:
-            if writes:
-                nodes[at], windows[at] = bases[level] + low, window
-            at += 1
-            low += 1
-        if high & 1:
-            high -= 1
-            if writes:
-                nodes[at], windows[at] = bases[level] + high, window
-            at += 1
-        low, high, level = low >> 1, high >> 1, level + 1
-    return at
-
-
-@kernel(
-    INT64(
-        READ_INT32S, READ_INT64S, READ_INT32S, READ_INT32S, READ_INT64S, READ_INT32S, INT64, READ_INT64S,
-        INT32S, INT32S,
-    )
-)  # fmt: skip
-def list_nodes(
-    rows: Any,
-    ends: Any,
-    lows: Any,
-    highs: Any,
-    first_end: Any,
-    away_before: Any,
-    levels: int,
-    bases: Any,
-    nodes: Any,
-    windows: Any,
-) -> Any:
-    """Pairs of a node and the window it is part of; answers how many, and lists them if there is room."""
-    at = int64(0)
-    for window in range(ends.shape[0]):
-        low, high = int64(lows[window]), int64(highs[window])
-        if away_before[high] == away_before[low]:
-            at = _list_stretch(low, high, levels, bases, window, at, nodes, windows)
-            continue
-        begin = low
-        for place in range(low, high):
-            if first_end[rows[place]] > ends[window]:
-                at = _list_stretch(begin, place, levels, bases, window, at, nodes, windows)
-                begin = int64(place + 1)
-        at = _list_stretch(begin, high, levels, bases, window, at, nodes, windows)
-    return at

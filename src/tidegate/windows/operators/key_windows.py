@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.kernels.grouping import place_rows
 from tidegate.storage import BucketIndex, BucketIndexState, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.windows.aggregates.folds import Aggregates, Folds
@@ -28,6 +27,7 @@ from tidegate.windows.kinds import LATEST, Session, Sliding
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
 from tidegate.windows.operators.layout import StateLayout, grown, window_layout
+from tidegate.windows.operators.neighbours import place
 from tidegate.windows.operators.shapes import LateRows, Moment, Output, WindowRows, join_rows, no_rows
 from tidegate.windows.operators.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, Stamped, StreamClocks
 from tidegate.windows.operators.windows import Compat, Emit, FutureGuard, WindowOperatorState
@@ -299,11 +299,3 @@ def by_key(keys: pa.BinaryArray) -> ByKey:
     encoded = keys.dictionary_encode()
     codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
     return ByKey(encoded.dictionary, codes, *place(codes, len(encoded.dictionary)))
-
-
-def place(codes: Int32s, keys: int) -> tuple[Int32s, Int32s]:
-    """The rows by key number, and where each key's begin."""
-    counts = np.bincount(codes, minlength=keys).astype(np.int32)
-    rows, starts = np.empty(len(codes), np.int32), np.empty(keys + 1, np.int32)
-    place_rows(np.arange(keys, dtype=np.int32), counts, codes, np.empty(keys, np.int32), starts, rows)
-    return rows, starts

@@ -133,13 +133,13 @@ class Panes:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int64s, PaneRows]:
+    def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
         """All panes of these different keys that start from `first` to `last`; the number of each one's key."""
         reader = self._runtime.reader()
         plan = reader.plan(self._task, self._state, [RangeRequest(keys, Time(first, last))])
         with reader.load(plan) as loaded:
             table = loaded.to_table().combine_chunks()
-        codes = pc.index_in(table["key"], keys).to_numpy().astype(np.int64)
+        codes = pc.index_in(table["key"], keys).to_numpy().astype(np.int32, copy=False)
         columns = [column.combine_chunks() for column in table.columns[1:]]
         return codes, PaneRows(columns[0], words(columns[1]), words(columns[2]), columns[3:])
 

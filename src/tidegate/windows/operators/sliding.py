@@ -9,8 +9,7 @@ it, [time + 1, time + 1 + difference], if that holds a record; none starts befor
 the earliest end of a window that takes it.
 
 For every batch the records near its own, of its keys, are read in one plan; a kernel finds the windows that changed
-(`kernels/sliding.py`). Windows overlap, so their records are not merged one by one: a tree of merged neighbours
-is built over all records at hand, and each window is put together from the few nodes that hold exactly its records.
+(`kernels/sliding.py`), and since these overlap they are put together from merged neighbours (`neighbours`).
 
 Kafka Streams derives each new window from neighbouring ones; it forgets a record that arrives when all windows
 it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
@@ -31,8 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.kernels.grouping import sort_cursors
-from tidegate.kernels.sliding import find_windows, list_nodes
+from tidegate.kernels.sliding import find_windows
 from tidegate.storage import Merge, RangeRequest, StoreSpec, Time, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
@@ -41,14 +39,14 @@ from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.binary_columns import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Sliding
 from tidegate.windows.operators.emission import in_order
-from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken, place
+from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken
 from tidegate.windows.operators.layout import StateLayout
+from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
 from tidegate.windows.operators.shapes import WindowRows, no_rows
 from tidegate.windows.operators.windows import Emit
 
 FIRST_END = "first_end"
 CHUNK_BUCKETS = 4  # of ends whose windows are put together at once
-FEW = 4  # pairs of window and record, for each record, up to which no tree is built
 _NO_NUMBERS, _NO_NODES = np.empty(0, np.int64), np.empty(0, np.int32)
 _NO_FLAGS = np.empty(0, np.uint8)
 _INT32 = pa.int32()
@@ -134,8 +132,7 @@ class SlidingOperator(KeyWindowOperator):
     ) -> list[WindowRows]:
         """The windows that new records changed; without flags, all that end from `earliest` to `latest`."""
         count = len(records.codes)
-        rows, starts = place(records.codes, len(keys))
-        sort_cursors(rows, starts, records.ts, _NO_NUMBERS, np.empty(count, np.int32))
+        rows, starts = place_by_time(records.codes, records.ts, len(keys))
         new_before, away_before = np.empty(count + 1, np.int32), np.empty(count + 1, np.int32)
         owner, end = np.empty(2 * count, np.int32), np.empty(2 * count, np.int64)
         low, high = np.empty(2 * count, np.int32), np.empty(2 * count, np.int32)
@@ -146,32 +143,11 @@ class SlidingOperator(KeyWindowOperator):
         if not made:
             return []
         owner, end, low, high = owner[:made], end[:made], low[:made], high[:made]
-        lengths = high - low
-        levels = 1 if int(lengths.sum()) <= FEW * count else int(lengths.max()).bit_length()
-        states, bases = self._tree(records.states, rows, levels)
-        bounds = (rows, end, low, high, records.first_end, away_before, levels, bases)
-        pairs = list_nodes(*bounds, _NO_NODES, _NO_NODES)
-        nodes, windows = np.empty(pairs, np.int32), np.empty(pairs, np.int32)
-        list_nodes(*bounds, nodes, windows)
-        chosen = pa.array(nodes)
-        merged = self._folds.merge([column.take(chosen) for column in states], windows, made)
+        windows = Stretches(end, low, high, records.first_end, away_before)
+        merged = merge_stretches(self._folds, records.states, rows, windows)
         (counts, max_ts, min_offset, max_offset), values = self._folds.finish(merged)
         owners = keys.take(pa.array(owner))
         return [WindowRows(owners, end - self._width, end, max_ts, values, counts, min_offset, max_offset)]
-
-    def _tree(self, states: Sequence[pa.Array], rows: Int32s, levels: int) -> tuple[list[pa.Array], Int64s]:
-        """Levels of merged neighbours behind each other, and where each begins."""
-        order = pa.array(rows)
-        found = [[column.take(order) for column in states]]
-        bases, size = [0], len(rows)
-        for _ in range(levels - 1):
-            bases.append(bases[-1] + size)
-            groups = np.arange(size, dtype=np.int32) >> 1
-            size = (size + 1) // 2
-            found.append(self._folds.merge(found[-1], groups, size))
-        if levels == 1:
-            return found[0], np.array(bases)
-        return [pa.concat_arrays(list(columns)) for columns in zip(*found, strict=True)], np.array(bases)
 
     def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
         step = max(CHUNK_BUCKETS * self._state.index.spec.bucket_ms, self._width)

@@ -5,7 +5,7 @@ Only tiles with records exist. `cover` chooses the fewest tiles for a range: coa
 *both* ends, and what is left at the ends is for the rows themselves. A range whose first moment belongs to a single
 row (both ends inclusive, as windows that end at a row have) leaves its front to rows: tiles start after it.
 
-Hopping windows are made of the finest tiles alone, the panes (`panes`).
+Hopping and sliding windows make theirs on the way, from panes or records side by side (`neighbours`).
 
 Thread rule: `cover` is pure; `Tiles` belong to their operator's thread.
 """
@@ -129,7 +129,7 @@ class Tiles:
         the caller's to add.
         """
         chosen = cover(self.widths, start, end)
-        codes: list[Int64s] = []
+        codes: list[Int32s] = []
         states: list[list[pa.Array]] = []
         for width in self.widths:
             wanted = np.array([at for each, at in chosen.tiles if each == width], np.int64)
@@ -142,7 +142,7 @@ class Tiles:
         schema = [field for each in self._folds.stored for field in each.state]
         empty = [pa.array([], field.type) for field in schema]
         joined = [pa.concat_arrays(list(columns)) for columns in zip(empty, *states, strict=True)]
-        owners = np.concatenate([np.empty(0, np.int64), *codes])
+        owners = np.concatenate([np.empty(0, np.int32), *codes])
         present, groups = np.unique(owners, return_inverse=True)
         numbers: Int32s = groups.astype(np.int32)
         notes, results = self._folds.finish(self._folds.merge(joined, numbers, len(present)))
