@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -18,10 +15,9 @@ from tidegate.cli.options import (
     settings_option,
     talk_options,
 )
-from tidegate.cli.output import is_quiet, print_object, printable, say, to_json
-from tidegate.cli.run_line import HEARTBEAT_MS, REDRAW_MS, bar
+from tidegate.cli.output import print_object, printable, say
+from tidegate.cli.run_line import LiveLine, bar
 from tidegate.cli.state import state_option
-from tidegate.clock import Clock, SystemClock
 from tidegate.durations import format_duration
 
 
@@ -139,45 +135,15 @@ def command(
     return 0
 
 
-class PushLine:
-    """One live line of a push, or heartbeats of JSON where nobody watches; give `show` to it."""
+class PushLine(LiveLine):
+    """Shows how a push goes; give `show` to it."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._terminal = sys.stderr.isatty()
-        self._quiet = is_quiet()
-        self._told: tuple[str, int] | None = None
-        self._drawn = False
-
-    def __enter__(self) -> PushLine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.clear()
+    _step = ""
 
     def show(self, progress: Any) -> None:
-        """One look; told at every new step, and now and then."""
-        now_ms = self._clock.monotonic_ms()
-        pause = REDRAW_MS if self._terminal else HEARTBEAT_MS
-        same = self._told is not None and self._told[0] == progress.step and now_ms - self._told[1] < pause
-        if self._quiet or same:
-            return
-        self._told = (progress.step, now_ms)
-        if not self._terminal:
-            click.echo(to_json(progress.to_dict()), err=True)
-            return
-        width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{push_line(progress)[:width]}")
-        sys.stderr.flush()
-        self._drawn = True
-
-    def clear(self) -> None:
-        if self._drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._drawn = False
+        """One look; every new step is told at once."""
+        is_new, self._step = progress.step != self._step, progress.step
+        self.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
 
 
 def push_line(progress: Any) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -30,20 +31,19 @@ BAR = 5
 FINE = frozenset({"ok", "unmanaged", "duplicate", "control"})
 
 
-class RunLine:
-    """Shows how a run goes; give `show` to it as its progress callback."""
+class LiveLine:
+    """A line on stderr that is written anew on a terminal; elsewhere, now and then, a line of JSON."""
 
-    def __init__(self, name: str, clock: Clock | None = None) -> None:
-        self._name = name
+    def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._terminal = sys.stderr.isatty()
         self._quiet = (
             is_quiet()
-        )  # asked here: `show` is called on the run's own thread, which has no command line
+        )  # asked here: `tell` is called on the run's own thread, which has no command line
         self._told_ms: int | None = None
         self._drawn = False
 
-    def __enter__(self) -> RunLine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -51,18 +51,21 @@ class RunLine:
     ) -> None:
         self.clear()
 
-    def show(self, progress: Progress) -> None:
-        """One look at the run; most calls return at once."""
+    def tell(
+        self, text: Callable[[], str], document: Callable[[], dict[str, Any]], *, at_once: bool = False
+    ) -> None:
+        """One look; most calls return at once, unless something new is to be told."""
         now_ms = self._clock.monotonic_ms()
         pause = REDRAW_MS if self._terminal else HEARTBEAT_MS
-        if self._quiet or (self._told_ms is not None and now_ms - self._told_ms < pause):
+        recent = self._told_ms is not None and now_ms - self._told_ms < pause
+        if self._quiet or (recent and not at_once):
             return
         self._told_ms = now_ms
         if not self._terminal:
-            click.echo(to_json(dataclasses.asdict(progress)), err=True)
+            click.echo(to_json(document()), err=True)
             return
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{line(progress)[:width]}")
+        sys.stderr.write(f"\r\x1b[K{text()[:width]}")
         sys.stderr.flush()
         self._drawn = True
 
@@ -71,6 +74,18 @@ class RunLine:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
             self._drawn = False
+
+
+class RunLine(LiveLine):
+    """Shows how a run goes; give `show` to it as its progress callback."""
+
+    def __init__(self, name: str, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self._name = name
+
+    def show(self, progress: Progress) -> None:
+        """One look at the run."""
+        self.tell(lambda: line(progress), lambda: dataclasses.asdict(progress))
 
     def end(self, summary: Summary) -> None:
         """What it came to; the summary says what stopped, with the way out."""

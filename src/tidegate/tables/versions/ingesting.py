@@ -180,23 +180,23 @@ class _Ingest:
         """To the end of push, or to a fault."""
         for records in self._read():
             for piece in _cut_behind_words(records):
-                if self._has_all():
+                if self._complete():
                     self._count_behind(piece)
                     continue
                 judged = self._replica.drain(piece, self._clock.now_ms(), self._keep)
                 self._state.next_offset = self._replica.drainer.state.next_offset
                 if judged.stop_at is not None:
                     return self._failed(judged.findings[-1])
-                if self._has_all() and (fault := self._unlisted(piece)) is not None:
+                if self._complete() and (fault := self._unlisted(piece)) is not None:
                     return Ingested(self._result(is_complete=False), fault)
                 self._commit_if_due(judged, piece.nbytes)
             if told is not None:
                 told(records.num_rows)
-        return Ingested(self._result()) if self._has_all() else self._failed(None)
+        return Ingested(self._result()) if self._complete() else self._failed(None)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _has_all(self) -> bool:
+    def _complete(self) -> bool:
         """Whether the end of push came, which it does only with all that its manifest lists (I3)."""
         return self._replica.drainer.state.phase is Phase.PUSHED
 
@@ -301,7 +301,7 @@ class _Ingest:
             next_offset=received.next_offset,
             end_of_push=received.end_of_push,
             verdicts={name: number for name, number in counts.items() if number},
-            is_complete=self._has_all() if is_complete is None else is_complete,
+            is_complete=self._complete() if is_complete is None else is_complete,
         )
 
     def _failed(self, finding: Finding | None) -> Ingested:
