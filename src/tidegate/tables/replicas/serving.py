@@ -4,8 +4,9 @@
 
 S1  the two sides share a partition's `Following` and nothing else; its lock is theirs.
 S2  when the materialiser stops, nothing is led any more; what it drained is served on.
-S3  `close` ends chains, commits what is drained and gives leases up, in this order; each within its time. With
-    `save=False` nothing is committed: what came since the last commit is read again.
+S3  `close` ends chains, gives leases up and commits what is drained, in this order; an end that cannot be written
+    within the writer's time is told, and not tried again. With `save=False` nothing is committed: what came since the
+    last commit is read again.
 
 Thread rule: `step` on one thread, or `run` for threads of its own; the rest from any.
 """
