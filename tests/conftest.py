@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The tests that meet Kafka, live or recorded, share plain modules: brokers, raw batches, recorded folders.
+# The tests that meet Kafka, live or recorded, share plain modules (brokers, raw batches, recorded folders), and so
+# do those of pushes.
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
+sys.path.insert(0, str(Path(__file__).parent / "spark"))
 
 from kafka_home import find_kafka
 

@@ -163,15 +163,15 @@ def _value_column(shape: RowShape) -> Column:
 def _encoded(names: Sequence[str], serde: str) -> Column:
     """The columns as the bytes of a serde; made in Python, column by column."""
     from pyspark.sql import functions as f
-    from pyspark.sql.pandas.functions import arrow_udf
 
-    fields = tuple(names)
+    fields, made = tuple(names), _arrow_function()
 
     def encode(*columns: pa.Array) -> pa.Array:
         return encoded_columns(serde, fields, columns)
 
     encode.__annotations__ = {"columns": pa.Array, "return": pa.Array}
-    return arrow_udf(encode, "binary")(*(f.col(f"`{name}`") for name in names))  # type: ignore[no-any-return]
+    column: Column = made(encode, "binary")(*(f.col(f"`{name}`") for name in names))
+    return column
 
 
 def encoded_columns(serde: str, names: Sequence[str], columns: Sequence[pa.Array]) -> pa.BinaryArray:
@@ -186,13 +186,20 @@ def encoded_columns(serde: str, names: Sequence[str], columns: Sequence[pa.Array
 
 def _partition_column(partitions: int) -> Column:
     from pyspark.sql import functions as f
-    from pyspark.sql.pandas.functions import arrow_udf
 
     def partition(key: pa.Array) -> pa.Array:
         return partitions_of(key, partitions)
 
     partition.__annotations__ = {"key": pa.Array, "return": pa.Array}
-    return arrow_udf(partition, "int")(f.col("key"))  # type: ignore[no-any-return]
+    column: Column = _arrow_function()(partition, "int")(f.col("key"))
+    return column
+
+
+def _arrow_function() -> Any:
+    """Spark's maker of functions over Arrow columns; its declared types know no function of many columns."""
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    return arrow_udf
 
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:

@@ -74,6 +74,8 @@ class SendOrder:
     without_key: str = "refuse"
     compression: str | None = None
     lock_timeout_ms: int = 60_000
+    gather_rows: int = GATHER_ROWS
+    """How many rows are appended at once; where that cuts them changes no record."""
     client: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -168,7 +170,7 @@ class _Rows:
     def unique(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordColumns]:
         """Of rows with the same key only the last; the last row of all waits for the next batch."""
         held: pa.Table | None = None
-        for batch in _gathered(batches):
+        for batch in _gathered(batches, self._order.gather_rows):
             table = self._keyed(batch)
             if held is not None:
                 table = pa.concat_tables([held, table]).combine_chunks()
@@ -208,14 +210,14 @@ class _Rows:
         return RecordColumns(key, value, pc.fill_null(times, self._order.started_ms), None)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _gathered(batches: Iterable[pa.RecordBatch], gather_rows: int) -> Iterator[pa.Table]:
     """Arrow batches of Spark together, so that the log's are not small; each column in one piece."""
     held: list[pa.RecordBatch] = []
     rows = nbytes = 0
     for batch in batches:
         held.append(batch)
         rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
-        if rows >= GATHER_ROWS or nbytes >= GATHER_BYTES:
+        if rows >= gather_rows or nbytes >= GATHER_BYTES:
             yield pa.Table.from_batches(held).combine_chunks()
             held, rows, nbytes = [], 0, 0
     if rows:

@@ -6,7 +6,7 @@ Imports pyspark only when called. Thread rule: pure functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import InvalidError
@@ -44,15 +44,24 @@ def source_frame(
     sql: str | None = None,
 ) -> DataFrame:
     """The rows of a path, or of a query; with both, the path is the view `source` of the query."""
-    frame = None
-    if path is not None:
-        chosen = format or format_of(path)
-        settings = {**(_CSV if chosen == "csv" else {}), **(options or {})}
-        frame = spark.read.format(chosen).options(**settings).load(path)
-    if sql is None:
-        if frame is None:
-            raise InvalidError("nothing to push: name a path, or give a query with --sql")
-        return frame
-    if frame is not None:
-        frame.createOrReplaceTempView("source")
-    return spark.sql(sql)
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        frame = None if path is None else _read(spark, path, format, options or {})
+        if sql is None:
+            if frame is None:
+                raise InvalidError("nothing to push: name a path, or give a query with --sql")
+            return frame
+        if frame is not None:
+            frame.createOrReplaceTempView("source")
+        return spark.sql(sql)
+    except (AnalysisException, ParseException) as error:
+        raise InvalidError(f"Spark cannot read the source: {str(error).strip().splitlines()[0]}") from error
+
+
+def _read(spark: SparkSession, path: str, format: str | None, options: Mapping[str, str]) -> DataFrame:
+    chosen = format or format_of(path)
+    settings = {**(_CSV if chosen == "csv" else {}), **options}
+    # Spark's Java process need not stand in the same folder as this one.
+    place = path if "://" in path else str(Path(path).expanduser().absolute())
+    return spark.read.format(chosen).options(**settings).load(place)

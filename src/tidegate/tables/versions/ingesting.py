@@ -9,7 +9,8 @@ any processes, and one that fails leaves the others as they are.
 I1  judged by the rules of a push from the first record on: a fatal verdict before the end of push stops the partition.
 I2  what is committed was stored before; a partition that failed is never committed again, and its last commit says
     an offset before the fault.
-I3  a partition is complete when its end of push came and its manifest matched; the commit behind that is its last.
+I3  a partition is complete when its end of push came, and all that its manifest lists, and no record more; the
+    commit behind that is its last.
 I4  killed anywhere, an ingest that is made again goes on from the last commit, with the same outcome.
 I5  of records behind the end of push none is taken; they are counted: a version holds its push and nothing else.
 
@@ -32,9 +33,10 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, IntegrityError, TidegateError
 from tidegate.integrity import Replica, Tolerance, ValidationRules
 from tidegate.integrity.checkpoint import CheckpointCadence, encode_state
-from tidegate.integrity.columns import read_columns
+from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
+from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.rules import OnFault
 from tidegate.integrity.state import Phase
 from tidegate.integrity.validator import Judged
@@ -53,7 +55,7 @@ from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import TableSource, attach, kept_open, task_of
 from tidegate.tables.serdes.plain import Bytes
 from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
-from tidegate.tables.versions.report import fault_of
+from tidegate.tables.versions.report import UNLISTED, fault_of
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -171,29 +173,30 @@ class _Ingest:
         self._state.encode_drainer = self._saved
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
-        self._records = 0
+        self._records = self._state.counts.applied + self._state.counts.deleted
         self._unexpected = 0
 
     def run(self, told: Callable[[int], None] | None) -> Ingested:
         """To the end of push, or to a fault."""
         for records in self._read():
             for piece in _cut_behind_words(records):
-                if self._is_complete:
+                if self._complete():
                     self._count_behind(piece)
                     continue
                 judged = self._replica.drain(piece, self._clock.now_ms(), self._keep)
                 self._state.next_offset = self._replica.drainer.state.next_offset
                 if judged.stop_at is not None:
                     return self._failed(judged.findings[-1])
+                if self._complete() and (fault := self._unlisted(piece)) is not None:
+                    return Ingested(self._result(is_complete=False), fault)
                 self._commit_if_due(judged, piece.nbytes)
             if told is not None:
                 told(records.num_rows)
-        return Ingested(self._result()) if self._is_complete else self._failed(None)
+        return Ingested(self._result()) if self._complete() else self._failed(None)
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @property
-    def _is_complete(self) -> bool:
+    def _complete(self) -> bool:
         """Whether the end of push came, which it does only with all that its manifest lists (I3)."""
         return self._replica.drainer.state.phase is Phase.PUSHED
 
@@ -201,6 +204,21 @@ class _Ingest:
         replica = Replica(self._version.topic, self.partition, rules=rules, metrics=self._metrics)
         replica.to_standby(state)
         return replica
+
+    def _unlisted(self, piece: pa.RecordBatch) -> Fault | None:
+        """More records than the manifest lists came from somebody who did not take part in the push."""
+        listed = Manifest.from_bytes(
+            control_payload(piece.column("headers"), piece.num_rows - 1) or b""
+        ).records
+        self._store()
+        taken = self._state.counts.applied + self._state.counts.deleted
+        if taken <= listed:
+            return None
+        said = (
+            f"{self._version.topic}-{self.partition} holds {taken - listed} records that the push did not send: its "
+            f"manifest lists {listed}; nobody but the push may write to a version's topic before its end"
+        )
+        return Fault(self.partition, UNLISTED, said, self._state.next_offset - 1)
 
     def _count_behind(self, piece: pa.RecordBatch) -> None:
         """Look at what stands behind the end of push, and take nothing of it (I5)."""
@@ -269,7 +287,7 @@ class _Ingest:
             raise self._replica.error or IntegrityError(f"{self._version.topic}-{self.partition} has failed")
         return data
 
-    def _result(self) -> PartitionResult:
+    def _result(self, *, is_complete: bool | None = None) -> PartitionResult:
         counts: Counter[str] = Counter()
         for replica in filter(None, (self._replica, self._behind)):
             for verdict, number in replica.faults.counts.verdicts.items():
@@ -283,7 +301,7 @@ class _Ingest:
             next_offset=received.next_offset,
             end_of_push=received.end_of_push,
             verdicts={name: number for name, number in counts.items() if number},
-            is_complete=self._is_complete,
+            is_complete=self._complete() if is_complete is None else is_complete,
         )
 
     def _failed(self, finding: Finding | None) -> Ingested:

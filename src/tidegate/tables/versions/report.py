@@ -24,6 +24,7 @@ from tidegate.tables.versions.record import Fault, TableVersion
 
 UNFINISHED: Final = "unfinished"
 LATE: Final = "late"
+UNLISTED: Final = "unlisted"
 
 
 @dataclass(frozen=True, slots=True)
