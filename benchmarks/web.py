@@ -129,6 +129,7 @@ def browser_paint(report: Report, served: Served, topic: str, what: str, target_
         for path, _ in SCREENS.values():
             page.goto(path.format(topic=topic))
             page.reload()
+            page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
             painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
             worst = max(worst, painted)
         browser.close()

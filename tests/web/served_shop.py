@@ -82,9 +82,9 @@ def make(data: Path) -> None:
 @contextmanager
 def serving(data: Path, *options: str, log: Path | None = None) -> Iterator[str]:
     """The real server in a process of its own; its address, without the last slash."""
-    command = [sys.executable, "-m", "tidegate.cli.main", "ui", str(data), "--port", "0", *options]
+    command = [sys.executable, "-m", "tidegate.cli.main", "ui", data.name, "--port", "0", *options]
     errors = subprocess.DEVNULL if log is None else log.open("wb")
-    server = subprocess.Popen(command, stdout=errors, stderr=subprocess.PIPE)
+    server = subprocess.Popen(command, cwd=data.parent, stdout=errors, stderr=subprocess.PIPE)
     try:
         yield _address(server, log)
     finally:

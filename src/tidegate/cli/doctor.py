@@ -41,6 +41,8 @@ EXTRA_PACKAGES = {
     "pandas": "spark",
     "matplotlib": "plot",
     "prometheus-client": "metrics",
+    "starlette": "web",
+    "uvicorn": "web",
 }
 _WARM_UP = """
 import importlib, json, pkgutil, time

@@ -72,7 +72,7 @@ def serve_page(
 
     log, state = folders_of(data)
     token = None if token_file is None else read_token(token_file)
-    settings = Settings(log.resolve(), state.resolve(), host, port, token, names)
+    settings = Settings(log, state, host, port, token, names)
 
     def ready(address: str) -> None:
         say(f"look at {address} (Ctrl-C ends it)")

@@ -42,7 +42,7 @@ def part(value: float, whole: float) -> float:
 def span(first: float, last: float, low: float, high: float, width: float = 1000) -> tuple[float, float]:
     """Where a stretch begins in a box from `low` to `high`, and how wide it is: never too thin to see."""
     scale = width / max(1.0, high - low)
-    x = max(0.0, (first - low) * scale)
+    x = min(max(0.0, (first - low) * scale), width - 3.0)
     return round(x, 2), round(max(3.0, min(width - x, (last - first) * scale)), 2)
 
 

@@ -25,7 +25,7 @@ curl 'http://localhost:8421/api/tables/shop:per-minute/fetch?key=customer-7&sinc
 ```
 
 A table of an app is `APP:TABLE`; a table that a process keeps over a topic has its own name. A page of rows says `next`
-when there is more: give it back as `after`. A search reads at most {scan:,} records or {seconds:.0f} seconds, says how
+when there is more: give it back as `after`. A search reads at most {scan:,} records or {seconds:g} seconds, says how
 far it looked, and goes on where it ended.
 """
 

@@ -36,7 +36,7 @@ class Limits:
     page_bytes: int = 8 << 20
     scan_records: int = 1_000_000
     """How many records one question reads before it says how far it looked and offers to go on."""
-    scan_seconds: float = 2.0
+    scan_seconds: float = 0.7
     live_seconds: float = 3600.0
     """How long one stream of events stays open; browsers open it again."""
     live_streams: int = 32

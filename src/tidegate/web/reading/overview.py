@@ -112,7 +112,7 @@ def _health(topics: list[TopicLine], apps: list[AppLine]) -> tuple[str, str]:
 
 def _steps(site: Site, topics: list[TopicLine], apps: list[AppLine]) -> list[Step]:
     steps = []
-    for app in apps:
+    for app in sorted(apps, key=lambda each: not each.stopped):
         href = f"/apps/{app.name}"
         if app.stopped:
             steps.append(Step(f"{app.name}: see which partition stopped, and resume it", href))
