@@ -232,11 +232,7 @@ class _Ingest:
         size = {"max_bytes": READ_BYTES} if isinstance(self._log, Log) else {}
         topic, number = self._version.topic, self.partition
         with self._log.reader(topic, [number], start={number: self._state.next_offset}, **size) as reader:
-            end = reader.end_offsets()[number]
-            while reader.positions()[number] < end:
-                records = reader.poll(1000)
-                if records is not None:
-                    yield records
+            yield from reader  # ends where the partition ends now, or says that nothing comes any more
 
     def _keep(self, records: pa.RecordBatch, _: Judged) -> None:
         if records.num_rows == 0:
