@@ -238,3 +238,17 @@ def test_public_definitions_of_aggregates_are_taken_too() -> None:
         (5, {"key": 6, "ts": 1, "last": 6}),
         (10, {"key": 6, "ts": 1, "last": 6}),
     ]
+
+
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize("kind", [Tumbling(10), Hopping(10, 5)])
+def test_windows_nobody_hears_of_are_kept_the_same_and_never_sent(kind: Any, emit: str) -> None:
+    heard, unheard = make(kind, emit), make(kind, emit, heard=False)
+    for at, times in enumerate(([1, 2, 12], [13, 4, 27], [90])):
+        batch = events(times, first_offset=10 * at)
+        assert len(unheard.process(batch, Moment(0)).rows) == 0
+        heard.process(batch, Moment(0))
+        assert unheard.windows().to_batch().equals(heard.windows().to_batch())
+    assert len(unheard.tick(Moment(0, closing=True)).rows) == 0
+    counted = {name: number for name, number in heard.counters.items() if name != "emitted"}
+    assert {name: number for name, number in unheard.counters.items() if name != "emitted"} == counted

@@ -9,7 +9,6 @@ Thread rule: one thread calls; the jobs are given to Spark by threads of this ru
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
+from tidegate.spark.workers import own_garbage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,10 +66,8 @@ class SparkRunner:
 
 def _guarded(work: Callable[[Any], Any], item: Any) -> Any:
     """In a worker: what we raise on purpose is brought back, all else Spark tries again elsewhere."""
-    gc.unfreeze()
-    try:
-        return work(item)
-    except TidegateError as error:
-        return describe(error)
-    finally:
-        gc.freeze()  # Spark collects garbage after every task, which takes longer than a small range
+    with own_garbage():
+        try:
+            return work(item)
+        except TidegateError as error:
+            return describe(error)

@@ -28,7 +28,7 @@ class RunSettings:
     close: bool = False
     trigger_ms: int = 1000
     round_records: int | None = None
-    first_round_records: int = 50_000
+    first_round_records: int = 250_000
     target_ms: int = 2000
     on_loss: OnLoss = "stop"
     idle_after_ms: int = 30_000

@@ -1,7 +1,8 @@
 """How many records a round reads: as many as take about as long as a round should, or a fixed number.
 
-The first round is small, so that users see something soon; after it the size follows what the rounds before were able
-to do, by at most a factor of four at a time, so that one odd round neither starves nor floods the next.
+The first round takes a fraction of a second, so that users see something soon; after it the size follows what the
+rounds before were able to do, by at most a factor of four at a time, so that one odd round neither starves nor floods
+the next.
 
 Thread rule: one master, one thread.
 """
@@ -14,7 +15,7 @@ from typing import Final, TypeVar
 STEP: Final = 4
 LEAST: Final = 1000
 MOST: Final = 32_000_000
-FIRST_BYTES: Final = 32 << 20
+FIRST_BYTES: Final = 64 << 20
 
 Name = TypeVar("Name", bound=Hashable)
 

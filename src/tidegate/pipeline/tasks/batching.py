@@ -1,4 +1,8 @@
-"""Events of a round put together to batches of a size: fewer, larger ones cost less, and send each update once.
+"""Events of a round put together to batches of a size: neither so small that calls cost more than work, nor so large
+that what one step leaves is out of the caches when the next one takes it up.
+
+Where updates are sent on, a batch is larger: of a window that changes in several, only the last row is to be sent, and
+finding it costs more (`consolidating`) than the caches save.
 
 B1  where batches are cut depends on the events alone, row by row, not on the pieces they came in: a fetch from a log
     may be cut anywhere, and a round that is repeated has to give the same bytes.
@@ -17,6 +21,7 @@ from tidegate.pipeline.tasks.packing import join_events
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.windows.events import EventBatch, Int64s
 
+PIECE_ROWS = 1 << 18  # a core's share of the caches holds about so many, with what is made of them
 BATCH_ROWS = 1 << 20
 BATCH_BYTES = 256 << 20
 NESTED_BYTES = 64  # of a value whose size is not plain to see

@@ -167,6 +167,7 @@ class TaskChain:
             "idle_close": _idle(flow, step),
             "stamped": True,
             "layout": step.layout,
+            "heard": bool(flow.topics),  # a table is read where its windows are kept
         }
         if isinstance(step.kind, Session):
             return SessionOperator(runtime, task, name, step.kind, wanted, **settings)

@@ -29,7 +29,7 @@ from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
-from tidegate.pipeline.tasks.batching import in_batches
+from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
 from tidegate.pipeline.tasks.chain import TaskChain, front_of
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
@@ -277,7 +277,8 @@ class Worker:
         """All events of the round through the task's steps, then the round's time; what comes out."""
         moment, rows = Moment(tick.now_ms), list[Rows]()
         incoming = events if flow.rekey_at is None else sorted(events, key=_place)
-        for batch in in_batches(incoming, timings):
+        cut = {} if flow.topics else {"rows": PIECE_ROWS}
+        for batch in in_batches(incoming, timings, **cut):
             counters["events"] += len(batch)
             found = task.chain.process(batch, moment, counters, timings)
             if found is not None:
@@ -286,7 +287,7 @@ class Worker:
         if isinstance(events, Reading):  # also what a filter left out has moved the source's time
             watermark = max(events.stream_time, -1 if watermark is None else watermark)
         closed = task.chain.tick(Moment(tick.now_ms, watermark, tick.closing), counters, timings)
-        if flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
+        if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
             with timings("consolidate"):
                 rows = [last_of_each([piece for piece in rows if isinstance(piece, WindowRows)])]
         if closed is not None:

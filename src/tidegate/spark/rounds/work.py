@@ -6,8 +6,7 @@ or the error that ended it.
 
 Three habits of Spark's worker processes are answered here:
 
-- after every task they collect all garbage, which takes longer than a small round once numba is loaded: between two
-  tasks everything is frozen, and let go again at the start of the next one, so that nothing is kept for ever;
+- after every task they collect all garbage, which takes longer than a small round: `workers.own_garbage` does it;
 - a process whose function leaves input unread is ended: all rows are read, always;
 - a task that raises costs the process. Errors we raise on purpose are returned; others are raised at the first attempt,
   so that Spark tries again elsewhere, and returned from the second one on.
@@ -21,7 +20,6 @@ import gc
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -70,13 +68,13 @@ class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def work_on(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
     """All tasks of a slot; `rows` are events and results of sources that came through the shuffle, if there are any."""
-    with _collected_by_itself():
+    with own_garbage():
         yield encode(_guarded(assignment, iter(rows)))
 
 
 def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
     """The sources of re-keyed flows that a slot reads: slot number and blob in turn, as Spark's shuffle takes them."""
-    with _collected_by_itself():
+    with own_garbage():
         for _ in rows:
             pass
         try:
@@ -171,16 +169,6 @@ def _worker_of(assignment: Assignment) -> Worker:
     setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
     made = _kept[assignment.digest] = Worker(setup)
     return made
-
-
-@contextmanager
-def _collected_by_itself() -> Iterator[None]:
-    """Garbage is collected as the interpreter sees fit, and not by Spark after the task."""
-    gc.unfreeze()
-    try:
-        yield
-    finally:
-        gc.freeze()
 
 
 gc.freeze()

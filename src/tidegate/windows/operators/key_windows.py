@@ -70,6 +70,7 @@ class KeyWindowOperator(ABC):
         stamped: bool = False,
         compat: Compat | None = None,
         layout: StateLayout | None = None,
+        heard: bool = True,
     ) -> None:
         """Attach the operator's stores to the task; the arguments are those of `WindowOperator`."""
         if compat not in (None, "kafka-streams"):
@@ -81,6 +82,7 @@ class KeyWindowOperator(ABC):
         self.name = name
         self._runtime, self._task = runtime, task
         self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
+        self._is_heard = heard
         self._idle_ms = None if idle_close is None else duration_ms(idle_close)
         self._folds = Folds(aggregates)
         self._grace_ms, self._retention_ms = kind.grace_ms, kind.retention_ms
@@ -147,6 +149,10 @@ class KeyWindowOperator(ABC):
         return self._of_keys(keys, first, last)
 
     # ── what a kind says ─────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _sends_updates(self) -> bool:
+        return self._is_heard and self._emit is Emit.UPDATE
 
     @abstractmethod
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
@@ -265,7 +271,7 @@ class KeyWindowOperator(ABC):
         close = LATEST if floor == LATEST else self._close_time(floor)
         pieces: list[WindowRows] = []
         if close > progress.closed:
-            if self._emit is Emit.CLOSE:
+            if self._is_heard and self._emit is Emit.CLOSE:
                 last = LATEST if close == LATEST else close - 1
                 pieces = list(self._ending(max(0, progress.closed), last))
             progress.closed = close

@@ -105,7 +105,7 @@ class SessionOperator(KeyWindowOperator):
         gone_keys = placed.keys.take(pa.array(found.codes[merged.gone]))
         rows = self._stored(keys, merged, states, gone_keys, found)
         pieces: list[WindowRows] = []
-        if self._emit is Emit.UPDATE:
+        if self._sends_updates:
             if len(gone_keys):
                 pieces.append(self._deleted(gone_keys, found.start[merged.gone], found.end[merged.gone]))
             pieces.append(self._rows(keys, merged.start, merged.end, states))

@@ -43,7 +43,6 @@ from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken
 from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
 from tidegate.windows.operators.shapes import WindowRows, no_rows
-from tidegate.windows.operators.windows import Emit
 
 FIRST_END = "first_end"
 CHUNK_BUCKETS = 4  # of ends whose windows are put together at once
@@ -103,7 +102,7 @@ class SlidingOperator(KeyWindowOperator):
         codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
         fresh = _Records(codes, np.ascontiguousarray(events.ts), first_end, states)
         pieces: list[WindowRows] = []
-        if self._emit is Emit.UPDATE:
+        if self._sends_updates:
             older = self._near(encoded.dictionary, int(events.ts.min()), int(events.ts.max()))
             is_new = np.zeros(len(older.codes) + count, np.uint8)
             is_new[len(older.codes) :] = 1
