@@ -1,7 +1,7 @@
 """What a Python process that runs Spark tasks does about garbage.
 
-Spark's worker collects all garbage after every task. Once numba and Arrow are loaded that is half a million objects which
-are none, and takes longer than a small round. So what a task leaves behind is collected by us, and then set aside
+Spark's worker collects all garbage after every task. Once numba and Arrow are loaded that is half a million objects
+which are none, and takes longer than a small round. So what a task leaves behind is collected by us, and then set aside
 (frozen) together with all the rest, so that Spark's collection finds nothing to look at. Now and then everything is
 looked at, so that nothing is kept for ever.
 

@@ -40,6 +40,7 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.spark.rounds import shuffle
 from tidegate.spark.rounds.failures import Failure, describe
 from tidegate.spark.rounds.placing import HOME, places, share_of
+from tidegate.spark.workers import own_garbage
 from tidegate.windows.events import EventBatch
 
 
