@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
@@ -210,10 +211,33 @@ def _ending(media_type: str) -> str:
     return "parquet" if "parquet" in media_type else "jsonl"
 
 
+class QuietServer(uvicorn.Server):
+    """uvicorn that wakes once a second, for the date in its answers, instead of ten times: an idle server idles."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        while not (self.should_exit or await self.on_tick(0)):
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._ending.wait()
+            except TimeoutError:
+                continue
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ending.set)
+
+
 def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
     """Listen until interrupted; `ready` is told the address once the first page would come at once."""
     site = Server(settings)
-    server = uvicorn.Server(uvicorn_config(site))
+    server = QuietServer(uvicorn_config(site))
 
     async def run() -> None:
         told = asyncio.create_task(_tell(server, site, ready))

@@ -200,14 +200,10 @@ def _show(audit: _Audit, parts: list[PartitionAudit]) -> None:
     audit.told = [finding for part in parts for finding in part.told][:MOST_FAULTS]
 
 
-_AUDITS: Final[OrderedDict[int, Audits]] = OrderedDict()
-
-
 def integrity(site: Site, topic: str, question: IntegrityQuestion) -> IntegrityDocument:
     """The audit of a topic: begun, under way or done."""
     site.describe(topic)
-    audits = _AUDITS.get(id(site)) or _AUDITS.setdefault(id(site), Audits(site))
-    found = audits.look(topic, question)
+    found = site.kept("audits", lambda: Audits(site)).look(topic, question)
     parts = found.parts
     producers = _producers(parts)
     faults = _faults(found, parts)

@@ -97,12 +97,12 @@ def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
         require_app(site, app)
         with site.table(name, None, lambda: open_app_table(backend, app, short, site.clock)) as table:
             if as_of is None:
-                yield AppTable(name, app, table)
+                yield AppTable(name, app, backend, table)
                 return
             if as_of not in table.rounds():
                 raise NotThereError(f"commit {as_of} of {name} is not kept; there are {table.rounds()}")
             with site.table(name, as_of, lambda: table.as_of(as_of)) as past:
-                yield AppTable(name, app, past)
+                yield AppTable(name, app, backend, past)
         return
     number = newest_of(backend, name) if as_of is None else as_of
     with site.table(name, number, lambda: open_stored_table(backend, name, number, site.clock)) as stored:

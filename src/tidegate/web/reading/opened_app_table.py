@@ -33,9 +33,9 @@ def open_app_table(backend: StorageBackend, app: str, short: str, clock: Clock) 
 class AppTable(Opened):
     """One commit of an app's table."""
 
-    def __init__(self, name: str, app: str, table: ResultTable) -> None:
+    def __init__(self, name: str, app: str, backend: StorageBackend, table: ResultTable) -> None:
         flow, commit = table.flow, table.commit
-        self.name, self.app, self._table = name, app, table
+        self.name, self.app, self._backend, self._table = name, app, backend, table
         self.kind = "session" if hasattr(_kind(table), "gap_ms") else "window"
         self.topic = flow.source.topic
         self.changelog = flow.topics[0].topic if flow.topics else ""
@@ -47,7 +47,7 @@ class AppTable(Opened):
     def commits(self) -> list[CommitOf]:
         from tidegate.pipeline.rounds.ways_out import app_commits
 
-        found = app_commits(self._table._backend, self.app)
+        found = app_commits(self._backend, self.app)
         return [CommitOf(each.round, each.committed_ms, each.records) for each in found]
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:

@@ -64,6 +64,7 @@ class Site:
     _log: Log | None = None
     _backend: StorageBackend | None = None
     _tables: OrderedDict[tuple[str, object], _Open] = field(default_factory=OrderedDict)
+    _kept: dict[str, Any] = field(default_factory=dict)
     _guard: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -92,6 +93,13 @@ class Site:
                 f"there is no state in {self.state_path}; run an app, or name the folder it keeps its data in"
             )
         return backend
+
+    def kept(self, name: str, make: Callable[[], Any]) -> Any:
+        """Something a subject keeps between questions, made when first asked for."""
+        with self._guard:
+            if name not in self._kept:
+                self._kept[name] = make()
+            return self._kept[name]
 
     def topics(self) -> list[str]:
         return self.log.topics() if self.log_path.is_dir() else []
