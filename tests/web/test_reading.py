@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from push_kit import push_here
+from push_kit import rows as pushed_rows
 from served_shop import WINDOW_MS, shop, strict
 
 import tidegate as tg
@@ -26,6 +28,13 @@ from tidegate.web.failures import NotThereError
 from tidegate.web.reading import apps, integrity, overview, records, tables, topics
 from tidegate.web.reading.searching import RecordsQuestion, Search
 from tidegate.web.reading.site import Site
+from tidegate.web.reading.table_documents import (
+    DiffQuestion,
+    FetchQuestion,
+    RowShown,
+    ScanQuestion,
+    TableQuestion,
+)
 from tidegate.web.reading.texts import text_of, visible, window_of
 from tidegate.web.settings import Limits
 
@@ -319,33 +328,55 @@ def test_explanations_agree_with_the_values_they_explain(data: Path) -> None:
 def test_tables_are_fetched_scanned_and_compared(site: Site, data: Path) -> None:
     with shop(data).read("per-minute") as own:
         everything = own.to_arrow()
-    rows, after = list[tables.RowShown](), ""
+    rows, after = list[RowShown](), ""
     while True:
-        page = tables.scan(site, "shop:per-minute", tables.ScanQuestion(limit=5000, after=after))
+        page = tables.scan(site, "shop:per-minute", ScanQuestion(limit=5000, after=after))
         rows += page.rows
         if page.next is None:
             break
         after = page.next
     assert len(rows) == everything.num_rows
     assert sum(row.value["orders"] for row in rows) == sum(everything["orders"].to_pylist())
-    kept = tables.fetch(site, "counts", tables.FetchQuestion(key="customer-7"))
-    own_rows = tables.fetch(site, "shop:per-minute", tables.FetchQuestion(key="customer-7"))
+    kept = tables.fetch(site, "counts", FetchQuestion(key="customer-7"))
+    own_rows = tables.fetch(site, "shop:per-minute", FetchQuestion(key="customer-7"))
     assert [row.value for row in kept.rows] == [row.value for row in own_rows.rows]
     newest = own_rows.commit
     changed = tables.diff(
-        site, "shop:per-minute", tables.DiffQuestion(before=newest - 1, after=newest, key="customer-7")
+        site, "shop:per-minute", DiffQuestion(before=newest - 1, after=newest, key="customer-7")
     )
-    before = tables.fetch(site, "shop:per-minute", tables.FetchQuestion(key="customer-7", as_of=newest - 1))
+    before = tables.fetch(site, "shop:per-minute", FetchQuestion(key="customer-7", as_of=newest - 1))
     assert changed.gained + len(before.rows) == len(own_rows.rows) and changed.lost == 0
-    assert tables.diff(site, "shop:per-minute", tables.DiffQuestion(before=newest, after=newest)).rows == []
+    assert tables.diff(site, "shop:per-minute", DiffQuestion(before=newest, after=newest)).rows == []
     with pytest.raises(NotThereError, match="is not kept"):
-        tables.fetch(site, "shop:per-minute", tables.FetchQuestion(key="k", as_of=10**6))
+        tables.fetch(site, "shop:per-minute", FetchQuestion(key="k", as_of=10**6))
+
+
+def test_versions_of_a_pushed_table_are_its_commits(tmp_path: Path) -> None:
+    push_here(tmp_path, pushed_rows(40))
+    push_here(tmp_path, [*pushed_rows(38), (b"key-00038", b"other"), (b"key-00099", b"new")])
+    site = Site(tmp_path / "log", tmp_path / "state")
+    try:
+        assert [(each.name, each.kind, each.commit) for each in tables.table_list(site).tables] == [
+            ("users", "key", 2)
+        ]
+        shown = tables.table_document(site, "users", TableQuestion(key="key-00038"))
+        assert shown.is_versioned and [each.number for each in shown.commits] == [1, 2]
+        assert [row.value for row in shown.rows] == [{"value": "other"}]
+        before = tables.fetch(site, "users", FetchQuestion(key="key-00038", as_of=1))
+        assert [row.value for row in before.rows] == [{"value": "v-38"}]
+        found = tables.diff(site, "users", DiffQuestion(before=1, after=2))
+        assert (found.gained, found.lost, found.changed) == (1, 1, 1)
+        assert "tidegate table diff users_v1 users_v2" in found.by_hand.cli
+        with pytest.raises(NotThereError, match="can be read: 1, 2"):
+            tables.fetch(site, "users", FetchQuestion(key="k", as_of=3))
+    finally:
+        site.close()
 
 
 def test_as_of_an_earlier_commit_is_what_was_true_then(site: Site) -> None:
-    document = tables.table_document(site, "shop:per-minute", tables.TableQuestion(key="customer-7"))
+    document = tables.table_document(site, "shop:per-minute", TableQuestion(key="customer-7"))
     past = tables.table_document(
-        site, "shop:per-minute", tables.TableQuestion(key="customer-7", as_of=document.commits[1].number)
+        site, "shop:per-minute", TableQuestion(key="customer-7", as_of=document.commits[1].number)
     )
     assert past.rows_total < document.rows_total and document.late_total == 41
 

@@ -15,7 +15,16 @@ import msgspec
 
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading import apps, integrity, overview, records, searching, tables, topics
+from tidegate.web.reading import (
+    apps,
+    integrity,
+    overview,
+    records,
+    searching,
+    table_documents,
+    tables,
+    topics,
+)
 from tidegate.web.reading.site import Site
 
 _LARGEST: Final = 2**63 - 1
@@ -129,31 +138,33 @@ _ALL: Final = (
     ),
     Asked(
         "tables", "/tables", "All tables: apps' as APP:TABLE, and those kept over topics", "tables",
-        tables.TableList, tables.table_list, page="/tables", screen="tables.html",
+        table_documents.TableList, tables.table_list, page="/tables", screen="tables.html",
     ),
     Asked(
         "table", "/tables/{table}", "One table: a key's windows, late rows, commits", "tables",
-        tables.TableDocument, tables.table_document, tables.TableQuestion, page="/tables/{table}", screen="table.html",
+        table_documents.TableDocument, tables.table_document, table_documents.TableQuestion,
+        page="/tables/{table}", screen="table.html",
     ),
     Asked(
         "fetch", "/tables/{table}/fetch", "One key's rows", "tables",
-        tables.RowsDocument, tables.fetch, tables.FetchQuestion,
+        table_documents.RowsDocument, tables.fetch, table_documents.FetchQuestion,
     ),
     Asked(
         "scan", "/tables/{table}/scan", "All rows, page by page, of one commit", "tables",
-        tables.RowsDocument, tables.scan, tables.ScanQuestion,
+        table_documents.RowsDocument, tables.scan, table_documents.ScanQuestion,
     ),
     Asked(
         "late", "/tables/{table}/late", "Records that came too late or too early", "tables",
-        tables.LateDocument, tables.late, tables.LateQuestion,
+        table_documents.LateDocument, tables.late, table_documents.LateQuestion,
     ),
     Asked(
         "diff", "/tables/{table}/diff", "What changed between two commits", "tables",
-        tables.DiffDocument, tables.diff, tables.DiffQuestion, page="/tables/{table}/diff", screen="diff.html",
+        table_documents.DiffDocument, tables.diff, table_documents.DiffQuestion,
+        page="/tables/{table}/diff", screen="diff.html",
     ),
     Asked(
         "explain", "/tables/{table}/explain", "Why a value is what it is: the records behind it", "tables",
-        tables.ExplainDocument, tables.explain, tables.ExplainQuestion,
+        table_documents.ExplainDocument, tables.explain, table_documents.ExplainQuestion,
         page="/tables/{table}/explain", screen="explain.html",
     ),
     Asked(

@@ -17,7 +17,9 @@ from tidegate.web.reading.site import Site
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidegate.web.reading.tables import ExplainDocument, LateShown, RowShown
+    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.versions.record import TableVersion
+    from tidegate.web.reading.table_documents import ExplainDocument, LateShown, RowShown
 
 
 class CommitOf(NamedTuple):
@@ -37,6 +39,7 @@ class Opened(ABC):
     topic: str = ""
     changelog: str = ""
     window_ms: int = 0
+    is_versioned: bool = False
     columns: list[str]
     number: int
     committed_ms: int
@@ -69,6 +72,7 @@ def known_tables(site: Site) -> list[str]:
     from tidegate.errors import TidegateError
     from tidegate.pipeline.reading.recorded import recorded_tables
     from tidegate.tables.building.commits import stored_tables
+    from tidegate.tables.versions.catalog import versioned_tables
     from tidegate.web.reading.apps import app_names
 
     backend = site.backend
@@ -80,13 +84,25 @@ def known_tables(site: Site) -> list[str]:
             names += [f"{app}:{each.name}" for each in recorded_tables(backend, app)]
         except TidegateError:
             continue
-    return [*names, *stored_tables(backend)]
+    pushed = versioned_tables(backend)
+    parts = {each.shape(number).name for table in pushed for each, number in _partitions(backend, table)}
+    return [*names, *pushed, *(each for each in stored_tables(backend) if each not in parts)]
+
+
+def _partitions(backend: StorageBackend, table: str) -> list[tuple[TableVersion, int]]:
+    """Each partition of each version is kept as a table of its own, which nobody needs to see."""
+    from tidegate.tables.versions.catalog import Versions
+
+    versions = Versions(backend, table).list().versions
+    return [(each, number) for each in versions for number in range(each.partitions)]
 
 
 @contextmanager
 def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
     """The table, as its last commit or an earlier one has it."""
+    from tidegate.tables.versions.catalog import load_versions
     from tidegate.web.reading.opened_app_table import AppTable, open_app_table
+    from tidegate.web.reading.opened_pushed_table import PushedTable, open_pushed_table, shown_version
     from tidegate.web.reading.opened_stored_table import StoredTable, newest_of, open_stored_table
 
     backend = site.require_backend()
@@ -103,6 +119,11 @@ def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
                 raise NotThereError(f"commit {as_of} of {name} is not kept; there are {table.rounds()}")
             with site.table(name, as_of, lambda: table.as_of(as_of)) as past:
                 yield AppTable(name, app, backend, past)
+        return
+    if load_versions(backend, name) is not None:
+        shown = shown_version(backend, name, as_of)
+        with site.table(name, shown, lambda: open_pushed_table(backend, name, shown, site.clock)) as pushed:
+            yield PushedTable(name, backend, pushed)
         return
     number = newest_of(backend, name) if as_of is None else as_of
     with site.table(name, number, lambda: open_stored_table(backend, name, number, site.clock)) as stored:

@@ -9,7 +9,8 @@ from tidegate.clock import Clock
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
-from tidegate.web.reading.tables import ExplainDocument, LateShown, PartShown, RowShown, shown_text
+from tidegate.web.reading.table_documents import ExplainDocument, LateShown, PartShown, RowShown
+from tidegate.web.reading.tables import shown_text
 from tidegate.web.reading.texts import text_of
 
 if TYPE_CHECKING:

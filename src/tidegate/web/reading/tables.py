@@ -1,12 +1,13 @@
 """Tables: which there are, one key's windows, late rows, what changed between commits, why a value is what it is.
 
-Two kinds are one here. A table of an app is named `APP:TABLE` and is read from the app's own state; a table that a
-process keeps over a topic (`windowed_table` and its like) has a name of its own.
+Three kinds are one here. A table of an app is named `APP:TABLE` and is read from the app's own state; a table that a
+process keeps over a topic (`windowed_table` and its like) has a name of its own; a table that is pushed has versions
+where the others have commits.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +16,23 @@ from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.opened import Opened, known_tables, opened
 from tidegate.web.reading.searching import moment_of
 from tidegate.web.reading.site import Site
+from tidegate.web.reading.table_documents import (
+    ChangeShown,
+    CommitShown,
+    DiffDocument,
+    DiffQuestion,
+    ExplainDocument,
+    ExplainQuestion,
+    FetchQuestion,
+    LateDocument,
+    LateQuestion,
+    RowsDocument,
+    ScanQuestion,
+    TableDocument,
+    TableLine,
+    TableList,
+    TableQuestion,
+)
 from tidegate.web.reading.texts import Text, text_of
 
 LATEST: Final = 2**63 - 1
@@ -22,210 +40,6 @@ SHOWN_WINDOWS: Final = 500
 SHOWN_LATE: Final = 50
 SHOWN_KEYS: Final = 12
 MOST_COMPARED: Final = 200_000
-
-Moment = Annotated[
-    str, msgspec.Meta(max_length=40, description="A moment: 2026-01-01T10:00Z, or epoch milliseconds")
-]
-Key = Annotated[str, msgspec.Meta(max_length=2000)]
-Round = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-
-
-class TableLine(msgspec.Struct, frozen=True):
-    """One table in a list."""
-
-    name: str
-    app: str
-    kind: str
-    topic: str
-    commit: int
-    commits: int
-    committed_ms: int
-    unreadable: str | None = None
-
-
-class TableList(msgspec.Struct, frozen=True):
-    """All tables here."""
-
-    state: str
-    tables: list[TableLine]
-    by_hand: Copy
-
-
-class RowShown(msgspec.Struct, frozen=True):
-    """One row: a key, its window (null for plain keys), its values by name."""
-
-    key: Any
-    window_start_ms: int | None
-    window_end_ms: int | None
-    value: dict[str, Any]
-    timestamp_ms: int | None
-
-
-class RowsDocument(msgspec.Struct, frozen=True):
-    """Rows as one commit has them; `next` goes on where there are more."""
-
-    table: str
-    commit: int
-    rows: list[RowShown]
-    next: str | None = None
-
-
-class LateShown(msgspec.Struct, frozen=True):
-    """A record that was set aside for its time."""
-
-    partition: int
-    offset: int
-    key: Text
-    event_ms: int
-    window_start_ms: int | None
-    how_late_ms: int
-    reason: str
-    operator: str
-
-
-class LateDocument(msgspec.Struct, frozen=True):
-    """Records that came too late, or too early."""
-
-    table: str
-    commit: int
-    topic: str
-    total: int
-    rows: list[LateShown]
-
-
-class CommitShown(msgspec.Struct, frozen=True):
-    """A commit that can still be read."""
-
-    number: int
-    committed_ms: int
-    records: int | None
-
-
-class TableDocument(msgspec.Struct, frozen=True):
-    """One table: what it is, one key's windows, late rows, commits."""
-
-    name: str
-    app: str
-    kind: str
-    topic: str
-    changelog: str
-    window_ms: int
-    columns: list[str]
-    column: str
-    commit: int
-    committed_ms: int
-    commits: list[CommitShown]
-    positions: dict[str, int]
-    key: str
-    some_keys: list[str]
-    rows: list[RowShown]
-    rows_total: int
-    late: list[LateShown]
-    late_total: int
-    by_hand: Copy
-
-
-class ChangeShown(msgspec.Struct, frozen=True):
-    """One row that differs between two commits; before or after is null where it was not there."""
-
-    key: Any
-    window_start_ms: int | None
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-
-
-class DiffDocument(msgspec.Struct, frozen=True):
-    """What changed from one commit to another."""
-
-    table: str
-    before: int
-    after: int
-    gained: int
-    lost: int
-    changed: int
-    rows: list[ChangeShown]
-    is_complete: bool
-    by_hand: Copy
-
-
-class PartShown(msgspec.Struct, frozen=True):
-    """A record that speaks of a window, and what became of it."""
-
-    partition: int
-    offset: int
-    timestamp_ms: int | None
-    outcome: str
-    reason: str
-    value: Text
-
-
-class ExplainDocument(msgspec.Struct, frozen=True):
-    """Why a value is what it is."""
-
-    table: str
-    topic: str
-    key: str
-    window_start_ms: int | None
-    window_end_ms: int | None
-    value: dict[str, Any] | None
-    sentence: str
-    parts: list[PartShown]
-    outcomes: dict[str, int]
-    looked_at: int | None
-    notes: list[str]
-    by_hand: Copy
-
-
-class TableQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which key, which stretch of window starts, as of which commit, which column as a chart."""
-
-    key: Key = ""
-    since: Moment = ""
-    until: Moment = ""
-    as_of: Round | None = None
-    column: Annotated[str, msgspec.Meta(max_length=200)] = ""
-
-
-class FetchQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key's windows that start in [since, until], both included."""
-
-    key: Key
-    since: Moment = ""
-    until: Moment = ""
-    as_of: Round | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-
-
-class ScanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All keys' rows, page by page; every page of one scan is of one commit."""
-
-    since: Moment = ""
-    until: Moment = ""
-    as_of: Round | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-    after: Annotated[str, msgspec.Meta(max_length=60, description="`next` of the page before")] = ""
-
-
-class ExplainQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key, the start of its window (none for plain keys), and of a session the end."""
-
-    key: Key
-    start: Moment = ""
-    end: Moment = ""
-
-
-class LateQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many to show."""
-
-    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-
-
-class DiffQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From which commit to which, and of which key (all, where the table is small)."""
-
-    before: Round
-    after: Round
-    key: Key = ""
 
 
 def table_list(site: Site) -> TableList:
@@ -276,6 +90,7 @@ def table_document(site: Site, name: str, question: TableQuestion) -> TableDocum
             topic=table.topic,
             changelog=table.changelog,
             window_ms=table.window_ms,
+            is_versioned=table.is_versioned,
             columns=columns,
             column=column,
             commit=table.number,
@@ -319,17 +134,28 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
     with opened(site, name, question.before) as first, opened(site, name, question.after) as second:
         old, old_more = _compared(first, question.key)
         new, new_more = _compared(second, question.key)
+        is_versioned = first.is_versioned
     changes = [
         ChangeShown(place[0], place[1], old.get(place), new.get(place))
         for place in sorted({*old, *new}, key=repr)
         if old.get(place) != new.get(place)
     ]
+    line = _commits_line(site, name)
     python = (
         f'with app.read("{name.partition(":")[2] or name}") as table:\n'
         f"    before, after = table.as_of({question.before}), table.as_of({question.after})"
     )
+    if is_versioned:
+        line = cli(
+            "tidegate table diff",
+            f"{name}_v{question.before}",
+            f"{name}_v{question.after}",
+            state=site.state_path,
+        )
+        python = f"tg.versioned_table({name!r}, state={str(site.state_path)!r}, version={question.after})"
     return DiffDocument(
         table=name,
+        is_versioned=is_versioned,
         before=question.before,
         after=question.after,
         gained=sum(1 for each in changes if each.before is None),
@@ -337,7 +163,7 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
         changed=sum(1 for each in changes if each.before is not None and each.after is not None),
         rows=changes[:SHOWN_WINDOWS],
         is_complete=not (old_more or new_more),
-        by_hand=copied([_commits_line(site, name)], python),
+        by_hand=copied([line], python),
     )
 
 
@@ -405,6 +231,16 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         if table.changelog:
             return copied([cli("tidegate consume", table.changelog, "-e", log=site.log_path)], python)
         return copied([cli("tidegate app status", table.app, state=site.state_path)], python)
+    if table.is_versioned:
+        python = "\n".join(
+            (
+                "import tidegate as tg",
+                "",
+                f"with tg.versioned_table({short!r}, state={str(site.state_path)!r}) as table:",
+                f"    print(table.get({key!r}))",
+            )
+        )
+        return copied([cli("tidegate table fetch", short, key, state=site.state_path)], python)
     if explains:
         line = cli("tidegate table explain", short, key, explains, log=site.log_path, state=site.state_path)
     else:
