@@ -166,7 +166,7 @@ def test_a_flood_of_producers_is_tracked_up_to_the_limit_and_found_again(streams
     assert len(validator.state.producers) == 15_000
     again = validator.validate(_later(batch), streams.NOW)
     assert again.counts[Verdict.DUPLICATE] == 15_000
-    assert len(judged.findings) == 1000
+    assert len(judged.findings) == 1000 // 6, "the first of each kind"
 
 
 def _later(batch: pa.RecordBatch) -> pa.RecordBatch:

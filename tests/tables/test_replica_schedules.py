@@ -10,7 +10,7 @@ import pytest
 from tidegate.testing.schedules import ScheduleFailure, Step, draw, shrink
 from tidegate.testing.simulated_replicas import WEIGHTS, World
 
-LENGTH = 40
+LENGTH = 50
 SCHEDULES, PARTS = 1000, 4
 
 

@@ -68,7 +68,7 @@ class Terminal:
                 raise AssertionError(f"a command of the page failed:\n{text}\n{screen(raw)}") from None
         said, _, code = screen(raw).rpartition(DONE)
         assert code.strip() == "0", f"exit code {code}:\n{text}\n{said}"
-        return said
+        return said.lstrip("\n")  # the end of the line before may come with this block's
 
     def close(self) -> None:
         assert self._child.stdin is not None

@@ -206,18 +206,18 @@ class Recorder:
     def _open_node(self, effect: Effect) -> int | None:
         """The node behind a file descriptor, whatever it is called by now; None when it is not ours."""
         inode = os.fstat(effect.fd).st_ino
-        if (known := self._node_of_inode.get(inode)) is not None:
-            return known
         node = self._node_at(self._place(effect.path))
-        if node is None or node in self._node_of_inode.values():
-            return None
+        if node is not None and self._is_at(effect.path, inode):
+            # Asked first: a disk gives the number of a file that is gone to another one.
+            self._node_of_inode[inode] = node
+            return node
+        return self._node_of_inode.get(inode)
+
+    def _is_at(self, path: Path, inode: int) -> bool:
         try:
-            if os.lstat(effect.path).st_ino != inode:
-                return None
+            return os.lstat(path).st_ino == inode
         except FileNotFoundError:
-            return None
-        self._node_of_inode[inode] = node
-        return node
+            return False
 
     def _note_inode(self, path: Path, node: int) -> None:
         if node in self.recording.contents:
