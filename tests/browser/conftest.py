@@ -12,8 +12,9 @@ from shop_fixtures import address, data
 __all__ = ["address", "data"]
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Ends with its tests: while it is there its event loop runs, and other tests could not start one."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
