@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -279,7 +280,10 @@ def raw(port: int, sent: bytes, *, half_close: bool = False, pieces: int = 1) ->
             for start in range(0, len(sent), max(1, len(sent) // pieces)):
                 connection.sendall(sent[start : start + max(1, len(sent) // pieces)])
             if half_close:
-                connection.shutdown(socket.SHUT_WR)
+                with suppress(
+                    OSError
+                ):  # the server may have closed already; what it said is read all the same
+                    connection.shutdown(socket.SHUT_WR)
             connection.settimeout(8)
             answer = b""
             while b"\r\n\r\n" not in answer and (piece := connection.recv(65536)):
