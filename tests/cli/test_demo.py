@@ -41,7 +41,7 @@ def test_every_planted_fault_is_shown_and_found(local: Played) -> None:
         "3 records lost on the way",
         "has one bit flipped",
         "is stored twice",
-        "clock is a day ahead",
+        "clock was a day ahead",
         "25 records never arrived",
         "1,000 orders are sent again",
         "40 orders come two hours late, 1 is dated ten years ahead",

@@ -124,3 +124,13 @@ def test_damage_below_the_metadata_is_told_once_by_each_evidence(folder: Path, c
     code, report = verified(capsys, "orders", "--log", str(folder))
     assert code == 1
     assert report["integrity"]["partitions"][0]["skipped_damage"]
+
+
+def test_a_changed_header_shows_at_its_chains_end_and_the_advice_says_so(folder: Path, capsys: Any) -> None:
+    copy = str(folder.with_name("copy"))
+    assert run(["break", "orders", "--log", str(folder), "--into", copy, "--kind", "future-clock"]) == 0
+    capsys.readouterr()
+    _, told = verified(capsys, "orders", "--log", copy)
+    (finding,) = told["findings"]
+    assert finding["kind"] == "corrupt"
+    assert finding["remedy"].startswith("a record of the chain that ends here, or its header, was changed")

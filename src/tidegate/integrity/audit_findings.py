@@ -14,7 +14,8 @@ from typing import Final
 
 from tidegate.files import Files
 from tidegate.integrity.audit_report import PartitionAudit
-from tidegate.integrity.verdicts import FATAL, Verdict
+from tidegate.integrity.findings import Finding
+from tidegate.integrity.verdicts import FATAL, Rule, Verdict
 from tidegate.log.verify.findings import Findings, Severity
 
 BY_METADATA: Final = "by its integrity metadata: "
@@ -35,6 +36,15 @@ REMEDY: Final = {
     Verdict.AFTER_END: "a record stands behind the end of its chain: two senders share a GUID, or one was replayed",
     Verdict.UNSUPPORTED: "metadata of a newer release, or damaged; read it with that release, or send the record again",
 }
+CHAIN_REMEDY: Final = (
+    "a record of the chain that ends here, or its header, was changed on the way; take the chain from the source or"
+    " from a replica"
+)
+
+
+def remedy_of(finding: Finding) -> str:
+    """What to do about it. The end of a chain tells of the records before it, not of itself."""
+    return CHAIN_REMEDY if finding.rule is Rule.C6 else REMEDY[finding.verdict]
 
 
 def add_findings(audit: PartitionAudit, folder: Path, findings: Findings, *, files: Files) -> None:
@@ -61,7 +71,7 @@ def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findi
             KIND_OF[finding.verdict],
             path_of(finding.offset),
             f"{BY_METADATA}{finding}",
-            REMEDY[finding.verdict],
+            remedy_of(finding),
             offset=finding.offset,
             producer=finding.producer,
         )

@@ -288,7 +288,7 @@ def _producers(parts: list[dict[str, Any]]) -> list[ProducerShown]:
 
 
 def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
-    from tidegate.integrity.audit_findings import KIND_OF, REMEDY
+    from tidegate.integrity.audit_findings import KIND_OF, REMEDY, remedy_of
     from tidegate.integrity.verdicts import Verdict
 
     found = [
@@ -299,7 +299,7 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
             each.producer or "",
             _told(each),
             str(each),
-            REMEDY[each.verdict],
+            remedy_of(each),
             True,
         )
         for each in audit.told
