@@ -70,6 +70,22 @@ class TableQueries(ABC):
         for batch in found:
             yield from typed(pa.Table.from_batches([batch]), self.rules).to_batches()
 
+    @abstractmethod
+    def all(self, **asking: Unpack[Asking]) -> Rows:
+        """Everything; for large tables `batches` needs less memory."""
+
+    def to_arrow(self) -> pa.Table:
+        """Everything as one Arrow table, in order of key and window."""
+        return self.all().to_arrow()
+
+    def to_pandas(self) -> Any:
+        """Everything as a pandas DataFrame."""
+        return self.all().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Everything as a polars DataFrame. Needs polars (the `polars` extra)."""
+        return self.all().to_polars()
+
     def sql(self, query: str) -> pa.Table:
         """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.queries.sql import ask
