@@ -27,7 +27,9 @@ def ask(query: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.
         answer = connection.sql(query)
         return pa.table({}) if answer is None else answer.to_arrow_table()
     except duckdb.Error as error:
-        hint = "; the rows of this table are called `rows`" if isinstance(error, duckdb.CatalogException) else ""
+        hint = (
+            "; the rows of this table are called `rows`" if isinstance(error, duckdb.CatalogException) else ""
+        )
         raise InvalidError(f"the query cannot be answered: {error}{hint}") from None
     finally:
         connection.close()
