@@ -1,6 +1,7 @@
 """Records of a Kafka cluster as Arrow batches, beside any consumer: it joins no group and commits nothing.
 
-Positions are asked of the cluster for all partitions at once; messages become one Arrow batch a partition.
+Positions are asked of the cluster for all partitions at once; messages become one Arrow batch a partition, without
+passing through Python objects (`consumer`).
 
 R1  a position never passes its stop: what lies behind it belongs to whoever reads on from there.
 R2  iterating ends: where nothing comes any more although the partition goes on, the cluster is out of reach.
@@ -10,11 +11,9 @@ Thread rule: one reader, one thread.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from tidegate.clock import SystemClock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
-from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
 from tidegate.log.kafka.client import calling, load_client, translated
+from tidegate.log.kafka.consumer import Fetched, MessageConsumer
 from tidegate.log.kafka.offsets import Offsets
 
 _FETCH_MESSAGES = 10_000
@@ -33,7 +32,6 @@ _FETCH_WAIT_MS = 50  # of a range: how long a broker may take to say that only m
 _FETCHED_AHEAD = 100_000
 _QUEUE_WAIT_MS = 10  # a client that has fetched enough looks again after that; a second is its own
 _STALL_MS = 10_000
-_NO_TIMESTAMP_TYPE = 0
 
 
 class _Track:
@@ -70,7 +68,7 @@ class KafkaReader:
         self.isolation = isolation
         self.follow = follow
         self._servers = servers
-        self._module = load_client()
+        load_client()
         self._clock = SystemClock()
         if admin is None:
             make = import_module("confluent_kafka.admin").AdminClient
@@ -93,7 +91,7 @@ class KafkaReader:
             "auto.offset.reset": "error",
             "isolation.level": isolation,
         }
-        self._consumer = calling("configure the consumer", servers, lambda: self._module.Consumer(settings))
+        self._consumer = MessageConsumer(settings, servers, topic, most=_FETCH_MESSAGES)
         self._assign()
 
     def __enter__(self) -> KafkaReader:
@@ -125,7 +123,7 @@ class KafkaReader:
             if self.is_done:
                 return None
             left_ms = max(deadline_ms - self._clock.monotonic_ms(), 0)
-            self._take(left_ms / 1000)
+            self._take(left_ms)
             if left_ms == 0:
                 break
         return self._ready.popleft() if self._ready else None
@@ -159,54 +157,47 @@ class KafkaReader:
     # -- inside ----------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        wanted = [
-            self._module.TopicPartition(self.topic, number, track.offset)
-            for number, track in self._tracks.items()
-        ]
-        calling(f"read topic {self.topic}", self._servers, lambda: self._consumer.assign(wanted))
+        self._consumer.assign(self.positions())
 
-    def _take(self, timeout_seconds: float) -> None:
+    def _take(self, timeout_ms: int) -> None:
         """Fetch messages and line them up as one batch a partition."""
+        fetched = self._consumer.fetch(timeout_ms)
+        if fetched is None:
+            return
+        with fetched:
+            start = 0
+            for place in np.flatnonzero(fetched.rows["error"]).tolist():
+                self._line_up(fetched, start, place)  # what came before an error counts before it
+                self._note_error(fetched, place)
+                start = place + 1
+            self._line_up(fetched, start, len(fetched.rows))
 
-        def fetch() -> list[Any]:
-            first = self._consumer.poll(timeout_seconds)  # `consume` alone waits for all it was asked for
-            return [] if first is None else [first, *self._consumer.consume(_FETCH_MESSAGES, timeout=0)]
-
-        messages = calling(f"read topic {self.topic}", self._servers, fetch)
-        found: dict[int, list[Any]] = {}
-        for message in messages:
-            if message.error() is None:
-                found.setdefault(message.partition(), []).append(message)
-            else:
-                self._line_up(found)  # what came before an error counts before it
-                self._note_error(message, self._tracks.get(message.partition()))
-        self._line_up(found)
-
-    def _line_up(self, found: dict[int, list[Any]]) -> None:
+    def _line_up(self, fetched: Fetched, start: int, stop: int) -> None:
         """Make a batch of each partition's messages that lie in its range, and move on behind them."""
-        for number, messages in found.items():
-            track, offsets = self._tracks[number], [message.offset() for message in messages]
-            low = bisect_left(offsets, track.offset)
-            high = len(offsets) if track.stop is None else max(low, bisect_left(offsets, track.stop))
+        partitions = fetched.rows["partition"][start:stop]
+        for number in np.unique(partitions).tolist():
+            rows = start + np.flatnonzero(partitions == number)
+            track, offsets = self._tracks[number], fetched.rows["offset"][rows]
+            low = int(np.searchsorted(offsets, track.offset))
+            high = len(offsets) if track.stop is None else max(low, int(np.searchsorted(offsets, track.stop)))
             if low < high:
-                self._ready.append(_to_batch(self.topic, number, messages[low:high], offsets[low:high]))
-                track.offset = offsets[high - 1] + 1
+                self._ready.append(fetched.batch(rows[low:high]))
+                track.offset = int(offsets[high - 1]) + 1
             if high < len(offsets) and track.stop is not None:
                 track.offset = max(track.offset, track.stop)  # R1: nothing but markers was left before it
-        found.clear()
 
-    def _note_error(self, message: Any, track: _Track | None) -> None:
-        error = message.error()
+    def _note_error(self, fetched: Fetched, place: int) -> None:
+        error, number = fetched.error(place), int(fetched.rows["partition"][place])
+        offset, track = int(fetched.rows["offset"][place]), self._tracks.get(number)
         if error.name() == "_PARTITION_EOF":
             if track is not None:  # the last offsets may be markers, which no message shows
-                end = message.offset() if track.stop is None else min(message.offset(), track.stop)
+                end = offset if track.stop is None else min(offset, track.stop)
                 track.offset = max(track.offset, end)
             return
         if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE") and track is not None:
-            number = message.partition()
             first, end = self.start_offsets()[number], self.end_offsets()[number]
             raise OffsetOutOfRangeError(
-                f"offset {track.offset} of {self.topic}-{message.partition()} is not there: the partition "
+                f"offset {track.offset} of {self.topic}-{number} is not there: the partition "
                 f"holds {first} to {end}; start at 'earliest' (-o start) or within that range",
                 offset=track.offset,
                 first=first,
@@ -254,28 +245,3 @@ def _of_range(records: int) -> dict[str, int]:
         "queued.min.messages": min(max(records, 1), _FETCHED_AHEAD),
         "fetch.queue.backoff.ms": _QUEUE_WAIT_MS,
     }
-
-
-def _to_batch(topic: str, partition: int, messages: list[Any], offsets: list[int]) -> pa.RecordBatch:
-    times = [message.timestamp() for message in messages]
-    columns = [
-        pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), len(messages)), pa.array([topic])),
-        pa.repeat(pa.scalar(partition, pa.int32()), len(messages)),
-        pa.array(offsets, pa.int64()),
-        pa.array([None if kind == _NO_TIMESTAMP_TYPE else time for kind, time in times], TIMESTAMP_TYPE),
-        pa.array([message.key() for message in messages], pa.binary()),
-        pa.array([message.value() for message in messages], pa.binary()),
-        _headers([message.headers() or () for message in messages]),
-    ]
-    columns[0] = columns[0].cast(TOPIC_TYPE)
-    return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
-
-
-def _headers(given: list[Any]) -> pa.Array:
-    """Headers as a column, name by name and value by value: a third of the time that nested objects take."""
-    ends = np.fromiter(accumulate(map(len, given), initial=0), np.int32, len(given) + 1)
-    pairs = [pair for headers in given for pair in headers]
-    entry = HEADERS_TYPE.value_type
-    parts = [pa.array([pair[at] for pair in pairs], entry.field(at).type) for at in range(2)]
-    entries = pa.StructArray.from_arrays(parts, fields=list(entry))
-    return pa.ListArray.from_arrays(pa.array(ends), entries, type=HEADERS_TYPE)
