@@ -29,6 +29,11 @@ def call_pair(function: int, first: int, second: int) -> int:
     return int(_plain(function, 2)(first, second))
 
 
+def call_three(function: int, first: int, second: int, third: int) -> int:
+    """`function(first, second, third)`."""
+    return int(_plain(function, 3)(first, second, third))
+
+
 def call_five(function: int, first: int, second: int, third: int, fourth: int, fifth: int) -> int:
     """`function` of five words."""
     return int(_plain(function, 5)(first, second, third, fourth, fifth))
@@ -57,6 +62,11 @@ def _call_pair(typing_context: Any, function: Any, first: Any, second: Any) -> A
 
 
 @intrinsic
+def _call_three(typing_context: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
+    return types.int64(*[types.int64] * 4), _generated(3)
+
+
+@intrinsic
 def _call_five(
     typing_context: Any, function: Any, first: Any, second: Any, third: Any, fourth: Any, fifth: Any
 ) -> Any:
@@ -75,6 +85,14 @@ def _compile_call(function: Any, first: Any) -> Any:
 def _compile_call_pair(function: Any, first: Any, second: Any) -> Any:
     def compiled(function: Any, first: Any, second: Any) -> Any:
         return _call_pair(function, first, second)
+
+    return compiled
+
+
+@overload(call_three)
+def _compile_call_three(function: Any, first: Any, second: Any, third: Any) -> Any:
+    def compiled(function: Any, first: Any, second: Any, third: Any) -> Any:
+        return _call_three(function, first, second, third)
 
     return compiled
 

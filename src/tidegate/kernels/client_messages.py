@@ -40,6 +40,7 @@ MESSAGE_ROW: Final = np.dtype(
     ],
     align=True,
 )
+DELIVERY_ROW: Final = np.dtype([("error", "i8"), ("partition", "i8"), ("offset", "i8")], align=True)
 HEADER_ROW: Final = np.dtype(
     [("name", "i8"), ("name_length", "i8"), ("value", "i8"), ("value_length", "i8")], align=True
 )
@@ -78,6 +79,15 @@ def look_at_messages(
             row["header_count"] = call(count_of, row["headers"])
             headers += row["header_count"]
     return headers
+
+
+@kernel((READ_INT64S, rows_of(DELIVERY_ROW)))
+def look_at_deliveries(messages: Any, rows: Any) -> None:
+    """Fill `rows` with where each message was stored, or why not."""
+    for number in range(len(messages)):
+        message, row = messages[number], rows[number]
+        row["error"], row["partition"] = half_at(message, 0), half_at(message, 4)
+        row["offset"] = word_at(message, 7)
 
 
 @kernel((READ_INT64S, READ_INT64S, INT64, INT64S, rows_of(HEADER_ROW)))

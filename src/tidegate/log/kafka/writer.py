@@ -1,25 +1,27 @@
-"""Arrow tables to a Kafka cluster.
-
-The client takes one message at a time, so here, and in `kafka_reader`, records pass through Python objects. A
-write returns when all in-sync replicas have acknowledged it.
+"""Arrow tables to a Kafka cluster. A write returns when all in-sync replicas have acknowledged it.
 
 Thread rule: one writer, one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.clock import SystemClock
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.access.writer import Written
 from tidegate.log.batches.records import coerce
-from tidegate.log.kafka.client import calling, load_client, translated
+from tidegate.log.kafka.client import translated
+from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
 
 _FLUSH_SECONDS = 120.0
+_SERVE_MS = 1000  # a call of the client cannot be interrupted
 _CLIENT_SECONDS = 5.0  # the client tells a little later that time is up
 
 
@@ -67,10 +69,8 @@ class KafkaWriter:
         self.topic = topic
         self._flush_seconds = _FLUSH_SECONDS if timeout_seconds is None else timeout_seconds + _CLIENT_SECONDS
         self._servers = servers
-        module = load_client()
-        self._held: Any = calling("configure the producer", servers, lambda: module.Producer(settings))
-        self._stored: list[tuple[int, int]] = []
-        self._failures: list[Any] = []
+        self._clock = SystemClock()
+        self._held = MessageProducer(settings, servers, topic)
 
     def __enter__(self) -> KafkaWriter:
         return self
@@ -88,89 +88,61 @@ class KafkaWriter:
         """Store the rows; one entry per run of offsets. Returns when the cluster has acknowledged them."""
         if first_sequences:
             raise InvalidError("sequence numbers are the broker client's own; leave --first-sequence out")
-        self._stored, self._failures = [], []
-        for key, value, timestamp, headers, number in _rows(table, partition):
-            self._produce(value, key, timestamp, headers, number)
-        left = self._producer.flush(self._flush_seconds)
-        if self._failures:
-            raise translated(self._failures[0], f"write to topic {self.topic}", self._servers)
-        if left:
+        columns = coerce(table)
+        producer = self._producer
+        producer.stored()  # what an earlier write that failed has left
+        producer.send(columns, _partitions(table, len(columns), partition))
+        deadline_ms = self._clock.monotonic_ms() + int(self._flush_seconds * 1000)
+        while producer.outstanding and (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
+            producer.serve(min(left_ms, _SERVE_MS))
+        if producer.failure is not None:
+            failure, producer.failure = producer.failure, None
+            raise translated(failure, f"write to topic {self.topic}", self._servers)
+        if producer.outstanding:
             raise UnavailableError(
-                f"{left} records for {self.topic} were not acknowledged by {self._servers} within "
+                f"{producer.outstanding} records for {self.topic} were not acknowledged by {self._servers} within "
                 f"{self._flush_seconds:.0f} s; whether they are stored is unknown"
             )
-        return list(_runs(self._stored))
+        return _runs(producer.stored())
 
     def close(self) -> None:
         """Nothing is pending after a write; the client ends here and now, as that of `KafkaLog.close`."""
-        self._held = None
+        self._held.close()
 
     @property
-    def _producer(self) -> Any:
-        if self._held is None:
+    def _producer(self) -> MessageProducer:
+        if not self._held.is_open:
             raise InvalidError(f"the writer of {self.topic} was closed; open another")
         return self._held
 
-    def _produce(self, value: Any, key: Any, timestamp: int | None, headers: Any, number: int | None) -> None:
-        optional = {} if timestamp is None else {"timestamp": timestamp}
-        while True:
-            try:
-                calling(
-                    f"write to topic {self.topic}",
-                    self._servers,
-                    lambda: self._producer.produce(
-                        self.topic,
-                        value,
-                        key,
-                        partition=-1 if number is None else number,
-                        headers=headers,
-                        on_delivery=self._delivered,
-                        **optional,
-                    ),
-                )
-                return
-            except BufferError:  # the client's queue is full: let some leave
-                self._producer.poll(0.1)
 
-    def _delivered(self, error: Any, message: Any) -> None:
-        if error is not None:
-            self._failures.append(error)
-        else:
-            self._stored.append((message.partition(), message.offset()))
-
-
-def _rows(table: pa.Table | pa.RecordBatch, partition: int | None) -> Iterator[tuple[Any, ...]]:
-    columns = coerce(table)
-    rows = len(columns)
-    numbers: list[int | None] = [partition] * rows
+def _partitions(table: pa.Table | pa.RecordBatch, rows: int, partition: int | None) -> npt.NDArray[np.int64]:
+    """The partition of each row: the one that was asked for, or the table's own, or whichever its key says."""
     index = table.schema.get_field_index("partition")
-    if partition is None and index >= 0:
-        numbers = table.column(index).to_pylist()
-    headers: list[Any] = [None] * rows
-    if columns.headers is not None:
-        headers = [
-            [(pair["key"], pair["value"]) for pair in pairs] if pairs else None
-            for pairs in columns.headers.to_pylist()
-        ]
-    return zip(
-        columns.key.to_pylist(),
-        columns.value.to_pylist(),
-        columns.timestamp.to_pylist(),
-        headers,
-        numbers,
-        strict=True,
+    if partition is not None or index < 0:
+        return np.full(rows, ANY_PARTITION if partition is None else partition, np.int64)
+    column = table.column(index)
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    placed: npt.NDArray[np.int64] = (
+        column.cast(pa.int64()).fill_null(ANY_PARTITION).to_numpy(zero_copy_only=False)
     )
+    return placed
 
 
-def _runs(stored: list[tuple[int, int]]) -> Iterator[Written]:
+def _runs(stored: npt.NDArray[Any]) -> list[Written]:
     """Runs of consecutive offsets, by partition."""
-    run: tuple[int, int, int] | None = None
-    for partition, offset in sorted(stored):
-        if run is not None and run[0] == partition and offset == run[2] + 1:
-            run = (partition, run[1], offset)
-            continue
-        if run is not None:
-            yield Written(*run, -1, -1, False, 0)
-        run = (partition, offset, offset)
-    if run is not None:
-        yield Written(*run, -1, -1, False, 0)
+    placed = stored[np.lexsort((stored["offset"], stored["partition"]))]
+    if not len(placed):
+        return []
+    follows = (np.diff(placed["offset"]) == 1) & (np.diff(placed["partition"]) == 0)
+    first = np.flatnonzero(np.concatenate([[True], ~follows]))
+    last = np.append(first[1:] - 1, len(placed) - 1)
+    return [
+        Written(*each, -1, -1, False, 0)
+        for each in zip(
+            placed["partition"][first].tolist(),
+            placed["offset"][first].tolist(),
+            placed["offset"][last].tolist(),
+            strict=True,
+        )
+    ]
