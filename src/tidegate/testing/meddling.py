@@ -23,6 +23,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import wraps
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import pyarrow as pa
 STEPS = ("records", "parcel", "maintenance", "checkpoint", "put", "token")
 COLUMNS = ["order", "shop", "amount"]
 _wrapped: set[Path] = set()
+_acts = count()  # a process that only stalls acts again
 
 
 class Meddling:
@@ -61,7 +63,7 @@ class Meddling:
             if request.suffix == ".done":
                 continue
             try:
-                request.rename(request.with_name(f"{request.name}.{os.getpid()}.done"))
+                request.rename(request.with_name(f"{request.name}.{os.getpid()}-{next(_acts)}.done"))
             except FileNotFoundError:
                 continue  # somebody else claimed it
             self._do(request.suffix[1:])
