@@ -30,7 +30,8 @@ PARTITIONS = 2
 def session() -> Any:
     import tidegate.spark
 
-    spark = tidegate.spark.session("bench", master="local[2,4]")
+    here = {"spark.executorEnv.PYTHONPATH": str(Path(__file__).resolve().parent)}  # where `from_fixed` lives
+    spark = tidegate.spark.session("bench", master="local[2,4]", config=here)
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

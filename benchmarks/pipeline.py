@@ -78,7 +78,7 @@ class Section:
 
 def against_in_process(report: Report, spark: Any, rows: int) -> None:
     """What Spark adds to a million records: both engines in turn, three times, over the same log."""
-    events = made_events(min(rows, 4 * MILLION), "spread")
+    events = made_events(min(max(rows, 2 * MILLION), 4 * MILLION), "spread")
     values, answer = fixed_values(events), answer_of(events)
     took: dict[str, list[float]] = {"Spark": [], "in process": []}
     for _ in range(3):
