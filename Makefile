@@ -34,6 +34,7 @@ kafka: $(READY) ## fetch the real Kafka for the interop tests
 	@bash scripts/kafka-jars
 
 bench: $(READY) ## the benchmarks (nothing else should be running)
+	@$(BIN)/python -c 'import aiokafka, duckdb, google.protobuf, lmdb, polars, rocksdict' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@bash scripts/bench
 
 soak: $(READY) ## what is too long for every commit

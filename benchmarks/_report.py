@@ -56,6 +56,10 @@ def load_line() -> str:
     return f"load {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
 
 
+def rate_of(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M/s" if rate >= 1e6 else f"{rate / 1e3:.{0 if rate >= 1e4 else 1}f} k/s"
+
+
 def best_of(repetitions: int, run: Callable[[], Any], clock: Callable[[], float] = thread_time) -> float:
     """Seconds of the fastest run; give `perf_counter` as the clock for work that waits, such as for a disk."""
     fastest = float("inf")

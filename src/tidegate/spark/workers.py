@@ -29,9 +29,16 @@ def freeze_once() -> None:
     gc.freeze()
 
 
+@cache
+def _set_imports_aside() -> None:
+    """At the first task and not when modules are loaded: the driver loads them too, and its objects are its own."""
+    gc.freeze()
+
+
 @contextmanager
 def own_garbage() -> Iterator[None]:
     """Collect what a task leaves, and set aside what is then there."""
+    _set_imports_aside()
     try:
         yield
     finally:

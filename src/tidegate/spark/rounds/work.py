@@ -16,7 +16,6 @@ Thread rule: one task at a time in a process, as Spark does it.
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -170,6 +169,3 @@ def _worker_of(assignment: Assignment) -> Worker:
     setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
     made = _kept[assignment.digest] = Worker(setup)
     return made
-
-
-gc.freeze()
