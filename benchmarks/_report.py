@@ -13,6 +13,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -58,6 +60,24 @@ def load_line() -> str:
 
 def rate_of(rate: float) -> str:
     return f"{rate / 1e6:.2f} M/s" if rate >= 1e6 else f"{rate / 1e3:.{0 if rate >= 1e4 else 1}f} k/s"
+
+
+def family_seconds() -> float:
+    """Processor seconds of this process and of all that it started and that live: Spark's JVM and its workers, too."""
+    spent: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            spent[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            parents[int(stat.parent.name)] = int(fields[1])
+    total = 0.0
+    for each in spent:
+        above = each
+        while above not in (0, os.getpid()):
+            above = parents.get(above, 0)
+        total += spent[each] if above else 0.0
+    return total
 
 
 def best_of(repetitions: int, run: Callable[[], Any], clock: Callable[[], float] = thread_time) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 # Tests share plain modules: those that meet Kafka, live or recorded (brokers, raw batches, recorded folders), those of
-# pushes, those of the page (data of a run, the server over it, a browser).
+# pushes and of replicas, those of the page (data of a run, the server over it, a browser).
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
 sys.path.insert(0, str(Path(__file__).parent / "spark"))
@@ -21,6 +21,8 @@ from chromium import find_chromium
 from kafka_home import find_kafka
 
 from reliability_figures import Recorder, Tally
+
+pytest.register_assert_rewrite("hybrid_rows")  # tests that several modules collect
 
 # A property is true or false however busy the machine is: an example that took long is not a failure.
 settings.register_profile("tidegate", deadline=None)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +77,49 @@ def test_comparisons_and_certificates_are_the_same(
     assert certify_topic(str(logs[0]), "orders", now_ms=NOW, runner=runner) == certify_topic(
         str(logs[0]), "orders", now_ms=NOW
     )
+
+
+def _late_if_odd(mark: Path, number: int) -> int:
+    """Odd ones wait until somebody has seen an even one's answer, so that all answers at the end would never come."""
+    deadline = time.monotonic() + 30
+    while number % 2 and not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return number if mark.exists() or number % 2 == 0 else -1
+
+
+def test_answers_come_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
+    came = SparkRunner(spark).run(partial(_late_if_odd, tmp_path / "seen"), [0, 1, 2, 3])
+    assert next(came) == 0
+    (tmp_path / "seen").touch()
+    assert sorted(came) == [1, 2, 3]
+
+
+def _dies_once(folder: Path, number: int) -> int:
+    with suppress(FileExistsError):
+        (folder / f"died-{number}").touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_range_whose_worker_died_is_read_by_another_and_answers_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert sorted(SparkRunner(spark).run(partial(_dies_once, tmp_path), [1, 2, 3])) == [1, 2, 3]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def _marks(folder: Path, number: int) -> int:
+    (folder / str(number)).touch()
+    time.sleep(0.2)
+    return number
+
+
+def test_whoever_stops_listening_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    came = SparkRunner(spark).run(partial(_marks, tmp_path), list(range(200)))
+    next(came)
+    came.close()  # type: ignore[attr-defined]
+    begun = len(list(tmp_path.iterdir()))
+    assert begun < 100 and not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
 def _refuses(_item: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,91 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from hybrid_stage import DAY, LIVE, VERSION, Stage, faults, lose_one, producers, rows
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.integrity import Manifest, Push, Sender, send_heartbeat
+from tidegate.integrity import Manifest
 from tidegate.integrity.leadership import TopicSwitch
 from tidegate.integrity.roles import Role
-from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.scheduling import ManualScheduler
 from tidegate.storage import open_backend
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.hybrid_table import HybridTable, hybrid_table
+from tidegate.tables.hybrid_table import hybrid_table
 from tidegate.tables.replicas.reading import freshest_replica
-from tidegate.tables.serdes.plain import String
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.deleting import delete_version
 from tidegate.tables.versions.record import State
-
-VERSION, LIVE = "users_v1", "user-updates"
-DAY = 86_400_000
-
-
-class Stage:
-    """A log with a version topic and a live topic, and replicas over it, all on one clock that the test moves."""
-
-    def __init__(self, folder: Path, partitions: int = 1) -> None:
-        self.folder, self.clock = folder, ManualClock()
-        self.log = Log(
-            folder / "log", durability="os", clock=self.clock, scheduler=ManualScheduler(self.clock)
-        )
-        for topic in (VERSION, LIVE):
-            self.log.create_topic(topic, partitions)
-        self.driver = self.sender(VERSION)
-        self.pushing = Push(self.driver)
-        self.tables: list[HybridTable] = []
-
-    def sender(self, topic: str) -> Sender:
-        made: Sender = self.log.writer(topic, integrity=True)
-        return made
-
-    def write(self, sender: Sender, partition: int = 0, **values: str | None) -> None:
-        table = pa.table({"key": list(values), "value": pa.array(list(values.values()), pa.string())})
-        sender.write(table, partition=partition)
-        self.free()
-
-    def push(self, **values: str) -> None:
-        """A whole push, into partition 0."""
-        self.pushing.start()
-        task = self.sender(VERSION)
-        self.write(task, **values)
-        self.end_push(task)
-
-    def end_push(self, *tasks: Sender) -> None:
-        manifests: dict[int, list[Any]] = {}
-        for task in tasks:
-            task.close()
-            for number, sent in task.sent().items():
-                manifests.setdefault(number, []).append(sent)
-        self.pushing.end({number: Manifest.of(sent) for number, sent in manifests.items()})
-        self.free()
-
-    def free(self) -> None:
-        """Let replicas of this process write the version topic too."""
-        for number in self.log.describe(VERSION).partition_numbers:
-            self.log.release(VERSION, number)
-
-    def replica(self, name: str, **settings: Any) -> HybridTable:
-        given = {"rewind": "1d", "commit_interval": "1h", "hold": 0, "consumed": Consumed(String(), String())}
-        table = hybrid_table(
-            self.log, VERSION, live=LIVE, state=self.folder / "state", replica=name, **(given | settings)
-        )
-        self.tables.append(table)
-        return table
-
-    def settle(self, *tables: HybridTable) -> None:
-        """Step until nobody has anything to do, also after a lease has ended."""
-        for _ in range(3):
-            moved = [True]
-            while any(moved):
-                moved = [table.step() for table in tables]
-            self.clock.advance("2s")
-
-    def close(self) -> None:
-        for table in self.tables:
-            table.close()
-        self.log.close()
 
 
 @pytest.fixture
@@ -102,18 +28,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path)
     yield made
     made.close()
-
-
-def rows(table: Any) -> dict[str, str]:
-    return {row["key"]: row["value"] for batch in table.batches() for row in batch.to_pylist()}
-
-
-def producers(table: HybridTable, partition: int = 0) -> set[bytes]:
-    return {each.guid for each in table.serving.leading[partition].following.replica.drainer.state.producers}
-
-
-def faults(table: HybridTable) -> int:
-    return sum(each.faults + each.live_faults for each in table.status().partitions)
 
 
 def controls(stage: Stage, control: int) -> list[dict[str, Any]]:
@@ -295,29 +209,6 @@ def test_another_live_topic_than_the_first_leaders_is_refused_by_the_next(stage:
 # -- rows of behaviour ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ["DIV-20"])
-def test_idle_producers_stay_until_another_one_speaks_later(row: str, stage: Stage) -> None:
-    stage.push(alice="pushed")
-    live = stage.sender(LIVE)
-    first, second = (stage.replica(name, max_age="1m", rewind=0) for name in ("a", "b"))
-    stage.settle(first, second)
-    stage.write(live, alice="1")
-    stage.settle(first, second)
-    known = producers(second)
-    assert len(known) == 3  # the driver, the task, the first leader
-    stage.clock.advance("2m")
-    second.commit()
-    assert producers(second) == known, "the wall clock expires nobody"
-    first.close()
-    stage.clock.advance("2m")
-    stage.settle(second)
-    stage.write(live, alice="2")
-    stage.settle(second)
-    second.commit()
-    assert not known & producers(second) and len(producers(second)) == 1
-    assert rows(second) == {"alice": "2"} and faults(second) == 0
-
-
 @pytest.mark.parametrize("row", ["DIV-21+DIV-24"])
 def test_a_producer_that_expired_speaks_again_during_the_push(row: str, stage: Stage) -> None:
     stage.pushing.start()
@@ -362,16 +253,6 @@ def test_partitions_expire_producers_independently(row: str, tmp_path: Path) -> 
     stage.close()
 
 
-@pytest.mark.parametrize("row", ["DIV-23"])
-def test_producers_are_kept_for_the_rewind_at_least_and_for_ever_by_default(row: str, stage: Stage) -> None:
-    stage.push(alice="pushed")
-    ages = {}
-    for name, settings in {"a": {}, "b": {"max_age": "5s"}, "c": {"max_age": "3d"}}.items():
-        table = stage.replica(name, **settings)
-        ages[name] = table.serving.leading[0].following.replica.max_age_ms
-    assert ages == {"a": -1, "b": DAY, "c": 3 * DAY}
-
-
 @pytest.mark.parametrize("row", ["DIV-26+DIV-27"])
 def test_a_restart_in_the_middle_of_a_chain_goes_on_to_its_end(row: str, stage: Stage) -> None:
     stage.pushing.start()
@@ -394,76 +275,6 @@ def test_a_restart_in_the_middle_of_a_chain_goes_on_to_its_end(row: str, stage: 
     assert table.counts.repeated == 0
 
 
-@pytest.mark.parametrize("row", ["DIV-28"])
-def test_leaving_drops_the_state_and_leaves_the_commit_as_it_is(row: str, stage: Stage) -> None:
-    stage.push(alice="pushed")
-    table = stage.replica("a", follow=False)
-    stage.settle(table)
-    table.commit()
-    before = table.commits()
-    stage.write(stage.sender(LIVE), alice="1")
-    stage.settle(table)
-    replica = table.serving.leading[0].following.replica
-    table.close(save=False)
-    assert replica.role is Role.OFFLINE
-    again = stage.replica("a")
-    assert again.commits() == before
-    stage.settle(again)
-    assert rows(again) == {"alice": "1"}
-
-
-@pytest.mark.parametrize("row", ["DIV-25+DIV-29"])
-def test_a_promotion_in_the_middle_of_a_live_chain_goes_on_with_what_the_drainer_knows(
-    row: str, stage: Stage
-) -> None:
-    stage.push(alice="pushed")
-    live = stage.sender(LIVE)
-    first, second = stage.replica("a"), stage.replica("b")
-    stage.settle(first, second)
-    stage.write(live, alice="1")
-    stage.settle(first, second)
-    before = first.serving.leading[0].following.replica.consumer.state
-    first.close()  # which says how far it was
-    stage.settle(second)
-    leading = second.serving.leading[0]
-    assert leading.following.upstream.state, "the drainer was told of the live producers"
-    consumer = leading.following.replica.consumer.state
-    assert consumer == before and consumer is not before
-    held = leading.following.upstream.state
-    stage.write(live, alice="2")
-    live.close()  # the end of the chain: its checksum covers what the other leader read
-    stage.settle(second)
-    assert leading.following.upstream.state == held, "a copy: the drainer's stays until it is told again"
-    counts = leading.live_faults.counts
-    assert counts.faults == 0 and counts.verdicts[Verdict.OK] == 2 and rows(second) == {"alice": "2"}
-
-
-@pytest.mark.parametrize("row", ["DIV-30"])
-def test_demoted_and_promoted_again_it_clones_again(row: str, stage: Stage) -> None:
-    stage.push(alice="pushed")
-    live = stage.sender(LIVE)
-    first, second = stage.replica("a"), stage.replica("b")
-    stage.settle(first, second)
-    stage.write(live, alice="1")
-    stage.settle(first, second)
-    stale = first.serving.leading[0].following.replica.consumer.state
-    first.serving.leading[0].stop()
-    while second.roles[0] is not Role.LEADER:
-        second.step()
-        stage.clock.advance("1s")
-    stage.write(live, alice="2")
-    while second.step():
-        pass
-    second.serving.leading[0].stop()
-    stage.settle(first)
-    assert first.roles[0] is Role.LEADER
-    renewed = first.serving.leading[0].following.replica.consumer.state
-    assert renewed is not stale and renewed.next_offset == 3
-    stage.write(live, alice="3")
-    stage.settle(first, second)
-    assert rows(first) == rows(second) == {"alice": "3"} and faults(first) + faults(second) == 0
-
-
 @pytest.mark.parametrize("row", ["DIV-31+DIV-13"])
 def test_a_failed_partition_is_not_saved_and_the_others_are(row: str, tmp_path: Path) -> None:
     stage = Stage(tmp_path, partitions=2)
@@ -476,7 +287,7 @@ def test_a_failed_partition_is_not_saved_and_the_others_are(row: str, tmp_path: 
     table.commit()
     saved = table.position
     stage.write(task, partition=1, one="2")
-    _lose_one(task)
+    lose_one(task)
     stage.write(task, partition=0, zero="2")
     stage.settle(table)
     statuses = {each.partition: each for each in table.status().partitions}
@@ -511,52 +322,3 @@ def test_the_start_and_the_end_of_the_push_are_committed_and_chains_are_not(row:
     assert commits == [1, 2, 2, 3]
     stage.settle(table)
     assert len(table.commits()) == 4, "and so is the topic switch"
-
-
-@pytest.mark.parametrize("row", ["DIV-33"])
-def test_heartbeats_are_no_data_and_no_state(row: str, stage: Stage) -> None:
-    stage.push(alice="pushed")
-    live = stage.sender(LIVE)
-    table = stage.replica("a")
-    stage.settle(table)
-    stage.write(live, alice="1")
-    send_heartbeat(stage.log.writer(LIVE), [0], clock=stage.clock)
-    send_heartbeat(stage.log.writer(VERSION), [0], clock=stage.clock)
-    stage.free()
-    stage.write(live, bob="1")
-    stage.settle(table)
-    assert rows(table) == {"alice": "1", "bob": "1"} and faults(table) == 0
-    consumer = table.serving.leading[0].following.replica.consumer.state
-    assert {each.guid for each in consumer.producers} == {live.guid}
-    assert table.counts.fenced == 0
-
-
-@pytest.mark.parametrize("row", ["DIV-47"])
-def test_a_gap_in_the_live_topic_is_told_by_the_leader_and_nowhere_else(
-    row: str, stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage.push(alice="pushed")
-    live = stage.sender(LIVE)
-    first, second = stage.replica("a"), stage.replica("b")
-    stage.write(live, alice="1")
-    stage.settle(first, second)
-    _lose_one(live)
-    with caplog.at_level(logging.WARNING):
-        stage.write(live, bob="after the gap")
-        stage.settle(first, second)
-    assert rows(first) == rows(second) == {"alice": "1", "bob": "after the gap"}
-    assert first.serving.leading[0].live_faults.counts.verdicts[Verdict.MISSING] == 1
-    assert first.status().partitions[0].faults == second.status().partitions[0].faults == 0
-    assert "MISSING" in caplog.text and LIVE in caplog.text
-
-
-def _lose_one(sender: Sender) -> None:
-    """A record that got its number and was never stored."""
-    channel = sender._channel(0)
-    channel.state = sender.chains.data(channel.state, _columns("lost"), 0).after
-
-
-def _columns(key: str) -> Any:
-    from tidegate.log.batches.records import coerce
-
-    return coerce(pa.table({"key": [key], "value": ["lost"]}))

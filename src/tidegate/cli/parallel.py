@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,10 +40,11 @@ def parallel_runner(spark: bool, master: str | None, jobs: int) -> Iterator[Runn
     if master is not None and not spark:
         raise InvalidError("--master is Spark's; add --spark")
     if spark:
-        from tidegate.spark.audit import SparkRunner
+        from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
         from tidegate.spark.session import session
 
-        made = session("tidegate-audit") if master is None else session("tidegate-audit", master=master)
+        where: dict[str, Any] = {} if master is None else {"master": master}
+        made = session("tidegate-audit", config=SCHEDULES_ONLY, **where)
         try:
             yield SparkRunner(made)
         finally:

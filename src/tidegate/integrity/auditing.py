@@ -177,18 +177,19 @@ def plan_partition(
     if deep:
         audit, rules, first, end = plan_metadata(target, files=files)
     whole = target.compaction is Compaction.YES and cutting.cuts is None
-    groups: list[list[RangeOrder]] = [[]]
-    held = 0
+    groups: list[tuple[list[RangeOrder], int]] = [([], 0)]
     for order, size in _orders(target, chunk, cutting, files, deep=deep, whole=whole):
-        if groups[-1] and not whole and (cutting.cuts is not None or held + size > chunk):
-            groups.append([])
-            held = 0
-        groups[-1].append(order)
-        held += size
+        group, held = groups[-1]
+        if group and not whole and (cutting.cuts is not None or held + size > chunk):
+            groups.append(([order], size))
+        else:
+            groups[-1] = [*group, order], held + size
     place = target.place
     tasks = tuple(
-        RangeTask((number, at), place.topic, place.partition, tuple(group), now_ms, rules, audit, first, end)
-        for at, group in enumerate(groups)
+        RangeTask(
+            (number, at), place.topic, place.partition, tuple(group), size, now_ms, rules, audit, first, end
+        )
+        for at, (group, size) in enumerate(groups)
         if group
     )
     return PartitionPlan(target, tasks, now_ms, deep, rules, audit, first, end)
@@ -229,9 +230,8 @@ def _audit_elsewhere(
 ) -> None:
     outcomes: dict[tuple[int, int], RangeOutcome] = {}
     tasks = [task for plan in plans for task in plan.tasks]
-    tasks.sort(
-        key=lambda task: task.place[1]
-    )  # first ranges are judged, which takes longest: they begin first
+    # What takes longest begins first, so that all workers end together: first ranges are judged, which others are not.
+    tasks.sort(key=lambda task: (not task.judges, -task.size_bytes))
     for outcome in runner.run(audit_range, tasks):
         outcomes[outcome.place] = outcome
         progress(outcome.size_bytes, outcome.records, outcome.faults)

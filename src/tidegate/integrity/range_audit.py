@@ -69,6 +69,7 @@ class RangeTask:
     topic: str
     partition: int
     ranges: tuple[RangeOrder, ...]
+    size_bytes: int
     now_ms: int
     rules: ValidationRules | None
     audit: PartitionAudit | None

@@ -1,17 +1,21 @@
 """Audits, comparisons and certificates on Spark: a `Runner` whose workers are Spark's.
 
-Every item is a job of one task, as many at once as Spark has cores, so that results (and with them a line of
-progress) come one by one. Workers open files by path: on a cluster the folder must be mounted at the same place
-everywhere; `kafka://` needs nothing. An error of ours comes back as it was raised.
+All items are one job with a task each: a core that is free takes the next one, and nobody starts a job for every item
+(which costs the JVM more than a small range costs its worker). A job gives its answers at its end; an accumulator
+gives each when its task is done, and of one attempt only, so that a line of progress goes on meanwhile. Workers open
+files by path: on a cluster the folder must be mounted at the same place everywhere; `kafka://` needs nothing. An error
+of ours comes back as it was raised.
 
-Thread rule: one thread calls; the jobs are given to Spark by threads of this runner.
+Thread rule: one thread calls; the job is given to Spark by a thread of the run.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import TidegateError, UnavailableError
@@ -24,8 +28,12 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_MOST_AT_ONCE: Final = 128
+SCHEDULES_ONLY: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""For a session that does nothing but audit. Its JVM hands out tasks, and compiling itself to be quick at that took it
+more processor time than it ever saves: 4 s of start-up, and half a second beside every audit."""
+_LOOK_SECONDS: Final = 0.1
 _LONGEST_CAUSE: Final = 2000
+_jobs = count(1)
 
 
 class SparkRunner:
@@ -39,35 +47,60 @@ class SparkRunner:
         """The results as they come."""
         if not items:
             return
-        with ThreadPoolExecutor(min(self.workers, len(items), _MOST_AT_ONCE)) as pool:
-            futures = [pool.submit(self._one, work, item) for item in items]
+        group = f"tidegate-audit-{next(_jobs)}"
+        answers = self._context.accumulator(deque(), _Answers())
+        left = len(items)
+        with ThreadPoolExecutor(1, "tidegate-audit") as pool:
+            job = pool.submit(self._finish, group, partial(_answer, work, answers), items)
             try:
-                for future in as_completed(futures):
-                    outcome = future.result()
-                    if isinstance(outcome, Failure):
-                        raise rebuild(outcome)
-                    yield outcome
+                while left:
+                    is_done = bool(wait([job], _LOOK_SECONDS).done)  # first: what is done has all its answers
+                    while answers.value:
+                        answer = answers.value.popleft()
+                        if isinstance(answer, Failure):
+                            raise rebuild(answer)
+                        left -= 1
+                        yield answer
+                    if is_done and left:
+                        job.result()
+                        raise UnavailableError(
+                            f"Spark kept {left} of {len(items)} answers to itself; start again"
+                        )
             finally:
-                for future in futures:
-                    future.cancel()
+                self._end(group, job)
 
-    def _one(self, work: Callable[[Item], Result], item: Item) -> Result | Failure:
+    def _finish(self, group: str, answer: Callable[[Any], None], items: Sequence[Any]) -> None:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
         try:
-            found: list[Any] = self._context.parallelize([item], 1).map(partial(_guarded, work)).collect()
+            self._context.setJobGroup(group, "ranges of topics, read by Tidegate", True)
+            self._context.parallelize(items, len(items)).foreach(answer)
         except (Py4JError, PySparkException, OSError) as error:
             cause = str(error)[:_LONGEST_CAUSE]
             raise UnavailableError(f"Spark could not finish the audit; start it again: {cause}") from error
-        outcome: Result | Failure = found[0]
-        return outcome
+
+    def _end(self, group: str, job: Future[None]) -> None:
+        """Nobody waits for the rest; a job that Spark has not heard of yet is cancelled at the next look."""
+        while not wait([job], _LOOK_SECONDS).done:
+            self._context.cancelJobGroup(group)
 
 
-def _guarded(work: Callable[[Any], Any], item: Any) -> Any:
+class _Answers:
+    """How Spark adds answers up: they stand behind each other until they are taken."""
+
+    def zero(self, _value: deque[Any]) -> deque[Any]:
+        return deque()
+
+    def addInPlace(self, value1: deque[Any], value2: deque[Any]) -> deque[Any]:
+        value1.extend(value2)
+        return value1
+
+
+def _answer(work: Callable[[Any], Any], answers: Any, item: Any) -> None:
     """In a worker: what we raise on purpose is brought back, all else Spark tries again elsewhere."""
     with own_garbage():
         try:
-            return work(item)
+            answers.add([work(item)])
         except TidegateError as error:
-            return describe(error)
+            answers.add([describe(error)])
