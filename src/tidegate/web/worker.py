@@ -31,6 +31,8 @@ from tidegate.web.reading.site import Site
 from tidegate.web.settings import Limits
 
 THREADS: Final = 4
+SWITCH_SECONDS: Final = 0.001
+"""After how long a thread that computes lets another one go on: a look-up must not wait for a scan's turn to end."""
 LARGEST_FRAME: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
 log = logging.getLogger("tidegate.web")
@@ -121,6 +123,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the frames
+    sys.setswitchinterval(SWITCH_SECONDS)
     limits = msgspec.json.decode(arguments[2], type=Limits)
     site = Site(Path(arguments[0]), Path(arguments[1]), limits)
     Worker(site, sys.stdin.buffer, answers).run()

@@ -69,6 +69,14 @@ def list_apps(backend: StorageBackend) -> list[str]:
     return sorted(names)
 
 
+def has_app(backend: StorageBackend, app: str) -> bool:
+    """Whether an app of that name has state here: one look, however many there are."""
+    try:
+        return Records(backend, app).load_app() is not None
+    except InvalidError:  # no name that an app can have
+        return False
+
+
 def app_status(
     backend: StorageBackend, app: str, log: Log | KafkaLog | None = None, *, clock: Clock | None = None
 ) -> AppStatus:

@@ -227,9 +227,10 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
 
 
 def require_app(site: Site, app: str) -> None:
-    names = app_names(site)
-    if app not in names:
-        have = ", ".join(names) or "none"
+    from tidegate.pipeline.rounds.ways_out import has_app
+
+    if site.backend is None or not has_app(site.backend, app):
+        have = ", ".join(app_names(site)) or "none"
         raise NotThereError(f"there is no app {app[:100]!r} here; there are: {have}")
 
 
