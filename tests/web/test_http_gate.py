@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
+from raw_sockets import raw
 from served_shop import HOSTILE, serving
 
 from tidegate.errors import InvalidError
@@ -268,135 +267,6 @@ def test_R38_connections_at_their_limit_and_slow_heads_are_closed(data: Path, tm
     finally:
         server.should_exit = True
         thread.join(20)
-
-
-# -- R-37: what is no HTTP ---------------------------------------------------------------------------
-
-
-def raw(port: int, sent: bytes, *, half_close: bool = False, pieces: int = 1) -> bytes:
-    """What comes back for some bytes; empty when the server just closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        try:
-            for start in range(0, len(sent), max(1, len(sent) // pieces)):
-                connection.sendall(sent[start : start + max(1, len(sent) // pieces)])
-            if half_close:
-                with suppress(
-                    OSError
-                ):  # the server may have closed already; what it said is read all the same
-                    connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(8)
-            answer = b""
-            while b"\r\n\r\n" not in answer and (piece := connection.recv(65536)):
-                answer += piece
-            return answer
-        except (ConnectionError, TimeoutError):
-            return b""
-
-
-def malformed(seed: int, count: int) -> Iterator[bytes]:
-    """Requests that no client should send, built and mutated."""
-    import random
-
-    chance = random.Random(seed)
-    good = b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    built = [
-        b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n folded: yes\r\n\r\n", b"GET / HTTP/1.1\r\nhost : localhost\r\n\r\n",
-        b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n",
-        b"\x00" * 100,
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 10_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /%ff%fe%00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /?" + b"%" * 500 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", good * 50,
-        b"GET / HTTP/1.1\nhost: localhost\n\n", b"GET  /  HTTP/1.1\r\nhost: localhost\r\n\r\n", b"G" * 100_000,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "GET /ü HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(),
-    ]  # fmt: skip
-    yield from built
-    for _ in range(count):
-        changed = bytearray(chance.choice([good, *built[:12]]))
-        for _ in range(chance.randint(1, 6)):
-            place = chance.randrange(len(changed))
-            action = chance.randrange(3)
-            if action == 0:
-                changed[place] = chance.randrange(256)
-            elif action == 1:
-                del changed[place : place + chance.randint(1, 5)]
-            else:
-                changed[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 4)))
-            if not changed:
-                changed = bytearray(b"x")
-        yield bytes(changed)
-
-
-def throw(address: str, seed: int, count: int) -> tuple[int, float]:
-    """Throw malformed requests at the server while its health is asked for; how many, and the slowest health."""
-    port, slowest, done = int(address.rpartition(":")[2]), 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal slowest
-        with httpx.Client(base_url=address, timeout=30) as client:
-            while not done.is_set():
-                began = time.monotonic()
-                assert client.get("/health").status_code == 200
-                slowest = max(slowest, time.monotonic() - began)
-                time.sleep(0.05)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    cases = 0
-    try:
-        for sent in malformed(seed, count):
-            answer = raw(port, sent, half_close=True, pieces=1 + cases % 3)
-            assert answer[9:10] != b"5", (sent[:200], answer[:200])
-            cases += 1
-    finally:
-        done.set()
-        watcher.join()
-    return cases, slowest
-
-
-def test_R37_malformed_requests_never_break_the_server(address: str) -> None:
-    cases, slowest = throw(address, 37, 300)
-    assert cases > 300
-    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
-    assert httpx.get(f"{address}/api/topics").status_code == 200
-
-
-def test_R37_slow_clients_do_not_keep_others_waiting(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
-    try:
-        for number, one in enumerate(slow):
-            one.sendall(b"GET /api/topics HTTP/1.1\r\nhost: loc"[: 1 + number])
-        assert httpx.get(f"{address}/health", timeout=10).status_code == 200
-        assert httpx.get(f"{address}/api/topics", timeout=10).status_code == 200
-    finally:
-        for one in slow:
-            one.close()
-
-
-@pytest.mark.soak
-def test_R37_in_full(address: str) -> None:
-    cases, slowest = throw(address, 370, 20_000)
-    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
-
-
-def test_R37_tls_spoken_to_a_plain_server_is_refused(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    context = ssl.create_default_context()
-    with (
-        pytest.raises((ssl.SSLError, OSError)),
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-    ):
-        context.wrap_socket(plain, server_hostname="localhost")
 
 
 # -- R-35: names -------------------------------------------------------------------------------------
