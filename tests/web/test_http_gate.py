@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 from raw_sockets import raw
 from served_shop import HOSTILE, serving
@@ -68,7 +71,9 @@ def test_R41_a_token_is_not_in_the_settings_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
 @pytest.mark.parametrize("who", ["none", "bad", "expired", "good"])
-def test_R39_every_address_asks_for_the_token(guarded: tuple[str, Path], method: str, who: str) -> None:
+def test_R39_every_address_asks_for_the_token(
+    guarded: tuple[str, Path], method: str, who: str, tally: Any
+) -> None:
     headers = {
         "bad": {"authorization": f"Bearer {TOKEN}x"},
         "good": {"authorization": f"Bearer {TOKEN}"},
@@ -93,6 +98,7 @@ def test_R39_every_address_asks_for_the_token(guarded: tuple[str, Path], method:
             assert found.headers["x-content-type-options"] == "nosniff"
             assert "script-src 'self'" in found.headers["content-security-policy"]
             assert "unsafe-inline" not in found.headers["content-security-policy"]
+    tally(len(ROUTES), routes=len(ROUTES))
 
 
 def test_R39_a_person_logs_in_by_a_form_and_the_token_is_in_no_url(guarded: tuple[str, Path]) -> None:
@@ -278,7 +284,7 @@ TRICKS = [
 ]  # fmt: skip
 
 
-def test_R35_no_name_leads_out_of_the_folder(address: str) -> None:
+def test_R35_no_name_leads_out_of_the_folder(address: str, tally: Any) -> None:
     """Whatever the name and wherever it stands: refused or not there, and never a file of the machine."""
     port, cases = int(address.rpartition(":")[2]), 0
     asks = {"fetch": "?key=k", "explain": "?key=k&start=0", "diff": "?before=1&after=2"}
@@ -302,7 +308,7 @@ def test_R35_no_name_leads_out_of_the_folder(address: str) -> None:
         assert answer.split()[1] in (b"307", b"400", b"404"), (path, answer[:300])
         assert b"root:" not in answer
         cases += 1
-    print(f"R-35: {cases} names and addresses")
+    tally(cases)
 
 
 def test_R35_tables_of_an_app_are_only_its_own(client: httpx.Client) -> None:
@@ -332,6 +338,71 @@ def test_R41_tokens_and_values_are_in_no_log(guarded: tuple[str, Path], data: Pa
             assert TOKEN.encode() not in process.read_bytes()
         except OSError:
             continue
+
+
+_MARKUP = (
+    "<script>x()</script>", "<img src=x onerror=x()>", "<svg/onload=x()>", "<iframe src=//x>", "</td></table><h1>x",
+    "<a href=javascript:x()>x</a>", "<style>*{{display:none}}</style>", "<!--", "<body onload=x()>",
+    "<b>{{{{7*7}}}}</b>",
+)  # fmt: skip
+_AROUND = ("{}", '">{}', "'>{}", "&quot;>{}", "]]>{}", "--{}", "\u2028{}", "{}\x00", "%3C{}", "\\x3c{}")
+_TERMINAL = (
+    "\x1b[{}m",
+    "\x1b]0;{}\x07",
+    "\x9b{}m",
+    "\x1b[{}J",
+    "\r\x1b[{}A",
+    "\x08{}\x7f",
+    "\u202e{}",
+    "\x1bP{}\x1b\\",
+)
+HOSTILE_200 = [around.format(each) for each in _MARKUP for around in _AROUND] + [
+    each.format(number) for each in _TERMINAL for number in range(13)
+]
+
+
+def test_R39_two_hundred_strings_stay_text_wherever_they_stand(tmp_path: Path, tally: Any) -> None:
+    """As key, value and header: in the list, on a record's own page, and as a search that is filled in again."""
+    import msgspec
+
+    import tidegate as tg
+    from tidegate.web import pages
+    from tidegate.web.questions import QUESTIONS
+    from tidegate.web.reading.site import Site
+
+    assert len(set(HOSTILE_200)) >= 200
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("hostile", 1)
+        headers = pa.array(
+            [[(each, each.encode())] for each in HOSTILE_200], pa.map_(pa.string(), pa.binary())
+        )
+        log.writer("hostile").write(pa.table({"key": HOSTILE_200, "value": HOSTILE_200, "headers": headers}))
+    site = Site(tmp_path / "log", tmp_path / "state")
+    around = {"path": "/topics/hostile/records", "nav": "records", "api": None, "can_leave": False}
+    shown = 0
+    for offset, text in enumerate(HOSTILE_200):
+        for name, words, ask, screen in (
+            ("record", {"topic": "hostile", "partition": "0", "offset": str(offset)}, {}, "record.html"),
+            (
+                "records",
+                {"topic": "hostile"},
+                {"offset": str(offset), "limit": "1", "key": text},
+                "records.html",
+            ),
+        ):
+            found = msgspec.json.encode(QUESTIONS[name].ask(site, words, ask))
+            page = pages.document_page(screen, found, ask=ask, **around).decode()
+            body = page[page.index("<main") : page.index("</main>")]
+            assert all(each not in body for each in _MARKUP), text
+            said = re.sub(
+                r'value="[^"]*"', "", body
+            )  # a form keeps what was typed, so that it can be sent again
+            assert text not in said, text
+            assert not any(ord(each) < 32 and each not in "\n" for each in said), text
+            assert not set(said) & set("\x7f\x9b\u202e\u2028"), text
+            shown += 1
+    site.close()
+    tally(shown, strings=len(HOSTILE_200))
 
 
 def test_hostile_records_are_shown_as_text(client: httpx.Client) -> None:
