@@ -18,7 +18,7 @@ import pytest
 
 PLACE = Path("build") / "reliability.json"
 _PROPERTY = "reliability"
-_ROW = re.compile(r"(?:^|[\[_:+-])R[-_](\d+)(?![\d])")
+_ROW = re.compile(r"(?:^|[\[_:+-])R[-_]?(\d+)(?![\d])")
 
 
 @dataclass

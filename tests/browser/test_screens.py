@@ -28,15 +28,32 @@ SCREENS = {
 def picture(request: pytest.FixtureRequest) -> Any:
     """Keep a picture of the page, when asked to; never larger than the handbook wants them."""
 
-    def keep(page: Any, name: str) -> None:
+    def keep(page: Any, name: str, height: int = 800) -> None:
         if request.config.getoption("--update-pictures"):
             PICTURES.mkdir(exist_ok=True)
             path = PICTURES / f"page-{name}.png"
+            page.set_viewport_size({"width": 1280, "height": height})
             page.evaluate("scrollTo(0, 0)")
             page.screenshot(path=path)
             assert path.stat().st_size < 150_000, f"{path} is too large for the repository"
 
     return keep
+
+
+def legend(page: Any, chart: str) -> str:
+    """What a chart says in words: the values under the pointer, or the newest."""
+    page.locator(f"#chart-{chart} canvas").wait_for()
+    page.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+    rows = "rows => rows.map(row => `${row.querySelector('th').innerText}: ${row.querySelector('td').innerText}`)"
+    return " ".join(page.locator(f"#chart-{chart} .u-legend tr").evaluate_all(rows))
+
+
+def point(page: Any, chart: str, share: float) -> None:
+    """Put the pointer into a chart, so far from its left edge."""
+    over = page.locator(f"#chart-{chart} .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    page.mouse.move(box["x"] + max(3, box["width"] * share), box["y"] + box["height"] / 2)
 
 
 def test_the_overview_says_how_things_are_and_what_to_do(page: Any, picture: Any) -> None:
@@ -130,11 +147,22 @@ def test_a_table_shows_windows_late_rows_and_why_a_value_is_what_it_is(page: Any
     page.get_by_label("Key").first.fill("customer-7")
     page.get_by_label("Chart").select_option("revenue")
     page.get_by_role("button", name="Show").click()
-    assert page.locator("rect.bar").count() == 60  # an hour of minutes
+    assert (
+        legend(page, "windows") == "at: 2026-01-01 10:59:00Z revenue: 751.4"
+    )  # the newest, until one points
+    assert "the highest is 1,515.03" in page.locator(".plot figcaption").inner_text()
+    point(page, "windows", 0.003)
+    assert legend(page, "windows") == "at: 2026-01-01 10:00:00Z revenue: 720.23"
     assert "41 records came too late" in page.inner_text("main")
-    row = page.locator("tr", has=page.get_by_text("2026-01-01 10:00:00Z"))
+    row = page.locator(".scroll tr", has=page.get_by_text("2026-01-01 10:00:00Z"))
     assert re.search(r"8\s+720\.23", row.first.inner_text())
-    picture(page, "table")
+    page.mouse.move(0, 0)
+    picture(page, "table", 1000)
+    point(page, "windows", 0.003)
+    page.mouse.down()
+    page.mouse.up()  # a bar leads to why it is what it is, as its row's link does
+    page.get_by_text("8 records make this value").wait_for()
+    page.go_back()
     row.first.get_by_role("link", name="explain").click()
     assert "8 records are counted here, and orders says 8: they agree" in page.inner_text("main")
     assert page.locator("tbody tr").count() == 8
@@ -154,8 +182,13 @@ def test_an_app_shows_its_rounds_and_what_stopped(page: Any, picture: Any) -> No
     assert "shop is not running; it has read everything there is." in text
     assert "drop duplicates of order_id within 10m → tumbling windows of 1m: orders, revenue" in text
     assert "it is the one that holds event time back" in text
-    assert page.locator("rect.bar").count() >= 6
-    picture(page, "app")
+    assert legend(page, "records") == "round: 6 records: 1,010"
+    assert legend(page, "times").endswith("orders-0: 2026-01-01 11:00:01Z orders-1: 2026-01-01 11:00:01Z")
+    assert legend(page, "lag").endswith("records behind: 0")
+    point(page, "records", 0.001)
+    assert legend(page, "records") == "round: 1 records: 20,000"
+    page.mouse.move(0, 0)
+    picture(page, "app", 1260)
 
 
 def test_rounds_appear_as_they_commit(page: Any, data: Path) -> None:
@@ -173,6 +206,29 @@ def test_rounds_appear_as_they_commit(page: Any, data: Path) -> None:
         arg=before,
         timeout=30_000,
     )
+
+
+def test_a_chart_goes_on_with_what_events_say(page: Any, data: Path) -> None:
+    """Two rounds commit while the page is open: the chart has them without the page being loaded again."""
+    page.goto("/apps/shop")
+    page.evaluate("window.stayed = true")
+    known = int(legend(page, "records").split()[1])
+    page.wait_for_timeout(1500)
+    for turn in (1, 2):
+        with tg.Log(data / "log", durability="os") as log:
+            values = [f'{{"order_id":"y-{turn}-{n}","amount":1}}' for n in range(7)]
+            log.writer("orders").write(
+                pa.table({"key": ["customer-7"] * 7, "value": values, "timestamp": [1767265202000] * 7})
+            )
+        shop(data).run("local", until="caught_up")
+        page.wait_for_function(
+            "said => document.querySelector('#chart-records .u-legend td').innerText === said",
+            arg=str(known + turn),
+            timeout=30_000,
+        )
+        assert re.match(rf"round: {known + turn} records: \d+", legend(page, "records"))
+    assert page.evaluate("window.stayed") is True
+    assert "2026-01-01 11:00:02Z" in legend(page, "times")
 
 
 def test_hostile_records_stay_text(page: Any) -> None:
@@ -250,4 +306,8 @@ def test_pages_work_without_scripts(browser: Any, address: str) -> None:
     page.get_by_label("Key has").fill("customer-7")
     page.get_by_role("button", name="Find").click()
     assert page.locator("tbody tr").count() > 10
+    page.goto("/tables/shop:per-minute?key=customer-7")
+    assert page.locator("rect.bar").count() >= 60  # an hour of minutes, as a picture without scripts
+    page.goto("/apps/shop")
+    assert page.locator("rect.bar").count() >= 6
     context.close()

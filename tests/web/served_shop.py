@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,30 +84,26 @@ def make(data: Path) -> None:
 def serving(data: Path, *options: str, log: Path | None = None) -> Iterator[str]:
     """The real server in a process of its own; its address, without the last slash."""
     command = [sys.executable, "-m", "tidegate.cli.main", "ui", data.name, "--port", "0", *options]
-    errors = subprocess.DEVNULL if log is None else log.open("wb")
-    server = subprocess.Popen(command, cwd=data.parent, stdout=errors, stderr=subprocess.PIPE)
-    try:
-        yield _address(server, log)
-    finally:
-        server.terminate()
+    with tempfile.TemporaryDirectory(prefix="served-") as folder:
+        kept = log or Path(folder) / "server.log"
+        with kept.open("wb") as said:
+            server = subprocess.Popen(command, cwd=data.parent, stdout=said, stderr=subprocess.STDOUT)
         try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        if log is not None and server.stderr is not None:
-            with log.open("ab") as kept:
-                kept.write(server.stderr.read())
+            yield _address(server, kept)
+        finally:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
-def _address(server: subprocess.Popen[bytes], log: Path | None) -> str:
+def _address(server: subprocess.Popen[bytes], said: Path) -> str:
     deadline = time.monotonic() + 120
-    said = b""
-    while time.monotonic() < deadline and server.stderr is not None:
-        line = server.stderr.readline()
-        said += line
-        if line.startswith(b"look at "):
-            return line.split()[2].decode().rstrip("/")
-        if not line:
-            break
-    raise AssertionError(f"the server did not start: {said.decode()}")
+    while time.monotonic() < deadline and server.poll() is None:
+        for line in said.read_bytes().splitlines(keepends=True):
+            if line.startswith(b"look at ") and line.endswith(b"\n"):
+                return line.split()[2].decode().rstrip("/")
+        time.sleep(0.02)
+    raise AssertionError(f"the server did not start: {said.read_text()}")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
+from raw_sockets import raw
 from served_shop import HOSTILE, serving
 
 from tidegate.errors import InvalidError
@@ -69,7 +71,9 @@ def test_R41_a_token_is_not_in_the_settings_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
 @pytest.mark.parametrize("who", ["none", "bad", "expired", "good"])
-def test_R39_every_address_asks_for_the_token(guarded: tuple[str, Path], method: str, who: str) -> None:
+def test_R39_every_address_asks_for_the_token(
+    guarded: tuple[str, Path], method: str, who: str, tally: Any
+) -> None:
     headers = {
         "bad": {"authorization": f"Bearer {TOKEN}x"},
         "good": {"authorization": f"Bearer {TOKEN}"},
@@ -94,6 +98,7 @@ def test_R39_every_address_asks_for_the_token(guarded: tuple[str, Path], method:
             assert found.headers["x-content-type-options"] == "nosniff"
             assert "script-src 'self'" in found.headers["content-security-policy"]
             assert "unsafe-inline" not in found.headers["content-security-policy"]
+    tally(len(ROUTES), routes=len(ROUTES))
 
 
 def test_R39_a_person_logs_in_by_a_form_and_the_token_is_in_no_url(guarded: tuple[str, Path]) -> None:
@@ -270,135 +275,6 @@ def test_R38_connections_at_their_limit_and_slow_heads_are_closed(data: Path, tm
         thread.join(20)
 
 
-# -- R-37: what is no HTTP ---------------------------------------------------------------------------
-
-
-def raw(port: int, sent: bytes, *, half_close: bool = False, pieces: int = 1) -> bytes:
-    """What comes back for some bytes; empty when the server just closed."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        try:
-            for start in range(0, len(sent), max(1, len(sent) // pieces)):
-                connection.sendall(sent[start : start + max(1, len(sent) // pieces)])
-            if half_close:
-                with suppress(
-                    OSError
-                ):  # the server may have closed already; what it said is read all the same
-                    connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(8)
-            answer = b""
-            while b"\r\n\r\n" not in answer and (piece := connection.recv(65536)):
-                answer += piece
-            return answer
-        except (ConnectionError, TimeoutError):
-            return b""
-
-
-def malformed(seed: int, count: int) -> Iterator[bytes]:
-    """Requests that no client should send, built and mutated."""
-    import random
-
-    chance = random.Random(seed)
-    good = b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    built = [
-        b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
-        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n folded: yes\r\n\r\n", b"GET / HTTP/1.1\r\nhost : localhost\r\n\r\n",
-        b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n",
-        b"\x00" * 100,
-        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 10_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /%ff%fe%00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET /?" + b"%" * 500 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", good * 50,
-        b"GET / HTTP/1.1\nhost: localhost\n\n", b"GET  /  HTTP/1.1\r\nhost: localhost\r\n\r\n", b"G" * 100_000,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "GET /ü HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(),
-    ]  # fmt: skip
-    yield from built
-    for _ in range(count):
-        changed = bytearray(chance.choice([good, *built[:12]]))
-        for _ in range(chance.randint(1, 6)):
-            place = chance.randrange(len(changed))
-            action = chance.randrange(3)
-            if action == 0:
-                changed[place] = chance.randrange(256)
-            elif action == 1:
-                del changed[place : place + chance.randint(1, 5)]
-            else:
-                changed[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 4)))
-            if not changed:
-                changed = bytearray(b"x")
-        yield bytes(changed)
-
-
-def throw(address: str, seed: int, count: int) -> tuple[int, float]:
-    """Throw malformed requests at the server while its health is asked for; how many, and the slowest health."""
-    port, slowest, done = int(address.rpartition(":")[2]), 0.0, threading.Event()
-
-    def watch() -> None:
-        nonlocal slowest
-        with httpx.Client(base_url=address, timeout=30) as client:
-            while not done.is_set():
-                began = time.monotonic()
-                assert client.get("/health").status_code == 200
-                slowest = max(slowest, time.monotonic() - began)
-                time.sleep(0.05)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    cases = 0
-    try:
-        for sent in malformed(seed, count):
-            answer = raw(port, sent, half_close=True, pieces=1 + cases % 3)
-            assert answer[9:10] != b"5", (sent[:200], answer[:200])
-            cases += 1
-    finally:
-        done.set()
-        watcher.join()
-    return cases, slowest
-
-
-def test_R37_malformed_requests_never_break_the_server(address: str) -> None:
-    cases, slowest = throw(address, 37, 300)
-    assert cases > 300
-    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
-    assert httpx.get(f"{address}/api/topics").status_code == 200
-
-
-def test_R37_slow_clients_do_not_keep_others_waiting(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    slow = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
-    try:
-        for number, one in enumerate(slow):
-            one.sendall(b"GET /api/topics HTTP/1.1\r\nhost: loc"[: 1 + number])
-        assert httpx.get(f"{address}/health", timeout=10).status_code == 200
-        assert httpx.get(f"{address}/api/topics", timeout=10).status_code == 200
-    finally:
-        for one in slow:
-            one.close()
-
-
-@pytest.mark.soak
-def test_R37_in_full(address: str) -> None:
-    cases, slowest = throw(address, 370, 20_000)
-    print(f"R-37: {cases} cases, slowest /health {slowest * 1000:.0f} ms")
-
-
-def test_R37_tls_spoken_to_a_plain_server_is_refused(address: str) -> None:
-    port = int(address.rpartition(":")[2])
-    context = ssl.create_default_context()
-    with (
-        pytest.raises((ssl.SSLError, OSError)),
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
-    ):
-        context.wrap_socket(plain, server_hostname="localhost")
-
-
 # -- R-35: names -------------------------------------------------------------------------------------
 
 TRICKS = [
@@ -408,7 +284,7 @@ TRICKS = [
 ]  # fmt: skip
 
 
-def test_R35_no_name_leads_out_of_the_folder(address: str) -> None:
+def test_R35_no_name_leads_out_of_the_folder(address: str, tally: Any) -> None:
     """Whatever the name and wherever it stands: refused or not there, and never a file of the machine."""
     port, cases = int(address.rpartition(":")[2]), 0
     asks = {"fetch": "?key=k", "explain": "?key=k&start=0", "diff": "?before=1&after=2"}
@@ -432,7 +308,7 @@ def test_R35_no_name_leads_out_of_the_folder(address: str) -> None:
         assert answer.split()[1] in (b"307", b"400", b"404"), (path, answer[:300])
         assert b"root:" not in answer
         cases += 1
-    print(f"R-35: {cases} names and addresses")
+    tally(cases)
 
 
 def test_R35_tables_of_an_app_are_only_its_own(client: httpx.Client) -> None:
@@ -462,6 +338,71 @@ def test_R41_tokens_and_values_are_in_no_log(guarded: tuple[str, Path], data: Pa
             assert TOKEN.encode() not in process.read_bytes()
         except OSError:
             continue
+
+
+_MARKUP = (
+    "<script>x()</script>", "<img src=x onerror=x()>", "<svg/onload=x()>", "<iframe src=//x>", "</td></table><h1>x",
+    "<a href=javascript:x()>x</a>", "<style>*{{display:none}}</style>", "<!--", "<body onload=x()>",
+    "<b>{{{{7*7}}}}</b>",
+)  # fmt: skip
+_AROUND = ("{}", '">{}', "'>{}", "&quot;>{}", "]]>{}", "--{}", "\u2028{}", "{}\x00", "%3C{}", "\\x3c{}")
+_TERMINAL = (
+    "\x1b[{}m",
+    "\x1b]0;{}\x07",
+    "\x9b{}m",
+    "\x1b[{}J",
+    "\r\x1b[{}A",
+    "\x08{}\x7f",
+    "\u202e{}",
+    "\x1bP{}\x1b\\",
+)
+HOSTILE_200 = [around.format(each) for each in _MARKUP for around in _AROUND] + [
+    each.format(number) for each in _TERMINAL for number in range(13)
+]
+
+
+def test_R39_two_hundred_strings_stay_text_wherever_they_stand(tmp_path: Path, tally: Any) -> None:
+    """As key, value and header: in the list, on a record's own page, and as a search that is filled in again."""
+    import msgspec
+
+    import tidegate as tg
+    from tidegate.web import pages
+    from tidegate.web.questions import QUESTIONS
+    from tidegate.web.reading.site import Site
+
+    assert len(set(HOSTILE_200)) >= 200
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("hostile", 1)
+        headers = pa.array(
+            [[(each, each.encode())] for each in HOSTILE_200], pa.map_(pa.string(), pa.binary())
+        )
+        log.writer("hostile").write(pa.table({"key": HOSTILE_200, "value": HOSTILE_200, "headers": headers}))
+    site = Site(tmp_path / "log", tmp_path / "state")
+    around = {"path": "/topics/hostile/records", "nav": "records", "api": None, "can_leave": False}
+    shown = 0
+    for offset, text in enumerate(HOSTILE_200):
+        for name, words, ask, screen in (
+            ("record", {"topic": "hostile", "partition": "0", "offset": str(offset)}, {}, "record.html"),
+            (
+                "records",
+                {"topic": "hostile"},
+                {"offset": str(offset), "limit": "1", "key": text},
+                "records.html",
+            ),
+        ):
+            found = msgspec.json.encode(QUESTIONS[name].ask(site, words, ask))
+            page = pages.document_page(screen, found, ask=ask, **around).decode()
+            body = page[page.index("<main") : page.index("</main>")]
+            assert all(each not in body for each in _MARKUP), text
+            said = re.sub(
+                r'value="[^"]*"', "", body
+            )  # a form keeps what was typed, so that it can be sent again
+            assert text not in said, text
+            assert not any(ord(each) < 32 and each not in "\n" for each in said), text
+            assert not set(said) & set("\x7f\x9b\u202e\u2028"), text
+            shown += 1
+    site.close()
+    tally(shown, strings=len(HOSTILE_200))
 
 
 def test_hostile_records_are_shown_as_text(client: httpx.Client) -> None:

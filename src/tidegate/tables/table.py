@@ -70,6 +70,10 @@ class TableAt(TableQueries):
 
         return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
 
+    def show(self, commit: Commit) -> None:
+        """Move to another commit of the same table, while nobody reads."""
+        self._snapshot.show(commit)
+
     def close(self) -> None:
         self._snapshot.close()
 

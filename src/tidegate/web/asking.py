@@ -4,6 +4,7 @@ A1  a question has an answer or an error within `request_seconds`, whatever the 
     not answer in time is ended, and the next question starts another.
 A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
 A3  without questions for `idle_seconds` the process is let go: an idle server is small and does nothing.
+A4  questions that may read very much never take all of the process's threads: a look-up finds one free.
 
 Thread rule: the event loop's.
 """
@@ -20,8 +21,9 @@ import msgspec
 
 from tidegate.errors import OverloadError, UnavailableError
 from tidegate.web.failures import TooLongError
+from tidegate.web.questions import QUESTIONS
 from tidegate.web.settings import Settings
-from tidegate.web.worker import LARGEST_FRAME, Answer, Question, framed, length_of
+from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Question, framed, length_of
 
 MOST_WAITING: Final = 512
 _ENDED: Final = "the process that reads has ended; ask again in a moment"
@@ -59,9 +61,25 @@ class Reading:
         self._starting = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
         self._decode = msgspec.msgpack.Decoder(Answer)
+        self._long = asyncio.Semaphore(THREADS - 1)
 
     async def ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
         """The answer; `TooLongError` when it does not come in time (A1)."""
+        if not QUESTIONS[name].is_long:
+            return await self._ask(name, words, ask)
+        try:
+            async with asyncio.timeout(self._settings.limits.request_seconds):
+                await self._long.acquire()
+        except TimeoutError:
+            raise OverloadError(
+                f"{THREADS - 1} long questions are being answered, and others wait; ask again in a moment"
+            ) from None
+        try:
+            return await self._ask(name, words, ask)
+        finally:
+            self._long.release()
+
+    async def _ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
         running = await self._started()
         if len(running.waiting) >= MOST_WAITING:
             raise OverloadError(f"{MOST_WAITING} questions are waiting already; ask again in a moment")

@@ -1,15 +1,110 @@
-"""Numbers as places in a picture: what templates draw as SVG. Pure functions; no pixels, no colours."""
+"""What is drawn. Series over time are said as values, which `charts.js` gives to uPlot; the rest are places in an SVG.
+
+A chart travels in an attribute of its element, as JSON: the page's policy runs no script inside of a page. A live one
+says besides where in an event's document its points are, so that events feed it without the page being read again.
+
+Pure functions; no pixels, no colours.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
 
 MOST_WIDE: Final = 80.0
+MOST_LINES: Final = 8
+Unit = Literal["number", "bytes", "moment", "rate"]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One series; `path` leads from a point of an event's document to its value."""
+
+    label: str
+    values: list[float | None]
+    path: list[str] = []
+
+
+class Chart(msgspec.Struct, frozen=True):
+    """Lines or bars over x: epoch milliseconds, or (`by` round) numbers of rounds."""
+
+    x: list[float]
+    lines: list[Line]
+    unit: Unit = "number"
+    by: Literal["moment", "round"] = "moment"
+    kind: Literal["bars", "lines"] = "lines"
+    points: str = ""
+    """Which list of an event's document has the points; empty: the document itself is one."""
+    at: list[str] = []
+    """Where in a point its x is; empty: the chart is not live."""
+    links: list[str] = []
+    """Where a click on each x leads."""
+
+    def json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def windows_chart(rows: Sequence[Mapping[str, Any]], column: str, links: Sequence[str]) -> Chart:
+    """One column of a key's windows, by when they start."""
+    values = [_number(row["value"].get(column)) for row in rows]
+    at = [float(row["window_start_ms"]) for row in rows]
+    return Chart(at, [Line(column, values)], kind="bars", links=list(links))
+
+
+def app_charts(document: Mapping[str, Any]) -> dict[str, Chart]:
+    """An app's rounds as they commit, by name: records, rate, lag, event time, memory."""
+    rounds = document["rounds"]
+    whole = [row for row in rounds if row["records"] is not None]
+    at, moment = [float(row["committed_ms"]) for row in rounds], ["committed_ms"]
+    return {
+        "records": Chart(
+            [float(row["round"]) for row in whole],
+            [Line("records", [_number(row["records"]) for row in whole], ["records"])],
+            by="round", kind="bars", points="rounds", at=["round"],
+        ),
+        "rate": Chart(
+            [float(row["committed_ms"]) for row in whole],
+            [Line("records a second", [_number(row["records_per_second"]) for row in whole], ["records_per_second"])],
+            unit="rate", points="rounds", at=moment,
+        ),
+        "lag": Chart(
+            [float(document["now_ms"])], [Line("records behind", [float(document["lag_records"])], ["lag_records"])],
+            at=["now_ms"],
+        ),
+        "times": Chart(
+            at,
+            [
+                Line(name, [_number(row["stream_times"].get(name)) for row in rounds], ["stream_times", name])
+                for name in _partitions(rounds)
+            ],
+            unit="moment", points="rounds", at=moment,
+        ),
+        "memory": Chart(
+            at,
+            [
+                Line(label, [_number(row[name]) for row in rounds], [name])
+                for label, name in (("in memory", "memory_bytes"), ("kept", "backlog_bytes"))
+            ],
+            unit="bytes", points="rounds", at=moment,
+        ),
+    }  # fmt: skip
+
+
+def _partitions(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The partitions that are drawn; of many, those that are furthest behind."""
+    if not rounds:
+        return []
+    last: Mapping[str, int] = rounds[-1]["stream_times"]
+    return sorted(sorted(last, key=lambda name: (last[name], name))[:MOST_LINES])
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class Bar(NamedTuple):
-    """One bar of a chart, in units of its view box."""
+    """One bar of a picture, in units of its view box."""
 
     x: float
     y: float
@@ -20,7 +115,7 @@ class Bar(NamedTuple):
 def bars(
     values: Sequence[float | None], width: float = 1000, height: float = 200, gap: float = 0.2
 ) -> list[Bar]:
-    """Bars from the bottom up, the largest as high as the box; nothing is drawn for what is not there."""
+    """Bars from the bottom up, the largest as high as the box: what is seen where no script runs."""
     top = max((value for value in values if value), default=0) or 1
     step = width / max(1, len(values))
     found = []

@@ -91,7 +91,13 @@ def rounded_duration(milliseconds: float | None) -> str:
     if milliseconds is None:
         return "for ever"
     whole = int(milliseconds)
-    for unit, below in ((86_400_000, 3_600_000), (3_600_000, 60_000), (60_000, 1000), (1000, 1)):
+    for unit, below in (
+        (86_400_000, 3_600_000),
+        (3_600_000, 60_000),
+        (60_000, 1000),
+        (10_000, 1000),
+        (1000, 1),
+    ):
         if abs(whole) >= unit:
             return format_duration(whole - whole % below if whole >= 0 else whole)
     return format_duration(whole)

@@ -58,6 +58,8 @@ class Asked:
     """What the bytes are, where the answer is no document."""
     page: str | None = None
     screen: str | None = None
+    is_long: bool = False
+    """Whether it may read very much: such questions leave room for quick ones (`asking`, A4)."""
 
     @property
     def words(self) -> list[str]:
@@ -120,7 +122,7 @@ _ALL: Final = (
     Asked(
         "records", "/topics/{topic}/records", "Records, by key, value, header and time, page by page", "records",
         records.RecordsDocument, records.records, searching.RecordsQuestion,
-        page="/topics/{topic}/records", screen="records.html",
+        page="/topics/{topic}/records", screen="records.html", is_long=True,
     ),
     Asked(
         "record", "/topics/{topic}/records/{partition}/{offset}", "One record by its place", "records",
@@ -129,12 +131,13 @@ _ALL: Final = (
     ),
     Asked(
         "export", "/topics/{topic}/export", "Records as JSON lines or Parquet; header Tidegate-Next goes on", "records",
-        None, exported, records.ExportQuestion, content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
+        None, exported, records.ExportQuestion, is_long=True,
+        content={"application/jsonl": {}, "application/vnd.apache.parquet": {}},
     ),
     Asked(
         "integrity", "/topics/{topic}/integrity", "Whether anything is missing, changed or repeated", "integrity",
         integrity.IntegrityDocument, integrity.integrity, integrity.IntegrityQuestion,
-        page="/topics/{topic}/integrity", screen="integrity.html",
+        page="/topics/{topic}/integrity", screen="integrity.html", is_long=True,
     ),
     Asked(
         "tables", "/tables", "All tables: apps' as APP:TABLE, and those kept over topics", "tables",
@@ -143,7 +146,7 @@ _ALL: Final = (
     Asked(
         "table", "/tables/{table}", "One table: a key's windows, late rows, commits", "tables",
         table_documents.TableDocument, tables.table_document, table_documents.TableQuestion,
-        page="/tables/{table}", screen="table.html",
+        page="/tables/{table}", screen="table.html", is_long=True,
     ),
     Asked(
         "fetch", "/tables/{table}/fetch", "One key's rows", "tables",
@@ -151,21 +154,21 @@ _ALL: Final = (
     ),
     Asked(
         "scan", "/tables/{table}/scan", "All rows, page by page, of one commit", "tables",
-        table_documents.RowsDocument, tables.scan, table_documents.ScanQuestion,
+        table_documents.RowsDocument, tables.scan, table_documents.ScanQuestion, is_long=True,
     ),
     Asked(
         "late", "/tables/{table}/late", "Records that came too late or too early", "tables",
-        table_documents.LateDocument, tables.late, table_documents.LateQuestion,
+        table_documents.LateDocument, tables.late, table_documents.LateQuestion, is_long=True,
     ),
     Asked(
         "diff", "/tables/{table}/diff", "What changed between two commits", "tables",
         table_documents.DiffDocument, tables.diff, table_documents.DiffQuestion,
-        page="/tables/{table}/diff", screen="diff.html",
+        page="/tables/{table}/diff", screen="diff.html", is_long=True,
     ),
     Asked(
         "explain", "/tables/{table}/explain", "Why a value is what it is: the records behind it", "tables",
         table_documents.ExplainDocument, tables.explain, table_documents.ExplainQuestion,
-        page="/tables/{table}/explain", screen="explain.html",
+        page="/tables/{table}/explain", screen="explain.html", is_long=True,
     ),
     Asked(
         "apps", "/apps", "All apps that have state here", "apps", apps.AppList, apps.app_list,
@@ -179,7 +182,7 @@ _ALL: Final = (
 LIVE: Final = (
     Asked(
         "tail", "/topics/{topic}/tail", "New records as they are written (server-sent events)", "records",
-        records.RecordsDocument, records.tail, records.TailQuestion,
+        records.RecordsDocument, records.tail, records.TailQuestion, is_long=True,
     ),
     Asked(
         "rounds", "/apps/{app}/live", "An app whenever it has committed (server-sent events)", "apps",

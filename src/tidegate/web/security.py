@@ -22,6 +22,7 @@ from collections import OrderedDict
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import h11
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -99,7 +100,10 @@ class Gate:
             if message["type"] == "http.response.start":
                 began = True
                 message["headers"] = [*message.get("headers", ()), *HEADERS, *_storing(scope["path"])]
-            await send(message)
+            try:
+                await send(message)
+            except h11.LocalProtocolError:
+                pass  # the rest of the request was no HTTP: it has its answer, and the connection ends
 
         refusal = self._refusal(scope)
         if refusal is not None:

@@ -256,10 +256,17 @@ async def _tell(server: uvicorn.Server, site: Server, ready: Callable[[str], Non
         ready(f"http://{host}:{port}/")
 
 
+def _is_fault(record: logging.LogRecord) -> bool:
+    """An answer that nobody could take any more is no fault; ours are logged where they happen (`security`, G5)."""
+    return not str(record.msg).startswith("ASGI callable returned without")
+
+
 def uvicorn_config(site: Server) -> uvicorn.Config:
     """uvicorn with our limits, and without a log of what was asked for."""
     settings, limits = site.settings, site.settings.limits
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    told = logging.getLogger("uvicorn.error")
+    told.setLevel(logging.ERROR)
+    told.addFilter(_is_fault)
     return uvicorn.Config(
         site.app(),
         host=settings.host,

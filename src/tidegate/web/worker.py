@@ -9,7 +9,7 @@ kernels leave memory with it when nobody asks any more; and what takes too long,
 
 Never pickled: both sides know the frames' types. Whatever the code beneath prints goes to stderr.
 
-Thread rule: one thread reads frames, a few answer; writing is locked.
+Thread rule: a few threads, each of which reads a frame and answers it; reading and writing are locked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 import struct
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -31,6 +30,8 @@ from tidegate.web.reading.site import Site
 from tidegate.web.settings import Limits
 
 THREADS: Final = 4
+SWITCH_SECONDS: Final = 0.001
+"""After how long a thread that computes lets another one go on: a look-up must not wait for a scan's turn to end."""
 LARGEST_FRAME: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
 log = logging.getLogger("tidegate.web")
@@ -70,20 +71,32 @@ class Worker:
 
     def __init__(self, site: Site, questions: BinaryIO, answers: BinaryIO) -> None:
         self._site, self._questions, self._answers = site, questions, answers
-        self._writing = threading.Lock()
+        self._reading, self._writing = threading.Lock(), threading.Lock()
         self._decode = msgspec.msgpack.Decoder(Question)
 
     def run(self) -> None:
-        with ThreadPoolExecutor(THREADS, "reading") as pool:
-            while (head := self._questions.read(_LENGTH.size)) and len(head) == _LENGTH.size:
-                asked = self._decode.decode(self._questions.read(length_of(head)))
-                pool.submit(self._answer, asked)
+        """A few threads in turn wait for a question, and each answers the one it got: nothing is handed over."""
+        threads = [threading.Thread(target=self._serve, name=f"reading-{n}") for n in range(THREADS)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
 
-    def _answer(self, asked: Question) -> None:
-        answer = self._found(asked)
-        with self._writing:
-            self._answers.write(framed(answer))
-            self._answers.flush()
+    def _serve(self) -> None:
+        while (asked := self._next()) is not None:
+            answer = framed(self._found(asked))
+            with self._writing:
+                self._answers.write(answer)
+                self._answers.flush()
+
+    def _next(self) -> Question | None:
+        """The next question; None when the input has ended."""
+        with self._reading:
+            head = self._questions.read(_LENGTH.size)
+            if len(head) < _LENGTH.size:
+                return None
+            body = self._questions.read(length_of(head))
+        return self._decode.decode(body)
 
     def _found(self, asked: Question) -> Answer:
         from tidegate.web.questions import QUESTIONS, Page
@@ -121,6 +134,7 @@ def main(arguments: list[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the frames
+    sys.setswitchinterval(SWITCH_SECONDS)
     limits = msgspec.json.decode(arguments[2], type=Limits)
     site = Site(Path(arguments[0]), Path(arguments[1]), limits)
     Worker(site, sys.stdin.buffer, answers).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import InvalidError, UnavailableError
+from tidegate.pipeline.reading.result_table import _windows
 from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z
@@ -133,6 +135,37 @@ def test_a_reader_follows_the_app_and_can_look_back(tmp_path: Path) -> None:
                 later.as_of(4711)
         assert table.refresh() > round
         assert table.fetch("ann", TEN, TEN)[0].value == {"n": 3, "x": 105.0}
+
+
+def test_a_long_look_does_not_hold_up_others_nor_see_what_comes(tmp_path: Path) -> None:
+    """While one thread reads a commit, the app goes on, and another thread reads the newer one."""
+    write(tmp_path, CLICKS, partitions=2)
+    app = app_of(tmp_path)
+    app.run("local", until="caught_up")
+    with app.read("totals") as table:
+        reading, may_end, seen = threading.Event(), threading.Event(), list[tuple[int, int]]()
+
+        def look(shown: Any) -> None:
+            before = shown.commit.round
+            reading.set()
+            may_end.wait(60)
+            rows = sum(len(_windows(shown, number).windows()) for number in shown.tasks)
+            assert shown.commit.round == before
+            seen.append((before, rows))
+
+        thread = threading.Thread(target=table._read, args=(look,))
+        thread.start()
+        assert reading.wait(60)
+        first = table.round
+        for turn in range(3):
+            write(tmp_path, [("dee", 300 + turn, 1.0)])
+            app.run("local", until="caught_up")
+            table.refresh()
+            assert table.round > first
+            assert [row.value["n"] for row in table.fetch("dee")] == [turn + 1]
+        may_end.set()
+        thread.join(60)
+        assert seen == [(first, 5)]
 
 
 def test_columns_that_are_called_like_ours_keep_apart(tmp_path: Path) -> None:

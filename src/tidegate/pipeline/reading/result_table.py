@@ -8,7 +8,8 @@ not there.
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
 
-Thread rule: from any thread; `close` when nobody asks any more.
+Thread rule: from any thread, many at a time; one of them moves on to a newer commit while the others go on reading.
+`close` when nobody asks any more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tidegate.pipeline.reading.snapshot import FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
 from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.building.sides import Sides
 from tidegate.windows.kinds import LATEST, Sliding
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import WindowRows
@@ -63,8 +65,8 @@ class ResultTable:
         self._records = Records(backend, app)
         self._clock = clock or SystemClock()
         self._owns_backend = owns_backend
-        self._lock = threading.RLock()
-        self._shown: FlowSnapshot | None = None
+        self._moving = threading.Lock()
+        self._sides: Sides[FlowSnapshot] = Sides()
         self._looked_ms: int | None = None
         self._closed = False
 
@@ -123,9 +125,10 @@ class ResultTable:
 
     def refresh(self) -> int:
         """Look for a newer commit now, instead of at most ten times a second; the round that is shown then."""
-        with self._lock:
-            self._check_open()
-            return self._refreshed(force=True).commit.round
+        self._check_open()
+        self._look_for_newer(force=True)
+        with self._sides.held() as shown:
+            return shown.commit.round
 
     @property
     def position(self) -> dict[int, int]:
@@ -225,8 +228,7 @@ class ResultTable:
         if self._closed:
             return
         self._closed = True
-        if self._shown is not None:
-            self._shown.close()
+        self._sides.close()
         if self._owns_backend:
             self._backend.close()
 
@@ -256,9 +258,9 @@ class ResultTable:
 
     def _read(self, look: Callable[[FlowSnapshot], Answer]) -> Answer:
         self._check_open()
-        with self._lock:
-            for attempt in range(TRIES):
-                shown = self._refreshed(force=attempt > 0)
+        for attempt in range(TRIES):
+            self._look_for_newer(force=attempt > 0)
+            with self._sides.held() as shown:
                 try:
                     return look(shown)
                 except CorruptError:
@@ -267,20 +269,29 @@ class ResultTable:
                         raise
         raise UnavailableError(f"app {self._app} commits faster than {self.flow.name} can be read; try again")
 
-    def _refreshed(self, *, force: bool) -> FlowSnapshot:
-        now_ms = self._clock.monotonic_ms()
-        fresh = self._looked_ms is not None and now_ms - self._looked_ms < LOOK_AGAIN_MS
-        if self._shown is not None and (self._round is not None or (fresh and not force)):
-            return self._shown
-        self._looked_ms = now_ms
-        number = self._newest() if self._round is None else self._round
-        if self._shown is None:
-            commit = self._records.read_commit(number)[0]
-            flow = self._as_recorded(commit)
-            self._shown = FlowSnapshot(self._backend, self._app, flow, commit, clock=self._clock)
-        elif self._shown.commit.round != number:
-            self._shown.show(self._records.read_commit(number)[0])
-        return self._shown
+    def _look_for_newer(self, *, force: bool) -> None:
+        """Show the newest commit; if another thread is about to, and need not be waited for, what is shown will do."""
+        if self._sides.shown is not None and (self._round is not None or (not force and self._is_fresh())):
+            return
+        if not self._moving.acquire(blocking=force or self._sides.shown is None):
+            return
+        try:
+            now_ms, shown = self._clock.monotonic_ms(), self._sides.shown
+            number = self._newest() if self._round is None else self._round
+            if shown is None or shown.commit.round != number:
+                commit = self._records.read_commit(number)[0]
+                self._sides.move(lambda: self._opened(commit), lambda each: each.show(commit))
+            self._looked_ms = now_ms
+        finally:
+            self._moving.release()
+
+    def _is_fresh(self) -> bool:
+        looked_ms = self._looked_ms
+        return looked_ms is not None and self._clock.monotonic_ms() - looked_ms < LOOK_AGAIN_MS
+
+    def _opened(self, commit: CommitRecord) -> FlowSnapshot:
+        flow = self._as_recorded(commit)
+        return FlowSnapshot(self._backend, self._app, flow, commit, clock=self._clock)
 
     def _as_recorded(self, commit: CommitRecord) -> Flow:
         """The flow with its stores laid out as they were when the commit was made."""

@@ -8,7 +8,7 @@ Thread rule: any thread; functions keep nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
 from tidegate.pipeline.rounds.progress import StoppedPartition
-from tidegate.pipeline.rounds.records import CommitRecord, Loss, Records, SourceLine
+from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.port import StorageBackend
@@ -61,12 +61,24 @@ class CommitInfo:
     records: int
     positions: Mapping[str, Mapping[int, int]]
     change: str
+    stream_times: Mapping[str, int] = field(default_factory=dict)
+    """TOPIC-PARTITION → the event time it had reached; one that had none is left out."""
+    memory_bytes: int = 0
+    backlog_bytes: int = 0
 
 
 def list_apps(backend: StorageBackend) -> list[str]:
     """The names of all apps that have state here."""
     names = {each.name.split("/")[1] for each in backend.list("apps") if each.name.endswith("/app")}
     return sorted(names)
+
+
+def has_app(backend: StorageBackend, app: str) -> bool:
+    """Whether an app of that name has state here: one look, however many there are."""
+    try:
+        return Records(backend, app).load_app() is not None
+    except InvalidError:  # no name that an app can have
+        return False
 
 
 def app_status(
@@ -103,6 +115,8 @@ def app_status(
 def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     """The commits that are kept, oldest first."""
     records = _existing(backend, app)
+    app_record = records.load_app()
+    known = {} if app_record is None else app_record[0].definitions
     found = (records.load_commit(round) for round in records.rounds())
     return [
         CommitInfo(
@@ -112,9 +126,22 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             _records(commit),
             _positions(commit),
             commit.change,
+            _stream_times(known.get(commit.definition, ()), commit),
+            sum(line.memory_bytes for line in commit.tasks),
+            sum(line.backlog_bytes for line in commit.tasks),
         )
         for commit in (each[0] for each in found if each is not None)
     ]
+
+
+def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
+    topics = {flow.name: flow.topic for flow in flows}
+    found: dict[str, int] = {}
+    for line in commit.sources:
+        if line.stream_time >= 0:
+            name = f"{topics.get(line.flow, line.flow)}-{line.partition}"
+            found[name] = min(line.stream_time, found.get(name, line.stream_time))
+    return found
 
 
 def reset_app(

@@ -13,6 +13,7 @@ from tidegate.web.reading.site import Site
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.records import CommitRecord, FlowLine
+    from tidegate.pipeline.rounds.ways_out import CommitInfo
 
 STALE_MS: Final = 60_000
 _FATAL: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
@@ -72,13 +73,20 @@ class TenantLine(msgspec.Struct, frozen=True):
 
 
 class RoundLine(msgspec.Struct, frozen=True):
-    """One commit that is kept; `records` are those of this round, null where the one before is gone."""
+    """One commit that is kept; `records` are those of this round, null where the one before is gone.
+
+    `stream_times` is the event time that each partition had reached, by TOPIC-PARTITION.
+    """
 
     round: int
     committed_ms: int
     records: int | None
     total: int
     seconds: float | None
+    records_per_second: float | None
+    stream_times: dict[str, int]
+    memory_bytes: int
+    backlog_bytes: int
     generation: int
     change: str
 
@@ -227,9 +235,10 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
 
 
 def require_app(site: Site, app: str) -> None:
-    names = app_names(site)
-    if app not in names:
-        have = ", ".join(names) or "none"
+    from tidegate.pipeline.rounds.ways_out import has_app
+
+    if site.backend is None or not has_app(site.backend, app):
+        have = ", ".join(app_names(site)) or "none"
         raise NotThereError(f"there is no app {app[:100]!r} here; there are: {have}")
 
 
@@ -328,8 +337,8 @@ def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int) -> str:
 def _standing(owner: str, stopped: int, lag: int, committed_ms: int, now_ms: int) -> tuple[str, str]:
     """The state in a word, and in a sentence."""
     if stopped:
-        what = "1 partition is" if stopped == 1 else f"{stopped} partitions are"
-        return "stopped", f"{what} stopped by a fault; the others go on"
+        what = "1 partition" if stopped == 1 else f"{stopped} partitions"
+        return "stopped", f"has {what} stopped by a fault; the others go on"
     left = "has read everything there is" if not lag else f"has {lag:,} records left to read"
     if owner:
         if lag and now_ms - committed_ms > STALE_MS:
@@ -340,19 +349,28 @@ def _standing(owner: str, stopped: int, lag: int, committed_ms: int, now_ms: int
     return "idle", f"is not running; it {left}"
 
 
-def _rounds(commits: list[Any]) -> list[RoundLine]:
+def _rounds(commits: list[CommitInfo]) -> list[RoundLine]:
     lines = []
-    before = None
+    before: CommitInfo | None = None
     for commit in commits:
+        records: int | None = None
+        seconds: float | None = None
+        if before is not None:
+            records = max(0, commit.records - before.records)
+            seconds = (commit.committed_ms - before.committed_ms) / 1000
         lines.append(
             RoundLine(
-                commit.round,
-                commit.committed_ms,
-                None if before is None else max(0, commit.records - before.records),
-                commit.records,
-                None if before is None else (commit.committed_ms - before.committed_ms) / 1000,
-                commit.generation,
-                commit.change,
+                round=commit.round,
+                committed_ms=commit.committed_ms,
+                records=records,
+                total=commit.records,
+                seconds=seconds,
+                records_per_second=None if not seconds or records is None else records / seconds,
+                stream_times=dict(commit.stream_times),
+                memory_bytes=commit.memory_bytes,
+                backlog_bytes=commit.backlog_bytes,
+                generation=commit.generation,
+                change=commit.change,
             )
         )
         before = commit

@@ -103,15 +103,12 @@ def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
     from tidegate.tables.versions.catalog import load_versions
     from tidegate.web.reading.opened_app_table import AppTable, open_app_table
     from tidegate.web.reading.opened_pushed_table import PushedTable, open_pushed_table, shown_version
-    from tidegate.web.reading.opened_stored_table import StoredTable, newest_of, open_stored_table
+    from tidegate.web.reading.opened_stored_table import NewestStored, StoredTable, open_stored_table
 
     backend = site.require_backend()
     app, colon, short = name.partition(":")
     if colon:
-        from tidegate.web.reading.apps import require_app
-
-        require_app(site, app)
-        with site.table(name, None, lambda: open_app_table(backend, app, short, site.clock)) as table:
+        with site.table(name, None, lambda: open_app_table(site, app, short)) as table:
             if as_of is None:
                 yield AppTable(name, app, backend, table)
                 return
@@ -125,8 +122,14 @@ def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
         with site.table(name, shown, lambda: open_pushed_table(backend, name, shown, site.clock)) as pushed:
             yield PushedTable(name, backend, pushed)
         return
-    number = newest_of(backend, name) if as_of is None else as_of
-    with site.table(name, number, lambda: open_stored_table(backend, name, number, site.clock)) as stored:
+    if as_of is None:
+        with (
+            site.table(name, None, lambda: NewestStored(backend, name, site.clock)) as newest,
+            newest.held() as stored,
+        ):
+            yield StoredTable(name, backend, stored)
+        return
+    with site.table(name, as_of, lambda: open_stored_table(backend, name, as_of, site.clock)) as stored:
         yield StoredTable(name, backend, stored)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.clock import Clock
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
+from tidegate.web.reading.site import Site
 from tidegate.web.reading.table_documents import ExplainDocument, LateShown, PartShown, RowShown
 from tidegate.web.reading.tables import shown_text
 from tidegate.web.reading.texts import text_of
@@ -23,12 +23,15 @@ LATEST: Final = 2**63 - 1
 _OWN: Final = ("key", "window_start", "window_end", "timestamp")
 
 
-def open_app_table(backend: StorageBackend, app: str, short: str, clock: Clock) -> ResultTable:
+def open_app_table(site: Site, app: str, short: str) -> ResultTable:
     from tidegate.pipeline.reading.recorded import open_recorded, recorded_tables
+    from tidegate.web.reading.apps import require_app
 
+    require_app(site, app)
+    backend = site.require_backend()
     if short not in {each.name for each in recorded_tables(backend, app)}:
         raise NotThereError(f"app {app} has no table {short[:100]!r}; look at what there is: /api/tables")
-    return open_recorded(backend, app, short, clock=clock)
+    return open_recorded(backend, app, short, clock=site.clock)
 
 
 class AppTable(Opened):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -16,20 +19,27 @@ from tidegate.web.reading.tables import shown_text
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.building.commits import Commit
+    from tidegate.tables.building.shape import TableShape
+    from tidegate.tables.building.sides import Sides
 
+LOOK_AGAIN_MS: Final = 100
 LATEST: Final = 2**63 - 1
 
 
-def newest_of(backend: StorageBackend, name: str) -> int:
-    """The number of the last commit."""
-    from tidegate.tables.building.commits import load_commits, stored_tables
+def newest_of(backend: StorageBackend, name: str) -> tuple[TableShape, Commit]:
+    """What the table is, and its last commit."""
+    from tidegate.tables.building.commits import load_commits
 
-    if name not in stored_tables(backend):
+    try:
+        found = load_commits(backend, name)
+    except InvalidError:  # no name that a table can have
+        found = None
+    if found is None:
         raise NotThereError(f"there is no table {name[:100]!r} here; look at what there is: /api/tables")
-    found = load_commits(backend, name)
-    if found is None or not found[0].commits:
+    if not found[0].commits:
         raise UnavailableError(f"table {name} has no commit yet; wait for the process that builds it")
-    return found[0].commits[-1].number
+    return found[0].shape, found[0].commits[-1]
 
 
 def open_stored_table(backend: StorageBackend, name: str, number: int, clock: Clock) -> Any:
@@ -37,6 +47,52 @@ def open_stored_table(backend: StorageBackend, name: str, number: int, clock: Cl
 
     newest_of(backend, name)
     return open_committed(backend, name, clock=clock, number=number)
+
+
+class NewestStored:
+    """A stored table at its newest commit: a newer one is opened beside it, then takes its place.
+
+    Thread rule: from any thread; one at a time looks for a newer commit while the others go on reading.
+    """
+
+    def __init__(self, backend: StorageBackend, name: str, clock: Clock) -> None:
+        from tidegate.tables.building.sides import Sides
+
+        self._backend, self._name, self._clock = backend, name, clock
+        self._moving = threading.Lock()
+        self._sides: Sides[Any] = Sides()
+        self._seen: tuple[TableShape, Commit] | None = None
+        self._looked_ms = 0
+        self.refresh()
+
+    @contextmanager
+    def held(self) -> Iterator[Any]:
+        if self._clock.monotonic_ms() - self._looked_ms >= LOOK_AGAIN_MS:
+            self.refresh(wait=False)
+        with self._sides.held() as table:
+            yield table
+
+    def refresh(self, *, wait: bool = True) -> None:
+        """Look for a newer commit; where another thread does, and need not be waited for, what is shown will do."""
+        if not self._moving.acquire(blocking=wait):
+            return
+        try:
+            now_ms, newest = self._clock.monotonic_ms(), newest_of(self._backend, self._name)
+            if newest != self._seen:
+                shape, commit = newest
+                if self._seen is not None and self._seen[0] != shape:  # another table under the same name
+                    self._sides.close()
+                self._sides.move(lambda: self._opened(commit.number), lambda table: table.show(commit))
+                self._seen = newest
+            self._looked_ms = now_ms
+        finally:
+            self._moving.release()
+
+    def close(self) -> None:
+        self._sides.close()
+
+    def _opened(self, number: int) -> Any:
+        return open_stored_table(self._backend, self._name, number, self._clock)
 
 
 class StoredTable(Opened):

@@ -1,9 +1,11 @@
 """What there is to look at: one log folder, one state folder, and what is kept open of them between questions.
 
 Everything is opened for reading. Tables stay open while they are asked for, so that a fetch costs a look-up and not
-an opening; the least used goes first.
+an opening; the least used goes first. One that is asked for is kept at its newest commit by `keeping`, so that no
+question waits for that either.
 
-Thread rule: from any thread; a table in use is never closed by another question.
+Thread rule: from any thread; a table in use is never closed by another question, and one that opens holds up only
+those who ask for the same.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, TidegateError
 from tidegate.web.failures import NotThereError
+from tidegate.web.reading.keeping import KeptNew
 from tidegate.web.settings import Limits
 
 if TYPE_CHECKING:
@@ -27,12 +30,16 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
 OPEN_TABLES: Final = 16
+KEPT_NEW_MS: Final = 5000
+"""For how long after a question its table is kept at the newest commit."""
 
 
 @dataclass(slots=True)
 class _Open:
-    table: Any
+    opening: threading.Lock = field(default_factory=threading.Lock)
+    table: Any = None
     users: int = 0
+    asked_ms: int = 0
     is_dropped: bool = False
 
 
@@ -66,6 +73,10 @@ class Site:
     _tables: OrderedDict[tuple[str, object], _Open] = field(default_factory=OrderedDict)
     _kept: dict[str, Any] = field(default_factory=dict)
     _guard: threading.RLock = field(default_factory=threading.RLock)
+    _keeping: KeptNew = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._keeping = KeptNew(self.refresh_asked)
 
     @property
     def log(self) -> Log:
@@ -131,33 +142,60 @@ class Site:
 
     @contextmanager
     def table(self, name: str, version: object, open_it: Callable[[], Any]) -> Iterator[Any]:
-        """An open table, opened when it is not; `version` tells commits apart that are opened one by one."""
+        """An open table, opened when it is not; `version` tells commits apart, None is the newest."""
         with self._guard:
-            found = self._tables.get((name, version))
-            if found is None:
-                found = self._tables[name, version] = _Open(open_it())
-                self._let_go_of_the_least_used()
+            found = self._tables.setdefault((name, version), _Open())
             self._tables.move_to_end((name, version))
+            found.asked_ms = self.clock.monotonic_ms()
             found.users += 1
         try:
+            with found.opening:
+                if found.table is None:
+                    found.table = open_it()
+            if version is None:
+                self._keeping.wake()
             yield found.table
         finally:
-            with self._guard:
-                found.users -= 1
-                if found.is_dropped and not found.users:
-                    found.table.close()
+            self._give_back((name, version), found)
 
-    def _let_go_of_the_least_used(self) -> None:
-        while len(self._tables) > OPEN_TABLES:
-            _, oldest = self._tables.popitem(last=False)
-            oldest.is_dropped = True
-            if not oldest.users:
-                oldest.table.close()
+    def _give_back(self, key: tuple[str, object], found: _Open) -> None:
+        with self._guard:
+            found.users -= 1
+            if found.table is None and not found.users:  # could not be opened
+                self._tables.pop(key, None)
+            gone = [found] if found.is_dropped and not found.users else []
+            while len(self._tables) > OPEN_TABLES:
+                _, oldest = self._tables.popitem(last=False)
+                oldest.is_dropped = True
+                if not oldest.users:
+                    gone.append(oldest)
+        for each in gone:
+            if each.table is not None:
+                each.table.close()
+
+    def refresh_asked(self) -> bool:
+        """Bring tables that were asked for lately to their newest commit; False when none was."""
+        since = self.clock.monotonic_ms() - KEPT_NEW_MS
+        with self._guard:
+            asked = [(key, each) for key, each in self._tables.items()
+                     if key[1] is None and each.table is not None and each.asked_ms >= since]  # fmt: skip
+            for _, each in asked:
+                each.users += 1
+        for key, each in asked:
+            try:
+                each.table.refresh()
+            except TidegateError:
+                pass  # the next question looks itself, and says what is wrong
+            finally:
+                self._give_back(key, each)
+        return bool(asked)
 
     def close(self) -> None:
+        self._keeping.close()
         with self._guard:
             for each in self._tables.values():
-                each.table.close()
+                if each.table is not None:
+                    each.table.close()
             self._tables.clear()
             if self._log is not None:
                 self._log.close()

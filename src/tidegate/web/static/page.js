@@ -18,13 +18,15 @@ for (const button of document.querySelectorAll("[data-copy]")) {
   });
 }
 
-// A live part is the same part of the same page, fetched anew when the server says that something changed.
+// A live part is the same part of the same page, fetched anew when the server says that something changed; charts take
+// what the event itself says.
 const live = document.querySelector("[data-live]");
 if (live && window.EventSource) {
   let source = null, known = null, busy = false;
   const follow = () => {
     source = new EventSource(live.dataset.live);
     source.onmessage = async (event) => {
+      window.tidegateCharts?.feed(JSON.parse(event.data));
       if (known === null || event.lastEventId === known || busy) { known ??= event.lastEventId; return; }
       known = event.lastEventId;
       busy = true;

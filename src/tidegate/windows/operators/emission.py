@@ -101,6 +101,8 @@ class Emission:
         """The windows of these different keys that start from `first` to `last`, in no promised order."""
         if self._is_plain:
             _, panes = self._panes.of_keys(keys, first, last)
+            if not len(panes.ts):
+                return no_rows(self._folds.results)
             return self._rows(panes.keys, panes.ts, panes.states)
         codes, panes = self._panes.of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
         if not len(panes.ts):

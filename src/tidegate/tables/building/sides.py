@@ -1,0 +1,103 @@
+"""Which commit is read: a newer one is restored beside the one that is shown, and then takes its place.
+
+Restoring a commit takes milliseconds, and whoever asks should not wait for it. So there are two sides: questions look
+at one, and `move` brings the other, which nobody looks at, to the newer commit; packs that are open on it stay open.
+Only where long looks hold the other side too is a further one opened, and let go when they end.
+
+D1  a look sees one commit from its beginning to its end.
+D2  a move that fails changes nothing: what was shown is shown.
+D3  when nobody looks there are at most two snapshots.
+
+Thread rule: looks from any thread; one `move` at a time; `close` when nobody looks any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Shows(Protocol):
+    """A snapshot, as far as sides are concerned."""
+
+    def close(self) -> None: ...
+
+
+View = TypeVar("View", bound=Shows)
+
+
+@dataclass(slots=True, eq=False)
+class _Side(Generic[View]):
+    view: View
+    looks: int = 0
+
+
+class Sides(Generic[View]):
+    """The snapshot that is shown, and the one that the next commit is restored into."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._shown: _Side[View] | None = None
+        self._others: list[_Side[View]] = []
+
+    @property
+    def shown(self) -> View | None:
+        """What is looked at now; None before the first `move`. To look into it, hold it."""
+        side = self._shown
+        return None if side is None else side.view
+
+    @contextmanager
+    def held(self) -> Iterator[View]:
+        """What is shown, for one look (D1)."""
+        with self._guard:
+            side = self._shown
+            if side is None:
+                raise RuntimeError("nothing is shown before the first move")
+            side.looks += 1
+        try:
+            yield side.view
+        finally:
+            with self._guard:
+                side.looks -= 1
+                gone = self._spare_sides()
+            for each in gone:
+                each.view.close()
+
+    def move(self, open_it: Callable[[], View], show: Callable[[View], object]) -> None:
+        """Show another commit: `show` brings a snapshot to it, `open_it` makes one where none is free."""
+        with self._guard:
+            free = next((each for each in self._others if not each.looks), None)
+            if free is not None:
+                self._others.remove(free)
+        if free is None:
+            free = _Side(open_it())
+        else:
+            try:
+                show(free.view)
+            except BaseException:  # half moved: of no use to anybody (D2)
+                free.view.close()
+                raise
+        with self._guard:
+            if self._shown is not None:
+                self._others.append(self._shown)
+            self._shown = free
+            gone = self._spare_sides()
+        for each in gone:
+            each.view.close()
+
+    def close(self) -> None:
+        with self._guard:
+            every = [*self._others, *([] if self._shown is None else [self._shown])]
+            self._shown, self._others = None, []
+        for each in every:
+            each.view.close()
+
+    def _spare_sides(self) -> list[_Side[View]]:
+        """Take out what nobody looks at, but for one (D3)."""
+        idle = [each for each in self._others if not each.looks]
+        gone = idle[:-1]
+        self._others = [each for each in self._others if each not in gone]
+        return gone

@@ -1,0 +1,237 @@
+"""R-37: malformed HTTP and slow clients never yield a 5xx, a hang or growth, and health answers throughout.
+
+Malformed requests are thrown by many connections at once, while two hundred slow clients hold theirs, each in one of
+four ways: silent, a head byte by byte, a body byte by byte, ten megabytes of answers that are never read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from served_shop import serving
+
+AT_ONCE = 24
+SLOW = 200
+HEALTH_SECONDS = 1.0
+MOST_GROWTH_BYTES = 48 << 20
+
+
+def malformed(seed: int, count: int) -> Iterator[bytes]:
+    """Requests that no client should send, built and mutated."""
+    chance = random.Random(seed)
+    good = b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    built = [
+        b"GET / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n0\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n folded: yes\r\n\r\n", b"GET / HTTP/1.1\r\nhost : localhost\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nhost: other\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\r\n\r\n\r\n",
+        b"\x00" * 100,
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 10_000 + b"\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET http://localhost/health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /%ff%fe%00 HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET /?" + b"%" * 500 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", good * 50,
+        b"GET / HTTP/1.1\nhost: localhost\n\n", b"GET  /  HTTP/1.1\r\nhost: localhost\r\n\r\n", b"G" * 100_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "GET /ü HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(),
+    ]  # fmt: skip
+    yield from built
+    for _ in range(count):
+        changed = bytearray(chance.choice([good, *built[:12]]))
+        for _ in range(chance.randint(1, 6)):
+            place = chance.randrange(len(changed))
+            action = chance.randrange(3)
+            if action == 0:
+                changed[place] = chance.randrange(256)
+            elif action == 1:
+                del changed[place : place + chance.randint(1, 5)]
+            else:
+                changed[place:place] = bytes(chance.randrange(256) for _ in range(chance.randint(1, 4)))
+            if not changed:
+                changed = bytearray(b"x")
+        yield bytes(changed)
+
+
+@dataclass
+class Watched:
+    """What was seen while requests were thrown."""
+
+    cases: int = 0
+    health: list[float] = field(default_factory=list)
+    stalled: float = 0.0
+    """The longest that this process itself slept too long: the machine's doing, not the server's."""
+    turns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def slowest(self) -> float:
+        return max(self.health, default=0.0)
+
+
+async def throw(address: str, seed: int, count: int, slow: int) -> Watched:
+    """Throw malformed requests at the server, beside slow clients, while its health is asked for."""
+    port, seen, done = int(address.rpartition(":")[2]), Watched(), asyncio.Event()
+    cases = malformed(seed, count)
+
+    async def thrower() -> None:
+        for sent in cases:
+            answer = await asyncio.wait_for(_answer(port, sent, 1 + seen.cases % 3), 20)
+            assert answer[9:10] != b"5", (sent[:200], answer[:200])
+            seen.cases += 1
+
+    async with asyncio.TaskGroup() as beside:
+        watching = [
+            beside.create_task(_watch_health(port, seen, done)),
+            beside.create_task(_watch_self(seen, done)),
+        ]
+        for number in range(slow):
+            watching.append(beside.create_task(_slow(port, SLOWLY[number % len(SLOWLY)], seen, done)))
+        async with asyncio.TaskGroup() as throwing:
+            for _ in range(AT_ONCE):
+                throwing.create_task(thrower())
+        done.set()
+    return seen
+
+
+async def _answer(port: int, sent: bytes, pieces: int) -> bytes:
+    """What comes back for some bytes and a half close; empty when the server just closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        with suppress(ConnectionError):
+            step = max(1, len(sent) // pieces)
+            for start in range(0, len(sent), step):
+                writer.write(sent[start : start + step])
+                await writer.drain()
+            writer.write_eof()
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return await reader.readuntil(b"\r\n\r\n")
+        return b""
+    except OSError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def _watch_health(port: int, seen: Watched, done: asyncio.Event) -> None:
+    while not done.is_set():
+        began = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 30)
+        seen.health.append(time.monotonic() - began)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
+        await asyncio.sleep(0.05)
+
+
+async def _watch_self(seen: Watched, done: asyncio.Event) -> None:
+    while not done.is_set():
+        began = time.monotonic()
+        await asyncio.sleep(0.02)
+        seen.stalled = max(seen.stalled, time.monotonic() - began - 0.02)
+
+
+SLOWLY = list({
+    "silent": b"",
+    "head": b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n" + b"x-slow: yes\r\n" * 100,
+    "body": b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n" + b"a" * 1000,
+    "unread": b"GET /static/uplot/uPlot.iife.min.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 200,
+}.items())  # fmt: skip
+
+
+async def _slow(port: int, kind: tuple[str, bytes], seen: Watched, done: asyncio.Event) -> None:
+    """One client that takes its time, again and again: the server may close it, and it comes back."""
+    name, sent = kind
+    whole = {"silent": 0, "head": 0, "body": sent.find(b"\r\n\r\n") + 4, "unread": len(sent)}[name]
+    while not done.is_set():
+        seen.turns[name] = seen.turns.get(name, 0) + 1
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(sent[:whole])
+                for byte in sent[whole:] or bytes(100):
+                    if done.is_set() or writer.is_closing():
+                        break
+                    if name in ("head", "body"):
+                        writer.write(bytes([byte]))
+                        await writer.drain()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(done.wait(), 0.25)
+            finally:
+                writer.transport.abort()
+
+
+def server_of(address: str) -> int:
+    """The process that listens there."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[1].endswith(port) and line[3] == "0A"}
+    for place in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if os.readlink(place) in sockets:
+                return int(place.parts[2])
+    raise AssertionError(f"nobody listens at {address}")
+
+
+def memory_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def held_up(address: str, seed: int, count: int, slow: int, tally: Any) -> None:
+    """Throw so many, and hold what was seen against the promise."""
+    server = server_of(address)
+    before = memory_of(server)
+    seen = asyncio.run(throw(address, seed, count, slow))
+    growth = memory_of(server) - before
+    tally(
+        seen.cases, seed=seed, slow_clients=slow, slow_turns=seen.turns, health_asked=len(seen.health),
+        slowest_health_ms=round(seen.slowest * 1000), stalled_ms=round(seen.stalled * 1000), grown_bytes=growth,
+    )  # fmt: skip
+    assert seen.cases >= count
+    assert len(seen.health) > 10 and seen.slowest < HEALTH_SECONDS + seen.stalled, (
+        seen.slowest,
+        seen.stalled,
+    )
+    assert growth < MOST_GROWTH_BYTES
+    assert httpx.get(f"{address}/api/topics", timeout=30).status_code == 200
+
+
+def test_R37_malformed_requests_and_slow_clients_never_break_the_server(
+    data: Path, tmp_path: Path, tally: Any
+) -> None:
+    said = tmp_path / "server.log"
+    with serving(data, log=said) as address:
+        held_up(address, 37, 20_000, SLOW, tally)
+    assert said.read_bytes().count(b"\n") <= 3, said.read_text()[:3000]  # nobody can fill a log
+
+
+@pytest.mark.soak
+def test_R37_in_full(address: str, tally: Any) -> None:
+    for seed in range(50):
+        held_up(address, 370 + seed, 100_000, SLOW, tally)
+
+
+def test_R37_tls_spoken_to_a_plain_server_is_refused(address: str) -> None:
+    port = int(address.rpartition(":")[2])
+    context = ssl.create_default_context()
+    with (
+        pytest.raises((ssl.SSLError, OSError)),
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+    ):
+        context.wrap_socket(plain, server_hostname="localhost")
