@@ -148,8 +148,7 @@ class StorageParts:
             # A put may have happened although it failed to say so: its name must not be left behind.
             self.retirement.retire(task.task, [pack.name for pack in packs])
             raise
-        if task.unnamed_since_ms is None:
-            task.unnamed_since_ms = started
+        task.note_unnamed(started)
         for stored in refs:
             self.use.add(task.task, stored)
         self.stats.dumped(

@@ -274,7 +274,6 @@ class WorkerStorageRuntime:
     def checkpointing(self, task: str) -> Operation[bytes]:
         """`checkpoint`, step by step."""
         storage = self._parts.tasks.get(task)
-        self.supervisor.close_inline(storage)
         operation = checkpoint(self._parts, storage)
         try:
             while True:

@@ -112,6 +112,11 @@ class TaskStorage:
             if self.failure is None:
                 self.failure = error
 
+    def note_unnamed(self, stored_ms: int) -> None:
+        """Something is live now that was stored then, and that no checkpoint names yet."""
+        since_ms = self.unnamed_since_ms
+        self.unnamed_since_ms = stored_ms if since_ms is None else min(since_ms, stored_ms)
+
     def store_of(self, state: BucketIndexState) -> AttachedStore:
         """The attached store of a state, or `InvalidError`."""
         spec = state.index.spec

@@ -8,8 +8,11 @@ M1  only neighbours in order are merged, all of them readable, or nothing is pub
 M2  a merge that includes the oldest run of the bucket drops tombstones: nothing is left below to hide.
 M3  `append` keeps the charge of its inputs; `last` and `fold` give back what merging made unreachable.
 M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs go instead (INV-7, INV-9).
+M5  a merge that rests between its strips keeps nobody from the bucket meanwhile: it lets go of permit and lock, and
+    goes on only if the bucket is as it was. What it stored before a checkpoint is not named by that one; it is
+    published only while nobody can take it for garbage.
 
-A generator: phases `captured`, `merged` (one for each strip), `placed`; see `operations`.
+A generator: phases `captured`, `merged` (one for each strip) or `resting`, `placed`; see `operations`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,29 +33,34 @@ from tidegate.storage.runs.merging import merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge
 from tidegate.storage.tasks import AttachedStore, TaskStorage
-from tidegate.storage.upkeep.operations import WAITING, Operation, Undo, undoing
+from tidegate.storage.upkeep.operations import RESTING, WAITING, Operation, Undo, undoing
 from tidegate.storage.upkeep.tiers import Tier, choose_window, hot_window, is_unsettled, tiers_of
 
 Choice = Callable[[Sequence[Tier]], "tuple[int, int] | None"]
+SAMPLE_LINES = 1024  # of directories looked at for each strip, to cut strips of about the same size
 
 
 def compact(
-    parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int, *, whole: bool = False
+    parts: StorageParts,
+    task: TaskStorage,
+    store: AttachedStore,
+    bucket: int,
+    *,
+    whole: bool = False,
+    rest_bytes: int | None = None,
 ) -> Operation[bool]:
     """Merge what is worth merging in the bucket; whether something was published.
 
-    `whole` merges every run that is in memory next to another one, whatever the sizes.
+    `whole` merges every run that is in memory next to another one, whatever the sizes. With `rest_bytes` the merge
+    rests after every so many bytes (M5); it pays for buckets that nobody writes to any more.
     """
     choose: Choice = hot_window if whole else _by_size(parts, store.spec.merge)
     index = store.state.index
     with ExitStack() as held:
-        while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
-            yield WAITING
-        held.callback(permit.close)
-        unlock = parts.locks.try_lock(task.task, store.spec.name, bucket)
-        if unlock is None:
+        claim = _Claim(parts, task, store, bucket)
+        held.callback(claim.release)
+        if not (yield from claim.take()):
             return False
-        held.callback(unlock)
         undo = held.enter_context(undoing())
         captured, lease = index.capture(bucket, bucket, lambda refs: parts.pins.pin(task.task, refs))
         if lease is not None:
@@ -66,9 +75,11 @@ def compact(
         started = parts.clock.monotonic_ms()
         inputs = [run for tier in tiers[window[0] : window[1]] for run in tier.runs]
         yield "captured"
-        merged = yield from _merge(parts, task, store, inputs, drop_tombstones=window[0] == 0, undo=undo)
+        pause = None if rest_bytes is None else _Pause(rest_bytes, partial(_rest, claim, found))
+        merging = _merge(parts, task, store, inputs, drop_tombstones=window[0] == 0, undo=undo, pause=pause)
+        merged = yield from merging
         yield "placed"
-        if not _publish(parts, task, store, found, inputs, merged):
+        if merged is None or not _publish(parts, task, store, found, inputs, merged):
             parts.stats.lost(task.task, "compact")
             return False
         undo.forget()
@@ -86,20 +97,79 @@ def _by_size(parts: StorageParts, merge: Merge) -> Choice:
     return choose
 
 
+class _Claim:
+    """A permit and a bucket, taken together and let go of together."""
+
+    def __init__(self, parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> None:
+        self.index = store.state.index
+        self._parts, self._place = parts, (task.task, store.spec.name, bucket)
+        self._held = ExitStack()
+
+    def take(self) -> Operation[bool]:
+        """Wait for a permit; False when somebody else has the bucket."""
+        while (permit := self._parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
+            yield WAITING
+        self._held.callback(permit.close)
+        unlock = self._parts.locks.try_lock(*self._place)
+        if unlock is None:
+            self.release()
+            return False
+        self._held.callback(unlock)
+        return True
+
+    def release(self) -> None:
+        self._held.close()
+
+
+class _Pause(NamedTuple):
+    """How much to merge at a time, and what to do in between: False when the merge has lost its bucket."""
+
+    strip_bytes: int
+    rest: Callable[[], Operation[bool]]
+
+
+class _Merged(NamedTuple):
+    """What a merge came to, and when the first of it was stored, if it was."""
+
+    runs: list[RunEntry]
+    stored_ms: int | None
+
+
+def _rest(claim: _Claim, found: Bucket) -> Operation[bool]:
+    """Keep nobody from the bucket for a while; whether it is still as it was found (M5)."""
+    claim.release()
+    yield RESTING
+    if not (yield from claim.take()):
+        return False
+    now = claim.index.snapshot(found.start)
+    versions = (found.data_version, found.layout_version)
+    return now is not None and (now.data_version, now.layout_version) == versions
+
+
+def _is_fresh(parts: StorageParts, stored_ms: int | None) -> bool:
+    """Whether a master cannot have taken for garbage what was stored first, or could before it is named (M5)."""
+    config = parts.config
+    return config.deletes or stored_ms is None or 2 * parts.ms_since(stored_ms) < config.garbage_grace_ms
+
+
 def _publish(
     parts: StorageParts,
     task: TaskStorage,
     store: AttachedStore,
     found: Bucket,
     inputs: Sequence[RunEntry],
-    merged: Sequence[RunEntry],
+    merged: _Merged,
 ) -> bool:
     index = store.state.index
-    if not index.publish(found.start, found.data_version, found.layout_version, inputs, merged):
+    if not _is_fresh(parts, merged.stored_ms) or not index.publish(
+        found.start, found.data_version, found.layout_version, inputs, merged.runs
+    ):
         return False
+    if merged.stored_ms is not None:
+        task.note_unnamed(merged.stored_ms)
     parts.retire(task, [run.stored for run in inputs if run.stored is not None])
     parts.drop_hot(task, [run.hot for run in inputs if run.hot is not None])
-    released = sum(run.charge for run in inputs) - sum(run.charge for run in merged)
+    released = sum(run.charge for run in inputs) - sum(run.charge for run in merged.runs)
     parts.backlog.release(released, task=task.task)
     return True
 
@@ -112,18 +182,24 @@ def _merge(
     *,
     drop_tombstones: bool,
     undo: Undo,
-) -> Operation[list[RunEntry]]:
-    """The merged runs as entries with a place each; `undo` gives the places back."""
+    pause: _Pause | None,
+) -> Operation[_Merged | None]:
+    """The merged runs as entries with a place each; `undo` gives the places back. None: the bucket is lost."""
     spec, config = store.spec, parts.config
     runs = parts.load_all(task, spec, inputs)
-    strips = -(-sum(run.nbytes for run in inputs) // config.max_batch_bytes)
+    weight, most = sum(run.nbytes for run in inputs), config.max_batch_bytes
+    strips = -(-weight // (most if pause is None else min(most, pause.strip_bytes)))
     order = inputs[-1].order
     outputs: list[RunEntry] = []
-    for strip in _strips(runs, strips):
+    stored_ms: int | None = None
+    for number, strip in enumerate(_strips(runs, strips)):
+        if number and pause is not None and not (yield from pause.rest()):
+            return None
         merged = merge_runs(
             spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
         )
-        if strips > 1 and merged:
+        if weight > most and merged:
+            stored_ms = parts.clock.monotonic_ms() if stored_ms is None else stored_ms
             refs = parts.store(task, spec, spec.segment_of(merged[0].bucket), merged)
             undo.push(partial(parts.retire, task, refs))
             outputs += [_entry(run, order, stored=ref) for run, ref in zip(merged, refs, strict=True)]
@@ -134,7 +210,8 @@ def _merge(
                 outputs.append(_entry(run, order, hot=hot))
         yield "merged"
     charges = shared_charge(spec.merge, sum(run.charge for run in inputs), [run.nbytes for run in outputs])
-    return [replace(run, charge=charge) for run, charge in zip(outputs, charges, strict=True)]
+    charged = [replace(run, charge=charge) for run, charge in zip(outputs, charges, strict=True)]
+    return _Merged(charged, stored_ms)
 
 
 def shared_charge(merge: Merge, total: int, sizes: Sequence[int]) -> list[int]:
@@ -153,7 +230,8 @@ def _strips(runs: Sequence[Run], count: int) -> Iterator[list[Run]]:
     if count <= 1:
         yield list(runs)
         return
-    sample = np.sort(np.concatenate([run.hashes for run in runs]))
+    step = max(1, sum(run.key_count for run in runs) // (SAMPLE_LINES * count))
+    sample = np.sort(np.concatenate([run.hashes[::step] for run in runs]))
     cuts = np.unique(sample[np.arange(1, count) * len(sample) // count])
     places = [[0, *np.searchsorted(run.hashes, cuts).tolist(), run.key_count] for run in runs]
     for strip in range(len(cuts) + 1):

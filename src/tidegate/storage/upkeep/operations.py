@@ -25,6 +25,7 @@ Result = TypeVar("Result")
 Operation = Generator[str, None, Result]
 
 WAITING = "waiting"  # yielded while a permit or a bucket is busy: the driver may sleep
+RESTING = "resting"  # yielded where nothing is held that others wait for: the driver may come back much later
 
 
 def run_through(operation: Operation[Result], clock: Clock, *, timeout_ms: int) -> Result:

@@ -6,9 +6,14 @@ the operations' generators, so it can stop after any phase and go on later, and 
 half done.
 
 S1  the newest buckets of a store (`hot_bucket_count`) are left alone: they are still being written. Only when
-    one has very many runs is it compacted all the same, because reading it would suffer.
+    one has very many runs that are small or of the same time is it compacted all the same, because reading it would
+    suffer (`tiers.is_crowded`).
 S2  an error stops the task with its reason: every later call for the task raises it (see `TaskStorage`).
 S3  `start` twice is one set of jobs; `stop` returns when none of them runs any more.
+S4  an inline pass stops only where it rests or waits: nothing half done, nothing held that others wait for. So a
+    checkpoint need not end it, and work that was begun is not thrown away. What it took beyond its budget, later
+    calls do without.
+S5  runs that are stored are merged when they are many, not when they are two: what was written once is written again.
 
 Background jobs run on the injected scheduler; no thread is started here.
 """
@@ -26,13 +31,14 @@ from tidegate.storage.spec import Merge
 from tidegate.storage.tasks import AttachedStore, TaskStorage
 from tidegate.storage.upkeep.compact import compact
 from tidegate.storage.upkeep.dump import dump
-from tidegate.storage.upkeep.operations import WAITING, Operation
+from tidegate.storage.upkeep.operations import RESTING, WAITING, Operation
 from tidegate.storage.upkeep.pressure import relieve
 from tidegate.storage.upkeep.repack import measure, repack, sparse_segments
-from tidegate.storage.upkeep.tiers import is_unsettled
+from tidegate.storage.upkeep.tiers import is_crowded, is_unsettled
 
 CROWDED_HOT = 4  # times max_deltas runs, and a bucket is compacted although it is among the newest
 DUMP_BUCKETS = 64  # buckets stored in one round, so that a pass has many places to stop
+REST_BYTES = 4 << 20  # merged at a time by an inline pass: some 20 ms
 
 
 @dataclass(slots=True)
@@ -43,6 +49,7 @@ class Upkeep:
     working: threading.Lock = field(default_factory=threading.Lock)
     stopping: threading.Event = field(default_factory=threading.Event)
     inline: Operation[None] | None = None
+    overrun_ms: int = 0  # what inline passes took beyond their budgets so far
 
 
 class MaintenanceSupervisor:
@@ -139,16 +146,22 @@ class MaintenanceSupervisor:
     def maintain(self, task: TaskStorage, budget_ms: int) -> bool:
         """Work on the task's pass for about `budget_ms`; True when the pass came to its end.
 
-        What is left goes on with the next call. At least one phase is done, however small the budget.
+        What is left goes on with the next call, also after a checkpoint (S4). At least one operation is done, however
+        small the budget, unless calls before took more than theirs: then this one does without.
         """
         task.check()
         upkeep, clock = self._of(task), self._parts.clock
-        deadline_ms = clock.monotonic_ms() + budget_ms
+        if upkeep.overrun_ms > budget_ms:
+            upkeep.overrun_ms -= budget_ms
+            return False
+        began_ms, budget_ms = clock.monotonic_ms(), budget_ms - upkeep.overrun_ms
         if upkeep.inline is None:
             upkeep.inline = self._pass(task)
         try:
             for phase in upkeep.inline:
-                if clock.monotonic_ms() >= deadline_ms:
+                took_ms = clock.monotonic_ms() - began_ms
+                if phase in (RESTING, WAITING) and took_ms >= budget_ms:
+                    upkeep.overrun_ms = took_ms - budget_ms
                     return False
                 if phase == WAITING:
                     clock.sleep_ms(1)
@@ -158,6 +171,7 @@ class MaintenanceSupervisor:
                 self._failed(task, error)
             raise
         upkeep.inline = None
+        upkeep.overrun_ms = max(0, clock.monotonic_ms() - began_ms - budget_ms)
         return True
 
     def close_inline(self, task: TaskStorage) -> None:
@@ -175,14 +189,17 @@ class MaintenanceSupervisor:
 
     # -- the parts of a pass ---------------------------------------------------------------------
 
-    def compacting(self, task: TaskStorage) -> Operation[None]:
-        """Compact cold buckets, then bring memory below its limits."""
+    def compacting(self, task: TaskStorage, *, rest_bytes: int | None = None) -> Operation[None]:
+        """Compact cold buckets, with a rest after every `rest_bytes`; then bring memory below its limits."""
         for store in task.attached():
             for bucket in self._crowded(store):
-                while (yield from compact(self._parts, task, store, bucket)):
+                strip = rest_bytes if self._cold(store, [bucket]) else None
+                while (yield from compact(self._parts, task, store, bucket, rest_bytes=strip)):
+                    yield RESTING
                     if not self._is_worth(store, bucket):
                         break
         yield from relieve(self._parts, task)
+        yield RESTING
 
     def dumping(self, task: TaskStorage) -> Operation[None]:
         """Store cold buckets and let their hot copies go."""
@@ -191,6 +208,7 @@ class MaintenanceSupervisor:
             hot = self._cold(store, index.hot_buckets())
             for start in range(0, len(hot), DUMP_BUCKETS):
                 yield from dump(self._parts, task, store, hot[start : start + DUMP_BUCKETS], evict=True)
+                yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:
         """Move what is live out of packs that are mostly dead."""
@@ -198,6 +216,7 @@ class MaintenanceSupervisor:
         for store in task.attached():
             for segment, packs in sparse_segments(self._parts, task, store).items():
                 yield from repack(self._parts, task, store, segment, packs)
+                yield RESTING
 
     def deleting(self, task: TaskStorage) -> Operation[None]:
         """Delete retired packs that nobody needs."""
@@ -215,7 +234,7 @@ class MaintenanceSupervisor:
         yield from self.deleting(task)
 
     def _pass(self, task: TaskStorage) -> Operation[None]:
-        yield from self.compacting(task)
+        yield from self.compacting(task, rest_bytes=REST_BYTES)
         yield from self.dumping(task)
         yield from self.reclaiming(task)
 
@@ -231,7 +250,7 @@ class MaintenanceSupervisor:
             if bucket in cold:
                 if self._is_worth(store, bucket):
                     yield bucket
-            elif (found := index.snapshot(bucket)) is not None and len(found.runs) > limit:
+            elif (found := index.snapshot(bucket)) is not None and is_crowded(found.runs, limit):
                 yield bucket
 
     def _is_worth(self, store: AttachedStore, bucket: int) -> bool:
@@ -241,7 +260,10 @@ class MaintenanceSupervisor:
             return False
         return (
             len({run.order for run in found.runs}) > most
-            or index.should_compact(bucket, max_deltas=most)
+            or (
+                index.should_compact(bucket, max_deltas=most)
+                and any(run.stored is None for run in found.runs)
+            )
             or is_unsettled(store.spec.merge, found.runs)
         )
 

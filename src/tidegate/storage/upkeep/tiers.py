@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tidegate.storage.index.entries import RunEntry
 from tidegate.storage.spec import Merge
@@ -21,6 +22,7 @@ from tidegate.storage.spec import Merge
 MAX_TIERS = 8
 RATIO = 2.0
 SMALL_BYTES = 1 << 20
+ROOMY_BYTES = 2 << 20  # runs of this size on average are few for what they hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,25 @@ def is_unsettled(merge: Merge, runs: Sequence[RunEntry]) -> bool:
         return False
     fresh = sum(run.rows for run in runs if not run.base)
     return 4 * fresh >= sum(run.rows for run in runs) and sum(run.nbytes for run in runs) <= SMALL_BYTES
+
+
+def is_crowded(runs: Sequence[RunEntry], most: int) -> bool:
+    """Whether a bucket that is still written to has too many runs: small ones, or ones of the same time.
+
+    Large runs of different times are left alone until the bucket is cold: whoever looks for a time finds few of
+    them, and to merge them again and again would cost more than all appends.
+    """
+    if len(runs) <= most:
+        return False
+    if sum(run.nbytes for run in runs) < ROOMY_BYTES * len(runs):
+        return True
+    return _deepest(runs) > most
+
+
+def _deepest(runs: Sequence[RunEntry]) -> int:
+    """The most runs that any one moment of time lies in."""
+    edges = sorted([*((run.min_ts, 1) for run in runs), *((run.max_ts + 1, -1) for run in runs)])
+    return max(accumulate(step for _, step in edges))
 
 
 def _window(tiers: Sequence[Tier], ratio: float, *, hot_only: bool) -> tuple[int, int] | None:
