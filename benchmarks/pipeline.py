@@ -99,6 +99,7 @@ def against_in_process(report: Report, spark: Any, rows: int) -> None:
 
 def rekeyed(report: Report, spark: Any, rows: int, rocksdb: float | None) -> None:
     events = made_events(rows, "spread")
+    warm(spark, rekeyed=True)
     with scratch(events, json_values(events)) as folder:
         app = app_over(folder, rekeyed=True)
         rate = rows / run(app, spark, None).seconds
