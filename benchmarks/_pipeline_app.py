@@ -106,11 +106,14 @@ def check(app: tg.App, answer: Answer) -> None:
     demand(fault is None, f"Tidegate's: {fault}")
 
 
-def warm(spark: Any) -> None:
-    """Python workers started and kernels loaded, so that figures are of a stream that runs."""
+def warm(spark: Any, *, rekeyed: bool = False) -> None:
+    """Python workers started and kernels loaded, so that figures are of a stream that runs.
+
+    To be done again after a minute without work: Spark ends idle workers.
+    """
     events = made_events(20_000, "spread")
     with scratch(events, json_values(events)) as folder:
-        run(app_over(folder), spark, 5000)
+        run(app_over(folder, rekeyed=rekeyed), spark, 5000)
 
 
 def floor_ms(spark: Any, folder: Path) -> float:

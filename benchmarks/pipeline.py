@@ -48,13 +48,13 @@ class Section:
     def show(
         self, kind: str, make: Callable[[pa.Table], pa.Array], rounds: tuple[int | None, ...] = (None,)
     ) -> float:
-        """The best rate on Spark."""
+        """The rate on Spark with adaptive rounds, which is what users get."""
         events = made_events(self.rows, kind)
         answer, values, fixed = answer_of(events), make(events), make is fixed_values
         name = f"{kind}, {'fixed width' if fixed else 'JSON'}"
         batch = duckdb_rate(events, answer)
         self.report.figure(f"{name}: DuckDB, one batch query", rate_of(batch), load_line())
-        best = 0.0
+        adaptive = 0.0
         for size in rounds:
             for engine, who in ((self.spark, "Spark"), ("local", "in process")):
                 if engine == "local" and size not in (None, MILLION):
@@ -68,12 +68,12 @@ class Section:
                 if engine == "local":
                     self.report.figure(f"{name}: {who}, {what}", rate_of(rate), beside)
                     continue
-                best = max(best, rate)
+                adaptive = rate if size is None else adaptive
                 target = WANTED[size]
                 self.report.figure(
                     f"{name}: {who}, {what}", rate_of(rate), beside, rate_of(target), rate >= target
                 )
-        return best
+        return adaptive
 
 
 def against_in_process(report: Report, spark: Any, rows: int) -> None:
@@ -99,6 +99,7 @@ def against_in_process(report: Report, spark: Any, rows: int) -> None:
 
 def rekeyed(report: Report, spark: Any, rows: int, rocksdb: float | None) -> None:
     events = made_events(rows, "spread")
+    warm(spark, rekeyed=True)
     with scratch(events, json_values(events)) as folder:
         app = app_over(folder, rekeyed=True)
         rate = rows / run(app, spark, None).seconds
@@ -124,11 +125,11 @@ def main() -> None:
     sizes = (None, *(size for size in (250_000, MILLION, 4 * MILLION) if size <= rows))
     section = Section(report, spark, rows)
     section.show("spread", fixed_values, sizes)
-    best = section.show("spread", json_values, sizes)
+    ours = section.show("spread", json_values, sizes)
     for kind in ("few", "some", "hot"):
         section.show(kind, json_values)
     against_in_process(report, spark, rows)
-    rates = peer_rates(report, best) if report.numbers["peers"] else {}
+    rates = peer_rates(report, ours) if report.numbers["peers"] else {}
     rekeyed(report, spark, rows, rates.get(ROCKSDB))
     growth(report, spark, rows)
     shutil.rmtree("spark-warehouse", ignore_errors=True)
