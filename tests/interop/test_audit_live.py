@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,8 @@ from tidegate.integrity.reading_ranges import TopicAt
 from tidegate.integrity.topic_certificates import certify_topic
 from tidegate.log.access.connect import open_log
 from tidegate.log.access.embedded import Log
+from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
+from tidegate.spark.session import session
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 NOW = 1_800_000_000_000
@@ -31,7 +34,17 @@ class InTurn:
         return map(work, items)
 
 
-def test_a_cluster_is_audited_compared_and_certified(broker: Broker, tmp_path: Path) -> None:
+@pytest.fixture
+def on_spark() -> Iterator[SparkRunner]:
+    spark = session("audit-live", master="local[2]", config=SCHEDULES_ONLY)
+    spark.sparkContext.setLogLevel("OFF")
+    yield SparkRunner(spark)
+    spark.stop()
+
+
+def test_a_cluster_is_audited_compared_and_certified(
+    broker: Broker, on_spark: SparkRunner, tmp_path: Path
+) -> None:
     url = f"kafka://{broker.address}"
     keys = [b"k%d" % n for n in range(300)]
     with Log(tmp_path / "log", durability="os") as log:
@@ -48,12 +61,13 @@ def test_a_cluster_is_audited_compared_and_certified(broker: Broker, tmp_path: P
             writer.write(pa.concat_tables([copied.slice(0, 150), copied.slice(151)]))
     folder = audit("audited", log=tmp_path / "log", now_ms=NOW)
     serial = audit_broker(url, "audited", now_ms=NOW)
-    parallel = audit_broker(url, "audited", now_ms=NOW, runner=InTurn(), smallest=40)
-    assert serial.native == parallel.native and serial.metadata == parallel.metadata
+    for runner in (InTurn(), on_spark):
+        parallel = audit_broker(url, "audited", now_ms=NOW, runner=runner, smallest=40)
+        assert serial.native == parallel.native and serial.metadata == parallel.metadata
     assert serial.metadata is not None and folder.metadata is not None
     assert serial.metadata.partitions[0].total == folder.metadata.partitions[0].total
     assert serial.native.evidence == NOT_SHOWN
-    short = audit_broker(url, "audited-short", now_ms=NOW, runner=InTurn(), smallest=40)
+    short = audit_broker(url, "audited-short", now_ms=NOW, runner=on_spark, smallest=40)
     assert short.metadata == audit_broker(url, "audited-short", now_ms=NOW).metadata
     assert short.metadata is not None and short.metadata.faults == 1
     ours, theirs = TopicAt(str(tmp_path / "log"), "audited"), TopicAt(url, "audited")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,39 @@ def test_damage_on_the_way_fails_the_version_is_named_and_the_old_one_answers(
     version = versions_of(folder).list().versions[-1]
     assert (version.state, versions_of(folder).list().current) == (State.FAILED, 1)
     assert len(shown(folder)) == 50 and shown(folder)["user-0007"]["said"] == "old7"
+
+
+@pytest.mark.parametrize("row", ["DIV-14"])
+def test_records_repeated_on_the_way_are_no_damage_the_version_goes_live_with_each_once(
+    row: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    assert set(DamageKind) - set(NAMED) == {DamageKind.REPEAT}, "all others fail a version, above"
+
+    def repeat(step: str) -> None:
+        if step == "ended":
+            for number in range(2):
+                into = tmp_path / f"copy-{number}"
+                damage(tmp_path / "log", "users_v1", DamageKind.REPEAT, into, partition=number, count=3)
+
+    report = pushed(tmp_path, users(spark), watch=repeat)
+    assert report.is_current and report.version.verdicts["duplicate"] == 6
+    assert (report.version.rows, len(shown(tmp_path))) == (ROWS, ROWS)
+
+
+def test_progress_says_how_long_it_will_probably_take(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql import functions as f
+
+    told: list[PushProgress] = []
+    slowly = f.udf(lambda text: time.sleep(0.7) or text, "string")
+    frame = spark.range(0, 4, 1, 4).select(
+        f.col("id").cast("string").alias("name"), slowly(f.lit("x")).alias("said")
+    )
+    pushed(tmp_path, frame, partitions=4, progress=told.append)
+    sending = [each for each in told if each.step == "sending"]
+    assert [each.done for each in sending] == sorted(each.done for each in sending)
+    (first, *_) = [each for each in sending if each.left_ms is not None]
+    assert 0 < first.done < first.total
+    assert first.left_ms == first.elapsed_ms * (first.total - first.done) // first.done
 
 
 def test_rows_without_a_key_are_refused_with_their_number_or_left_out(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cluster_kit import run_script
 
 from tidegate.clock import ManualClock
 from tidegate.pipeline.rounds.collecting import Collector
@@ -105,22 +103,6 @@ spark = tidegate.spark.session("driver", master="local[2,4]")
 spark.sparkContext.setLogLevel("OFF")
 run_all(every_kind(folder, only=("tumbling", "by-shop")), spark, round_records=int(sys.argv[4]))
 """
-
-
-def run_script(text: str, tmp_path: Path, *arguments: object, expected: int = 0) -> str:
-    script = tmp_path / "script.py"
-    script.write_text(text)
-    environment = os.environ | {"SPARK_WORKER_DIR": str(tmp_path / "workers"), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=840,
-    )
-    assert done.returncode == expected, done.stdout[-4000:]
-    return done.stdout
 
 
 def kills(tmp_path: Path, wanted: list[tuple[str, str]], rows: int, cut: int) -> dict[str, Any]:

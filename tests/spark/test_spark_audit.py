@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -65,6 +68,30 @@ def test_reports_are_the_serial_ones(spark: SparkSession, logs: tuple[Path, Path
         assert parallel.native == serial.native and parallel.metadata == serial.metadata
         assert (parallel.native.all_findings().faults > 0) == faults
         assert len(seen) > 4, "many ranges, told one by one"
+
+
+KAFKAS = Path(__file__).parents[1] / "fixtures" / "kafka-3.9" / "folders"
+"""What a real broker left: idempotent and transactional producers, all codecs, full indexes."""
+
+
+def test_a_brokers_data_folder_is_audited_by_its_native_sequences(spark: SparkSession) -> None:
+    given: dict[str, Any] = {"log": KAFKAS, "now_ms": NOW}
+    serial = audit(str(KAFKAS), **given)
+    parallel = audit(str(KAFKAS), runner=SparkRunner(spark), cutting=Cutting(2, smallest=4000), **given)
+    assert parallel.native == serial.native and parallel.metadata == serial.metadata
+    assert len(serial.native.partitions) > 10 and serial.native.records > 500
+
+
+def test_the_command_says_the_same_with_spark(tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("tidegate"), "verify", str(KAFKAS), "--format", "json"]
+    alone, spread = (
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=240, cwd=tmp_path)
+        for more in ([], ["--spark", "--master", "local[2]"])
+    )
+    assert (alone.returncode, spread.returncode) == (1, 1), spread.stderr[
+        -2000:
+    ]  # one topic is faulty on purpose
+    assert json.loads(spread.stdout) == json.loads(alone.stdout)
 
 
 def test_comparisons_and_certificates_are_the_same(

@@ -62,9 +62,10 @@ class FaultCounts:
 class FaultLog:
     """Counts the verdicts of one partition and warns about faults, at most once a minute for each kind."""
 
-    def __init__(self, *, quiet_ms: int = QUIET_MS) -> None:
+    def __init__(self, *, throttle: Throttle | None = None) -> None:
+        """With a `throttle` that outlives it, a log made anew does not say again what was just said."""
         self.counts = FaultCounts()
-        self._throttle = Throttle(quiet_ms)
+        self._throttle = throttle or Throttle()
 
     def take(self, judged: Judged, now_ms: int) -> None:
         """Count a batch; warn about its faults."""

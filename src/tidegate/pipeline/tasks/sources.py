@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError
+from tidegate.integrity.policy import Throttle
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
@@ -52,7 +53,7 @@ _COLUMNS = ("key", "value", "timestamp", "offset", "partition")
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What all readings of one flow share."""
+    """What all readings of one partition of one flow share."""
 
     app: str
     flow: Flow
@@ -63,6 +64,8 @@ class SourceParts:
     stages: Stateless
     compaction_lag_ms: int
     buffers: FetchBuffers
+    throttle: Throttle = field(default_factory=Throttle)
+    """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
 
 
 class FetchBuffers:
@@ -113,7 +116,9 @@ class Reading:
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
         rules = None if step is None else rules_for(step, parts.compaction_lag_ms, is_cut=self._is_cut)
-        self._validation = SourceValidation(step, flow.source.topic, order.partition, state.validator, rules)
+        self._validation = SourceValidation(
+            step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
+        )
         self._decoder = RecordDecoder(flow.source, flow.schemas[0])
         guard = None if flow.window is None else flow.window.future
         self._latest = LATEST if guard is None else min(tick.now_ms + guard.ahead_ms, LATEST)

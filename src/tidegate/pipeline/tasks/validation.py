@@ -24,7 +24,7 @@ from tidegate.integrity import Tolerance, ValidationRules
 from tidegate.integrity.checkpoint import decode_state, encode_state
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.findings import Finding
-from tidegate.integrity.policy import FaultLog
+from tidegate.integrity.policy import FaultLog, Throttle
 from tidegate.integrity.rules import OnFault
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.validator import PartitionValidator
@@ -57,12 +57,19 @@ class SourceValidation:
     """The validator of one partition of one source."""
 
     def __init__(
-        self, step: Validate | None, topic: str, partition: int, saved: bytes, rules: ValidationRules | None
+        self,
+        step: Validate | None,
+        topic: str,
+        partition: int,
+        saved: bytes,
+        rules: ValidationRules | None,
+        *,
+        throttle: Throttle | None = None,
     ) -> None:
         self._is_on = step is not None
         self._saved = saved
         self.verdicts: Counter[str] = Counter()
-        self._faults = FaultLog()
+        self._faults = FaultLog(throttle=throttle)
         state = decode_state(saved) if saved and self._is_on else PartitionState()
         self._validator = PartitionValidator(topic, partition, rules=rules, state=state)
         self._before: PartitionState | None = None

@@ -19,12 +19,13 @@ import msgspec
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, duration_ms
-from tidegate.errors import InvalidError, TidegateError, UnavailableError
+from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.spark.push.columns import row_shape, shaped
 from tidegate.spark.push.progress import PushProgress, Watcher
 from tidegate.spark.push.sending import ANSWER_DDL, Answer, SendOrder, answer_of, send_in_task
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
+from tidegate.spark.sink.outbox import waiting
 from tidegate.storage import open_backend
 from tidegate.tables.versions.ingesting import Ingested, ingest_partition
 from tidegate.tables.versions.pushing import PushPlan, VersionPush, Watch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_PARTITIONS: Final = 4
+DEFAULT_PATIENCE_MS: Final = 60_000
 _CONNECT: Final = "pyspark.sql.connect"
 
 
@@ -119,7 +121,9 @@ def push(
                 without_key=sum(each.without_key for each in answers),
             )
             watcher.step("ingesting", ended, total=sum(sent.records for (sent,) in sending.values()))
-            ingested = ingest_on_spark(frame.sparkSession, log, state, ended, client=plan.client)
+            ingested = ingest_on_spark(
+                frame.sparkSession, log, state, ended, client=plan.client, patience_ms=order.lock_timeout_ms
+            )
             if watch is not None:
                 watch("ingested")
             return version.finish(ingested)
@@ -134,9 +138,14 @@ def ingest_on_spark(
     version: TableVersion,
     *,
     client: Mapping[str, str] | None = None,
+    patience_ms: int = DEFAULT_PATIENCE_MS,
 ) -> list[Ingested]:
-    """Ingest all partitions of a version side by side, a task each; what fails is that partition's fault."""
-    work = partial(_ingest_in_task, log, state, dict(client or {}), msgspec.msgpack.encode(version))
+    """Ingest all partitions of a version side by side, a task each; what fails is that partition's fault.
+
+    An attempt waits for another one at its partition, at most `patience_ms`, and then goes on from what that one left.
+    """
+    described = msgspec.msgpack.encode(version)
+    work = partial(_ingest_in_task, log, state, dict(client or {}), described, patience_ms)
     numbers = range(version.partitions)
     found = _collected(
         spark.sparkContext.parallelize(numbers, version.partitions).mapPartitions(work).collect
@@ -153,7 +162,12 @@ def ingest_on_spark(
 
 
 def _ingest_in_task(
-    log: str, state: str, client: dict[str, str], described: bytes, partitions: Iterator[int]
+    log: str,
+    state: str,
+    client: dict[str, str],
+    described: bytes,
+    patience_ms: int,
+    partitions: Iterator[int],
 ) -> Iterator[bytes]:
     from tidegate.spark.workers import freeze_once
 
@@ -163,9 +177,12 @@ def _ingest_in_task(
     opened = open_log(log, client=client or None) if is_kafka(log) else open_log(log, read_only=True)
     with opened:
         for partition in partitions:
+            work = partial(ingest_partition, opened, backend, version, partition)
             try:
-                done = ingest_partition(opened, backend, version, partition)
+                done = waiting(SystemClock(), patience_ms, work)
                 line: Any = (done.result, done.fault, None)
+            except FencedError:
+                raise  # another attempt took the partition over: its answer counts, and this is none
             except TidegateError as error:  # the machine's: only this partition's, and told with its type
                 fault = Fault(partition, type(error).__name__, str(error))
                 line = (PartitionResult(partition), fault, describe(error))
