@@ -65,7 +65,11 @@ def at(module_broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_topics_and_their_partitions_are_a_clusters(at: httpx.Client) -> None:
     lines = {each["name"]: each for each in at.get("/api/topics").json()["topics"]}
-    assert (lines["paged"]["partitions"], lines["paged"]["bytes"], lines["paged"]["segments"]) == (3, None, None)
+    assert (lines["paged"]["partitions"], lines["paged"]["bytes"], lines["paged"]["segments"]) == (
+        3,
+        None,
+        None,
+    )
     topic = at.get("/api/topics/paged").json()
     assert sum(each["records"] for each in topic["partitions"]) == topic["records"] >= 900
     assert abs(sum(each["share"] for each in topic["partitions"]) - 1) < 1e-9
@@ -92,7 +96,9 @@ def test_records_are_found_paged_opened_followed_and_exported(at: httpx.Client) 
     assert at.get(f"/topics/paged/records/{place}", headers=PAGE).status_code == 200
     seen, after = set[tuple[int, int]](), ""
     while True:
-        page = at.get("/api/topics/paged/records", params={"limit": 200, "order": "oldest", "after": after}).json()
+        page = at.get(
+            "/api/topics/paged/records", params={"limit": 200, "order": "oldest", "after": after}
+        ).json()
         seen |= {(each["partition"], each["offset"]) for each in page["records"]}
         after = page["next"]
         if not after:
@@ -100,7 +106,10 @@ def test_records_are_found_paged_opened_followed_and_exported(at: httpx.Client) 
     ends = {each["partition"]: each for each in at.get("/api/topics/paged").json()["partitions"]}
     assert len(seen) == sum(each["records"] for each in ends.values())
     since = at.get("/api/topics/paged/records", params={"at": "2026-01-01T10:10Z", "limit": 1000}).json()
-    assert min(each["timestamp_ms"] for each in since["records"] if not each["stamp"]["is_control"]) == NOW + 600_000
+    assert (
+        min(each["timestamp_ms"] for each in since["records"] if not each["stamp"]["is_control"])
+        == NOW + 600_000
+    )
     exported = at.get("/api/topics/paged/export", params={"limit": 10, "format": "parquet"})
     assert exported.content[:4] == b"PAR1"
     assert at.get("/api/topics/paged/records/0/99999999").status_code == 404
