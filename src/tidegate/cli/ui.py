@@ -1,4 +1,4 @@
-"""`tidegate ui`: the page and the HTTP API over one data folder, read-only. Thin over `tidegate.web`."""
+"""`tidegate ui`: the page and the HTTP API over a data folder or a cluster, read-only. Thin over `tidegate.web`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from tidegate.errors import InvalidError
 
 @click.command("ui", cls=Verb)
 @click.argument("data", type=click.Path(path_type=Path), default="./data")
+@click.option(
+    "--log",
+    "log_url",
+    metavar="URL",
+    help="Another log than DATA's: a folder, or kafka://HOST:PORT.",
+)
+@click.option(
+    "--command-config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A properties file with settings of the Kafka client (the place for secrets).",
+)
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -38,19 +50,28 @@ from tidegate.errors import InvalidError
 @click.option("--open", "opens", is_flag=True, help="Open a browser.")
 @talk_options
 def command(
-    data: Path, host: str, port: int, token_file: Path | None, names: tuple[str, ...], opens: bool
+    data: Path,
+    log_url: str | None,
+    command_config: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    names: tuple[str, ...],
+    opens: bool,
 ) -> None:
     """See topics, records, integrity, tables and apps in a browser; the same as JSON under /api.
 
     DATA is an app's data folder (with log and state in it), a log folder, or any Kafka data folder. Nothing is
-    ever written. Without DATA: ./data.
+    ever written. Without DATA: ./data. With --log kafka://HOST:PORT topics and records are a cluster's; tables and
+    apps are those of DATA, if it is there.
 
     \b
     tidegate ui
+    tidegate ui --log kafka://localhost:9092
     tidegate ui /var/lib/kafka/data --port 9000 --open
     tidegate ui ./data --host 0.0.0.0 --allow-host tides.example.com --token-file token
     """
-    serve_page(data, host, port, token_file, names, opens)
+    serve_page(data, host, port, token_file, names, opens, log_url, command_config)
 
 
 def serve_page(
@@ -60,6 +81,8 @@ def serve_page(
     token_file: Path | None = None,
     names: tuple[str, ...] = (),
     opens: bool = False,
+    log_url: str | None = None,
+    command_config: str | None = None,
 ) -> None:
     """Serve until interrupted."""
     try:
@@ -68,11 +91,18 @@ def serve_page(
         if error.name is not None and error.name.startswith("tidegate"):
             raise
         raise InvalidError("the page needs its extra: pip install 'tidegate[web]', then try again") from None
-    from tidegate.web.settings import Settings, folders_of, read_token
+    from tidegate.cli.topic import client_settings
+    from tidegate.web.settings import Settings, folders_of, log_of, read_token
 
-    log, state = folders_of(data)
+    log: Path | str
+    log, state = folders_of(data) if log_url is None else log_of(log_url, data)
+    client = {} if command_config is None else client_settings(command_config, None)
+    if client and not isinstance(log, str):
+        raise InvalidError(
+            "--command-config is for the Kafka client; give --log kafka://HOST:PORT, or leave it out"
+        )
     token = None if token_file is None else read_token(token_file)
-    settings = Settings(log, state, host, port, token, names)
+    settings = Settings(log, state, host, port, token, names, client=client)
 
     def ready(address: str) -> None:
         say(f"look at {address} (Ctrl-C ends it)")

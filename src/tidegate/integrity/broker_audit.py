@@ -13,7 +13,7 @@ Thread rule: values and pure functions around a reader.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,8 @@ from tidegate.integrity.state import PartitionState
 from tidegate.integrity.summary import RangeSummary
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.log.access.connect import open_log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.log.verify.folders import Compaction, PartitionTarget
 from tidegate.log.verify.partition import Progress
@@ -106,6 +108,37 @@ def audit_broker(
     return report
 
 
+def audit_broker_partition(
+    log: KafkaLog,
+    audit: PartitionAudit,
+    *,
+    now_ms: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Judge one partition of an open cluster in one pass, and fill `audit` as it goes."""
+    number = audit.partition
+    first, end = log.bounds(audit.topic, [number])[number]
+    tolerance, audit.compaction = _tolerance(log.describe(audit.topic).config)
+    audit.log_start = first
+    tap = JudgingTap(audit, rules_of(audit, tolerance), now_ms, first=first, end=end)
+    with log.reader(audit.topic, [number], start={number: first}, stop={number: end}) as reader:
+        for batch in reader:
+            before = audit.total.faults
+            tap.take(batch)
+            if progress is not None:
+                progress(batch.num_rows, audit.total.faults - before)
+    tap.finish()
+
+
+def _tolerance(config: TopicConfig) -> tuple[Tolerance, str]:
+    """How gaps are judged, and why."""
+    policy = ",".join(sorted(config.cleanup_policy))
+    if not config.compacts:
+        return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
+    lag_ms = config.min_compaction_lag_ms
+    return Tolerance(lag_ms), f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+
+
 def _everywhere(path: Path, _offset: int) -> Path:
     return path
 
@@ -147,10 +180,7 @@ def _plans(
             starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
     config = description.config
     policy = ",".join(sorted(config.cleanup_policy))
-    lag_ms = config.min_compaction_lag_ms if config.compacts else NOT_COMPACTED
-    why = f"cleanup.policy={policy}: every gap is a fault"
-    if config.compacts:
-        why = f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+    tolerance, why = _tolerance(config)
     total = sum(max(0, ends[number] - starts[number]) for number in starts)
     pieces = 1 if runner is None else runner.workers * RANGES_FOR_EACH
     chunk = max(smallest, -(-total // pieces))
@@ -163,7 +193,7 @@ def _plans(
             Path(f"{topic}-{number}"), place, compaction, f"the topic's cleanup.policy={policy}", first, end
         )
         audit = PartitionAudit(topic, number, compaction=why, log_start=first)
-        rules = rules_of(audit, Tolerance(lag_ms))
+        rules = rules_of(audit, tolerance)
         step = max(1, end - first) if runner is None or config.compacts else chunk
         edges = [*range(first, end, step), end] if end > first else [first, end]
         plans.append(

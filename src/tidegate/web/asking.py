@@ -23,7 +23,7 @@ from tidegate.errors import OverloadError, UnavailableError
 from tidegate.web.failures import TooLongError
 from tidegate.web.questions import QUESTIONS
 from tidegate.web.settings import Settings
-from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Question, framed, length_of
+from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
 
 MOST_WAITING: Final = 512
 _ENDED: Final = "the process that reads has ended; ask again in a moment"
@@ -127,11 +127,15 @@ class Reading:
         async with self._starting:
             if self._running is None or self._running.process.returncode is not None:
                 settings = self._settings
-                limits = msgspec.json.encode(settings.limits).decode()
+                opening = Opening(
+                    str(settings.log), str(settings.state), settings.limits, dict(settings.client)
+                )
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tidegate.web.worker", str(settings.log), str(settings.state), limits,
+                    sys.executable, "-m", "tidegate.web.worker",
                     stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
                 )  # fmt: skip
+                if process.stdin is not None:
+                    process.stdin.write(framed(opening))
                 self._running = _Running(process)
                 listener = asyncio.create_task(self._listen(self._running))
                 self._listeners.add(listener)

@@ -37,7 +37,7 @@ def environment() -> Environment:
         moment=moment,
         clock=clock,
         duration=rounded_duration,
-        size=format_size,
+        size=size,
         number=number,
         short=short,
         plural=plural,
@@ -101,6 +101,10 @@ def rounded_duration(milliseconds: float | None) -> str:
         if abs(whole) >= unit:
             return format_duration(whole - whole % below if whole >= 0 else whole)
     return format_duration(whole)
+
+
+def size(count: int | None) -> str:
+    return "–" if count is None else format_size(count)
 
 
 def number(value: int | float | None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -48,9 +49,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One server. `log` and `state` are folders; `token` None: everyone on this machine may look."""
+    """One server. `log` is a folder or `kafka://HOST:PORT`, `state` a folder; `token` None: everyone here may look."""
 
-    log: Path
+    log: Path | str
     state: Path
     host: str = "127.0.0.1"
     port: int = 8421
@@ -58,6 +59,8 @@ class Settings:
     names: tuple[str, ...] = ()
     """Further host names under which browsers may ask for it."""
     limits: Limits = field(default_factory=Limits)
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings of the Kafka client, secrets among them: they reach the process that reads through its pipe (S2)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -85,6 +88,20 @@ def folders_of(data: Path) -> tuple[Path, Path]:
             f"{data} is no folder; name the folder that holds your app's data, or a log's or Kafka's own"
         )
     return (data / "log", data / "state") if (data / "log").is_dir() else (data, data / "state")
+
+
+def log_of(url: str, data: Path) -> tuple[Path | str, Path]:
+    """A log by its URL, a cluster's too, and the state in a data folder."""
+    from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka
+
+    state = data / "state"
+    if is_kafka(url):
+        bootstrap_servers(url)  # refused now, with words, rather than by the first question
+        return url, state
+    folder = folder_path(url)
+    if not folder.is_dir():
+        raise InvalidError(f"--log {url} is no folder; name a log's or Kafka's own, or kafka://HOST:PORT")
+    return folder, state
 
 
 def is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ It is apart from the server for three reasons: a long read cannot hold the event
 kernels leave memory with it when nobody asks any more; and what takes too long, or breaks, can be ended.
 
     frame      u32 length, big-endian, then MessagePack
+    opening    {log, state, limits, client}: the first frame; settings of a client are secrets, and on no command line
     question   {number, name, words, ask}: a name of `questions`, path parameters, query parameters
     answer     {number, status, body, type, next}: bytes as they go to the client
 
@@ -25,6 +26,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.log.access.connect import is_kafka
 from tidegate.web.failures import INTERNAL, failure_of
 from tidegate.web.reading.site import Site
 from tidegate.web.settings import Limits
@@ -35,6 +37,20 @@ SWITCH_SECONDS: Final = 0.001
 LARGEST_FRAME: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
 log = logging.getLogger("tidegate.web")
+
+
+class Opening(msgspec.Struct, array_like=True):
+    """What there is to read."""
+
+    log: str
+    state: str
+    limits: Limits
+    client: dict[str, str]
+
+    def site(self) -> Site:
+        return Site(
+            self.log if is_kafka(self.log) else Path(self.log), Path(self.state), self.limits, self.client
+        )
 
 
 class Question(msgspec.Struct, array_like=True):
@@ -56,7 +72,7 @@ class Answer(msgspec.Struct, array_like=True):
     next: str = ""
 
 
-def framed(value: Question | Answer) -> bytes:
+def framed(value: Opening | Question | Answer) -> bytes:
     data = msgspec.msgpack.encode(value)
     return _LENGTH.pack(len(data)) + data
 
@@ -129,17 +145,20 @@ def _debugging() -> bool:
     return bool(os.environ.get("TIDEGATE_DEBUG"))
 
 
-def main(arguments: list[str]) -> None:
-    """`python -m tidegate.web.worker LOG STATE LIMITS`."""
+def main() -> None:
+    """`python -m tidegate.web.worker`: an opening and questions on its input, answers on its output."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not get between the frames
     sys.setswitchinterval(SWITCH_SECONDS)
-    limits = msgspec.json.decode(arguments[2], type=Limits)
-    site = Site(Path(arguments[0]), Path(arguments[1]), limits)
-    Worker(site, sys.stdin.buffer, answers).run()
+    questions = sys.stdin.buffer
+    head = questions.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return
+    site = msgspec.msgpack.decode(questions.read(length_of(head)), type=Opening).site()
+    Worker(site, questions, answers).run()
     site.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -234,6 +234,11 @@ class Log:
         with self._owned.borrowed(TopicPartition(topic, partition)) as log:
             yield log
 
+    def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
+        """The first offset of a record as new as that; None where there is none."""
+        view = self.view(topic, partition)
+        return view.offset_for_time(time_ms, view.bounds())
+
     def view(
         self, topic: str, partition: int, *, description: TopicDescription | None = None
     ) -> PartitionView:

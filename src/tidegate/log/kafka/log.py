@@ -206,6 +206,11 @@ class KafkaLog:
         first, end = offsets.first(numbers), offsets.end(numbers)
         return {number: (first[number], end[number]) for number in numbers}
 
+    def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
+        """The first offset of a record as new as that; None where there is none."""
+        found = Offsets(self.servers, self._admin, topic, "read_uncommitted").at({partition: time_ms})
+        return found[partition] if found[partition] >= 0 else None
+
     def close(self) -> None:
         """Let go of the client: it ends here and now, or with the call that another thread is in the middle of.
 

@@ -121,19 +121,19 @@ class _Reading:
 
     def _partition(self, number: int) -> tuple[list[Contribution], bool]:
         before = 0 if self._rule is None else self._rule.within_ms
-        view = self._log.view(self._table.flow.source.topic, number)
-        bounds = view.bounds()
-        first = view.offset_for_time(max(0, self._start - before), bounds)
+        topic = self._table.flow.source.topic
+        first = self._log.offset_for_time(topic, number, max(0, self._start - before))
         if first is None:
             return [], True
         found = []
         try:
-            with self._log.reader(self._table.flow.source.topic, [number], start={number: first}) as reader:
+            with self._log.reader(topic, [number], start={number: first}) as reader:
+                end = reader.end_offsets()[number]
                 for batch in reader:
                     self._read += batch.num_rows
                     found += [each for each in self._mine(batch, number) if each is not None]
                     if self._read >= self._most:
-                        return found, reader.positions()[number] >= bounds.high_watermark
+                        return found, reader.positions()[number] >= end
         except OffsetOutOfRangeError:
             return found, False
         return found, True

@@ -287,7 +287,7 @@ def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
     known = set(site.topics())
     for topic in topics & known:
         try:
-            found[topic] = {row["partition"]: row["high_watermark"] for row in site.log.partition_rows(topic)}
+            found[topic] = {number: end for number, (_, end) in site.bounds(topic).items()}
         except TidegateError:
             continue
     return found

@@ -17,7 +17,7 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 def cli(
-    verb: str, *words: str, log: Path | None = None, state: Path | None = None, **options: str | None
+    verb: str, *words: str, log: Path | str | None = None, state: Path | None = None, **options: str | None
 ) -> str:
     """A command line, quoted for a shell; options that are None are left out."""
     parts = [verb, *map(shlex.quote, words)]
@@ -35,9 +35,12 @@ def copied(lines: Sequence[str], python: str) -> Copy:
     return Copy("\n".join(lines), python)
 
 
-def log_python(log: Path, *lines: str) -> str:
+def log_python(log: Path | str, *lines: str) -> str:
     """Lines of Python with the log open."""
     inside = "\n".join(f"    {line}" for line in lines)
+    if isinstance(log, str):
+        opening = "import tidegate as tg\nfrom tidegate.log.access.connect import open_log"
+        return f"{opening}\n\nwith open_log({log!r}) as log:\n{inside}"
     return f"import tidegate as tg\n\nwith tg.Log({str(log)!r}, read_only=True) as log:\n{inside}"
 
 

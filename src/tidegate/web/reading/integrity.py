@@ -137,10 +137,7 @@ class Audits:
 
     def look(self, topic: str, question: IntegrityQuestion) -> _Audit:
         """The audit there is, or one that begins now."""
-        ends = {
-            row["partition"]: (row["log_start"], row["high_watermark"])
-            for row in self._site.log.partition_rows(topic)
-        }
+        ends = self._site.bounds(topic)
         clock = self._site.clock
         with self._guard:
             found = self._known.get(topic)
@@ -162,6 +159,7 @@ class Audits:
     def _run(self, audit: _Audit) -> None:
         from tidegate.integrity.audit import audit_partition
         from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+        from tidegate.integrity.broker_audit import audit_broker_partition
 
         site, report = self._site, AuditReport()
         try:
@@ -179,7 +177,10 @@ class Audits:
                         if now - audit.began > MOST_SECONDS * 1000:
                             raise _Enough
 
-                    audit_partition(site.log, part, now_ms=audit.began_ms, progress=told)
+                    if (cluster := site.cluster) is not None:
+                        audit_broker_partition(cluster, part, now_ms=audit.began_ms, progress=told)
+                    else:
+                        audit_partition(site.files, part, now_ms=audit.began_ms, progress=told)
                 audit.state = "done"
         except _Enough:
             audit.state, audit.why = "cut", f"it was ended after {MOST_SECONDS:.0f} seconds"
@@ -234,13 +235,30 @@ def integrity(site: Site, topic: str, question: IntegrityQuestion) -> IntegrityD
             for part in parts
             for gap in part["expected_gaps"]
         ],
-        notes=_notes(parts),
-        by_hand=copied(
-            [cli("tidegate verify", topic, log=site.log_path)],
-            "from tidegate.integrity import audit_topic\n"
-            + log_python(site.log_path, f"print(audit_topic(log, {topic!r}).as_dict())"),
-        ),
+        notes=[*_notes(parts), *_not_shown(site)],
+        by_hand=copied([cli("tidegate verify", topic, log=site.log_path)], _python(site, topic)),
     )
+
+
+def _python(site: Site, topic: str) -> str:
+    if isinstance(site.log_path, str):
+        lines = (
+            "import time", "", "from tidegate.integrity.broker_audit import audit_broker", "",
+            f"report = audit_broker({site.log_path!r}, {topic!r}, now_ms=time.time_ns() // 1_000_000)",
+            "print(report.metadata.as_dict())",
+        )  # fmt: skip
+        return "\n".join(lines)
+    shown = log_python(site.log_path, f"print(audit_topic(log, {topic!r}).as_dict())")
+    return f"from tidegate.integrity import audit_topic\n{shown}"
+
+
+def _not_shown(site: Site) -> list[str]:
+    """What an audit through a broker cannot know."""
+    if not site.cluster:
+        return []
+    from tidegate.integrity.broker_audit import NOT_SHOWN
+
+    return [NOT_SHOWN]
 
 
 def _sentence(audit: _Audit, faults: int, duplicates: int, total: int) -> str:

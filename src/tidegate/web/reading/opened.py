@@ -40,10 +40,16 @@ class Opened(ABC):
     changelog: str = ""
     window_ms: int = 0
     is_versioned: bool = False
+    rules: str = ""
+    """How the table is opened in Python, beyond its topic: serdes, and what windows were said to be."""
     columns: list[str]
     number: int
     committed_ms: int
     positions: dict[int, int]
+
+    def typed(self, key: str) -> Any:
+        """A key as typed, as the table takes it."""
+        return key
 
     @abstractmethod
     def commits(self) -> list[CommitOf]: ...

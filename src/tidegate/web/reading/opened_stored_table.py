@@ -103,6 +103,11 @@ class StoredTable(Opened):
         shape, commit = table.rules.shape, table.commit
         self.kind, self.topic, self.changelog = shape.kind, shape.topic, shape.topic
         self.window_ms = shape.size_ms
+        self.rules = f"consumed=tg.Consumed(tg.{shape.key_serde}, tg.{shape.value_serde}), "
+        if shape.kind != "key":
+            self.rules += f"retention={shape.retention_ms}, "
+        if shape.kind == "window":
+            self.rules += f"key_format={shape.key_format!r}, "
         self.number, self.committed_ms, self.positions = (
             commit.number,
             commit.committed_ms,
@@ -128,8 +133,11 @@ class StoredTable(Opened):
             else [CommitOf(each.number, each.committed_ms, each.rows) for each in found[0].commits]
         )
 
+    def typed(self, key: str) -> Any:
+        return typed_key(key, self._table.rules.key.name)
+
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
-        wanted = typed_key(key, self._table.rules.key.name)
+        wanted = self.typed(key)
         if self.kind == "key":
             return [_row(row) for row in self._table.fetch_range(wanted, wanted).to_arrow().to_pylist()]
         return [_row(row) for row in self._table.fetch(wanted, first, last).to_arrow().to_pylist()]
@@ -164,7 +172,7 @@ class StoredTable(Opened):
         if self.kind == "session" and end is None:
             raise InvalidError(f"table {self.name} has sessions; say start=… and end=…")
         ts, seq = (end, start) if self.kind == "session" else (start, 0)
-        raw = self._table.rules.key.encode(typed_key(key, self._table.rules.key.name))
+        raw = self._table.rules.key.encode(self.typed(key))
         found = explain(self._table.source, log, raw or b"", ts or 0, seq or 0)
         lines = found.lines()
         return ExplainDocument(

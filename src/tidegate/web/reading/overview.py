@@ -34,7 +34,7 @@ class Overview(msgspec.Struct, frozen=True):
     backlog_limit_bytes: int
     memory_bytes: int
     memory_limit_bytes: int
-    bytes: int
+    bytes: int | None
     faults: int
     late: int
     steps: list[Step]
@@ -62,7 +62,7 @@ def overview(site: Site) -> Overview:
         backlog_limit_bytes=limits.backlog_limit_bytes,
         memory_bytes=sum(app.memory_bytes for app in apps),
         memory_limit_bytes=limits.worker_total_bytes,
-        bytes=sum(topic.bytes for topic in topics),
+        bytes=None if site.cluster else sum(topic.bytes or 0 for topic in topics),
         faults=sum(app.faults for app in apps),
         late=sum(app.late for app in apps),
         steps=_steps(site, topics, apps),

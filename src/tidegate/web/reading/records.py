@@ -14,7 +14,7 @@ import msgspec
 from tidegate.durations import moment_ms
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
-from tidegate.web.reading.searching import FETCH_BYTES, RecordsQuestion, Search, bounds_of
+from tidegate.web.reading.searching import RecordsQuestion, Search, read_settings
 from tidegate.web.reading.site import Site, written_positions
 from tidegate.web.reading.texts import Stamp, Text, Window, stamp_of, text_of, window_of
 from tidegate.web.reading.topics import SegmentLine, record_lifetime
@@ -134,7 +134,7 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
 def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocument:
     """One record by its place."""
     (number,) = site.numbers(topic, partition)
-    low, high = bounds_of(site, topic)[number]
+    low, high = site.bounds(topic)[number]
     if not low <= offset < high:
         raise NotThereError(
             f"{topic}-{number} has no offset {offset}; it holds {low} to {high - 1}, what lay before was deleted"
@@ -162,19 +162,14 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
                     partition=str(number),
                     log=site.log_path,
                 ),
-                cli(
-                    "tidegate log lifetime",
-                    topic,
-                    offset=str(offset),
-                    partition=str(number),
-                    log=site.log_path,
-                ),
+                *([] if site.cluster else [_lifetime_line(site, topic, number, offset)]),
             ],
             log_python(
                 site.log_path,
                 f"place, stop = {{{number}: {offset}}}, {{{number}: {offset + 1}}}",
                 f"with log.reader({topic!r}, [{number}], start=place, stop=stop) as reader:",
-                "    print(reader.read_all().to_pylist())",
+                "    for batch in reader:",
+                "        print(batch.to_pylist())",
             ),
         ),
     )
@@ -183,7 +178,7 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
 def tail(site: Site, topic: str, question: TailQuestion) -> RecordsDocument:
     """What came since `after`; without it nothing, and where the end is now."""
     numbers = site.numbers(topic, question.partition)
-    ends = {number: high for number, (_, high) in bounds_of(site, topic).items() if number in numbers}
+    ends = {number: high for number, (_, high) in site.bounds(topic).items() if number in numbers}
     after = question.after or written_positions(ends)
     asked = RecordsQuestion(
         question.partition, key=question.key, value=question.value, header=question.header, order="oldest", limit=200,
@@ -253,14 +248,9 @@ def _record(row: dict[str, Any], stamp: Stamp | None, format: str, most: int | N
 
 def _rows_at(site: Site, topic: str, number: int, offset: int) -> list[dict[str, Any]]:
     with site.log.reader(
-        topic, [number], start={number: offset}, stop={number: offset + 1}, max_bytes=FETCH_BYTES
+        topic, [number], start={number: offset}, stop={number: offset + 1}, **read_settings(site)
     ) as reader:
-        return _plain_rows(reader.read_all())
-
-
-def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
+        return [row for batch in reader for row in batch.to_pylist()]
 
 
 def _sentence(shown: int, search: Search, question: RecordsQuestion) -> str:
@@ -293,6 +283,10 @@ def _epoch_ms(moment: Any) -> int:
 
 def _sort_ms(row: dict[str, Any]) -> int:
     return -1 if row["timestamp"] is None else _epoch_ms(row["timestamp"])
+
+
+def _lifetime_line(site: Site, topic: str, number: int, offset: int) -> str:
+    return cli("tidegate log lifetime", topic, log=site.log_path, offset=str(offset), partition=str(number))
 
 
 def _text(number: int | None) -> str | None:

@@ -62,9 +62,7 @@ class Search:
         self.budget: Budget = site.budget()
         self.damage: list[str] = []
         self._filter = Filter.of(question.key, question.value, question.header)
-        self._bounds = {
-            number: each for number, each in bounds_of(site, topic).items() if number in self.numbers
-        }
+        self._bounds = {number: each for number, each in site.bounds(topic).items() if number in self.numbers}
         self._until_ms = moment_of(question.until, LATEST_MS)
         self._at_ms = moment_of(question.at, -1)
         if self._at_ms >= 0:  # nothing before that offset is as new; what follows it may be older, though
@@ -135,8 +133,7 @@ class Search:
 
     def _offset_at(self, number: int, time_ms: int, otherwise: int) -> int:
         """The first offset of a record as new as that."""
-        view = self._site.log.view(self._topic, number)
-        found = view.offset_for_time(time_ms, view.bounds())
+        found = self._site.log.offset_for_time(self._topic, number, time_ms)
         return otherwise if found is None else found
 
     def _is_done(self, number: int) -> bool:
@@ -176,12 +173,7 @@ class Search:
         site = self._site
         try:
             with site.log.reader(
-                self._topic,
-                [number],
-                start={number: start},
-                stop={number: stop},
-                max_bytes=FETCH_BYTES,
-                max_piece_bytes=PIECE_BYTES,
+                self._topic, [number], start={number: start}, stop={number: stop}, **read_settings(site)
             ) as reader:
                 for batch in reader:
                     self.budget.take(batch.num_rows)
@@ -190,7 +182,7 @@ class Search:
                         break
         except CorruptError as error:
             at = start if error.offset is None else error.offset
-            resumed = site.log.view(self._topic, number).next_sound_offset(at)
+            resumed = None if site.cluster else site.files.view(self._topic, number).next_sound_offset(at)
             went = "nothing behind it can be read" if resumed is None else f"reading went on at {resumed}"
             self.damage.append(f"{self._topic}-{number} is damaged at offset {at}; {went}")
             if not self.is_backward:
@@ -247,10 +239,9 @@ class Kept:
         self._tables = [whole]
 
 
-def bounds_of(site: Site, topic: str) -> dict[int, tuple[int, int]]:
-    return {
-        row["partition"]: (row["log_start"], row["high_watermark"]) for row in site.log.partition_rows(topic)
-    }
+def read_settings(site: Site) -> dict[str, int]:
+    """How much a reader of files takes at once; a cluster's client has bounds of its own."""
+    return {} if site.cluster else {"max_bytes": FETCH_BYTES, "max_piece_bytes": PIECE_BYTES}
 
 
 def moment_of(written: str, nothing: int) -> int:

@@ -1,4 +1,4 @@
-"""What there is to look at: one log folder, one state folder, and what is kept open of them between questions.
+"""What there is to look at: a log (a folder, or a Kafka cluster), a state folder, and what is kept open of them.
 
 Everything is opened for reading. Tables stay open while they are asked for, so that a fetch costs a look-up and not
 an opening; the least used goes first. One that is asked for is kept at its newest commit by `keeping`, so that no
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ from tidegate.web.settings import Limits
 
 if TYPE_CHECKING:
     from tidegate.log.access.embedded import Log
+    from tidegate.log.kafka.log import KafkaLog
     from tidegate.log.topics.topics import TopicDescription
     from tidegate.storage.backends.port import StorageBackend
 
@@ -62,13 +63,14 @@ class Budget:
 
 @dataclass(slots=True)
 class Site:
-    """The folders, and what is open of them."""
+    """Log and state, and what is open of them. `log_path` is a folder, or `kafka://HOST:PORT`."""
 
-    log_path: Path
+    log_path: Path | str
     state_path: Path
     limits: Limits = field(default_factory=Limits)
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
     clock: Clock = field(default_factory=SystemClock)
-    _log: Log | None = None
+    _log: Log | KafkaLog | None = None
     _backend: StorageBackend | None = None
     _tables: OrderedDict[tuple[str, object], _Open] = field(default_factory=OrderedDict)
     _kept: dict[str, Any] = field(default_factory=dict)
@@ -79,13 +81,34 @@ class Site:
         self._keeping = KeptNew(self.refresh_asked)
 
     @property
-    def log(self) -> Log:
+    def log(self) -> Log | KafkaLog:
+        from tidegate.log.access.connect import open_log
         from tidegate.log.access.embedded import Log
 
         with self._guard:
             if self._log is None:
-                self._log = Log(self.log_path, read_only=True, clock=self.clock)
+                if isinstance(self.log_path, str):
+                    self._log = open_log(self.log_path, client=self.client)
+                else:
+                    self._log = Log(self.log_path, read_only=True, clock=self.clock)
             return self._log
+
+    @property
+    def cluster(self) -> KafkaLog | None:
+        """The log, if it is a cluster: of one there are no files to look at."""
+        from tidegate.log.kafka.log import KafkaLog
+
+        return self.log if isinstance(self.log, KafkaLog) else None
+
+    @property
+    def files(self) -> Log:
+        """The log, if it is a folder."""
+        from tidegate.log.access.embedded import Log
+
+        log = self.log
+        if not isinstance(log, Log):
+            raise InvalidError(f"{self.log_path} is a cluster; a broker does not show its files")
+        return log
 
     @property
     def backend(self) -> StorageBackend | None:
@@ -113,7 +136,17 @@ class Site:
             return self._kept[name]
 
     def topics(self) -> list[str]:
-        return self.log.topics() if self.log_path.is_dir() else []
+        return self.log.topics() if isinstance(self.log_path, str) or self.log_path.is_dir() else []
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Partition → its first offset, and the one after its last."""
+        cluster = self.cluster
+        if cluster is not None:
+            return cluster.bounds(topic, cluster.describe(topic).partition_numbers)
+        return {
+            row["partition"]: (row["log_start"], row["high_watermark"])
+            for row in self.log.partition_rows(topic)
+        }
 
     def describe(self, topic: str) -> TopicDescription:
         """The topic, or that it is not there; a wrong name is a wrong question."""

@@ -250,11 +250,14 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         "session": f"tg.sessioned_table(log, {table.topic!r}, ",
         "key": f"tg.table(log, {table.topic!r}, ",
     }[table.kind]
+    wanted = repr(table.typed(key))
+    asked = f"table.fetch({wanted}).to_arrow()" if table.kind != "key" else f"table.get({wanted})"
     python = log_python(
         site.log_path,
         f"named = tg.Materialized({short!r})",
-        f"table = {opening}state={str(site.state_path)!r}, materialized=named, read_only=True)",
-        f"print(table.fetch({key!r}))" if table.kind != "key" else f"print(table.get({key!r}))",
+        f"rules = dict({table.rules}materialized=named, read_only=True)",
+        f"with {opening}state={str(site.state_path)!r}, **rules) as table:",
+        f"    print({asked})",
     )
     return copied([line], python)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.durations import format_duration, format_size
-from tidegate.errors import CorruptError, TidegateError
+from tidegate.errors import CorruptError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.site import Site
 
@@ -17,16 +17,25 @@ if TYPE_CHECKING:
 
 SHOWN_SEGMENTS: Final = 60
 SHOWN_PARTITIONS: Final = 256
+MOST_ASKED: Final = 50
+NOT_SHOWN: Final = (
+    "A broker does not show its log segments, so when each can disappear is not known here. Run "
+    "`tidegate log lifetime` or this page where the broker's data lies: it reads Kafka's own folders."
+)
 
 
 class TopicLine(msgspec.Struct, frozen=True):
-    """One topic in a list. `records` are offsets kept: an upper bound where the topic is compacted."""
+    """One topic in a list. `records` are offsets kept: an upper bound where the topic is compacted.
+
+    Of a cluster `bytes` and `segments` are null: a broker does not show them; of its topics after the first
+    `MOST_ASKED`, so are `records`.
+    """
 
     name: str
     partitions: int
-    records: int
-    bytes: int
-    segments: int
+    records: int | None
+    bytes: int | None
+    segments: int | None
     cleanup: str
     is_exact: bool
     unreadable: str | None = None
@@ -41,14 +50,14 @@ class TopicList(msgspec.Struct, frozen=True):
 
 
 class PartitionLine(msgspec.Struct, frozen=True):
-    """One partition. `share` is its part of the topic's bytes."""
+    """One partition. `share` is its part of the topic's bytes, or of a cluster's topic of its records."""
 
     partition: int
     log_start: int
     high_watermark: int
     records: int
-    segments: int
-    bytes: int
+    segments: int | None
+    bytes: int | None
     share: float
 
 
@@ -89,7 +98,7 @@ class TrapLine(msgspec.Struct, frozen=True):
 
 
 class TopicDocument(msgspec.Struct, frozen=True):
-    """One topic. `skew` is the largest partition's bytes over the mean: 1 is even."""
+    """One topic. `skew` is the largest partition over the mean, in bytes (of a cluster: records): 1 is even."""
 
     name: str
     id: str | None
@@ -97,13 +106,15 @@ class TopicDocument(msgspec.Struct, frozen=True):
     now_ms: int
     records: int
     is_exact: bool
-    bytes: int
+    bytes: int | None
     skew: float
     partitions: list[PartitionLine]
     partition: int
     """The partition whose log segments are shown."""
     segments: list[SegmentLine]
     segments_total: int
+    not_shown: str
+    """Why there are no log segments to see; empty where there are."""
     checked_every_ms: int | None
     settings: list[SettingLine]
     traps: list[TrapLine]
@@ -119,11 +130,18 @@ class TopicQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def topic_list(site: Site) -> TopicList:
     """Every topic; one that cannot be read, or goes meanwhile, says why."""
     lines = []
-    for name in site.topics():
+    for place, name in enumerate(site.topics()):
         try:
+            if place >= MOST_ASKED and site.cluster is not None:
+                lines.append(
+                    TopicLine(name, len(site.describe(name).partition_numbers), None, None, None, "", False)
+                )
+                continue
             lines.append(_line(site, name))
         except TidegateError as error:
             lines.append(TopicLine(name, 0, 0, 0, 0, "", False, str(error)))
+            if isinstance(error, UnavailableError) and site.cluster is not None:
+                raise  # a cluster that is gone is gone for all of them, and each would be waited for
     python = log_python(site.log_path, "print(log.topics())")
     return TopicList(str(site.log_path), lines, Copy(cli("tidegate topic list", log=site.log_path), python))
 
@@ -132,9 +150,10 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
     """One topic whole; of its log segments those of one partition."""
     description = site.describe(topic)
     partition = site.numbers(topic, question.partition)[0]
-    rows = site.log.partition_rows(topic)
-    total = sum(row["bytes"] for row in rows)
-    lifetimes, checks, traps = _lifetimes(site, topic, partition)
+    rows = _rows(site, topic)
+    sizes = [row["high_watermark"] - row["log_start"] if site.cluster else row["bytes"] for row in rows]
+    total = sum(sizes)
+    lifetimes, checks, traps = ([], None, []) if site.cluster else _lifetimes(site, topic, partition)
     shown = (
         lifetimes
         if len(lifetimes) <= SHOWN_SEGMENTS
@@ -155,12 +174,16 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         now_ms=site.clock.now_ms(),
         records=sum(row["high_watermark"] - row["log_start"] for row in rows),
         is_exact=not description.config.compacts,
-        bytes=total,
-        skew=max((row["bytes"] for row in rows), default=0) / mean if mean else 1.0,
-        partitions=[_partition(row, total) for row in rows[:SHOWN_PARTITIONS]],
+        bytes=None if site.cluster else total,
+        skew=max(sizes, default=0) / mean if mean else 1.0,
+        partitions=[
+            _partition(row, size / total if total else 0.0)
+            for row, size in zip(rows[:SHOWN_PARTITIONS], sizes, strict=False)
+        ],
         partition=partition,
         segments=[_segment(partition, each) for each in shown],
         segments_total=len(lifetimes),
+        not_shown=NOT_SHOWN if site.cluster else "",
         checked_every_ms=checks,
         settings=[
             SettingLine(entry.key, entry.value, str(entry.source), _meaning(entry.key, entry.value))
@@ -170,7 +193,7 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         by_hand=copied(
             [
                 cli("tidegate topic describe", topic, log=site.log_path),
-                cli("tidegate log lifetime", topic, log=site.log_path),
+                *([] if site.cluster else [cli("tidegate log lifetime", topic, log=site.log_path)]),
             ],
             python,
         ),
@@ -178,20 +201,30 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
 
 
 def _line(site: Site, name: str) -> TopicLine:
-    description, rows = site.log.describe(name), site.log.partition_rows(name)
+    description, rows = site.log.describe(name), _rows(site, name)
     config = description.config
     return TopicLine(
         name=name,
         partitions=description.partitions,
         records=sum(row["high_watermark"] - row["log_start"] for row in rows),
-        bytes=sum(row["bytes"] for row in rows),
-        segments=sum(row["segments"] for row in rows),
+        bytes=None if site.cluster else sum(row["bytes"] for row in rows),
+        segments=None if site.cluster else sum(row["segments"] for row in rows),
         cleanup=", ".join(sorted(config.cleanup_policy)) or "none",
         is_exact=not config.compacts,
     )
 
 
-def _partition(row: dict[str, int], total: int) -> PartitionLine:
+def _rows(site: Site, topic: str) -> list[dict[str, Any]]:
+    """What is known of each partition."""
+    if site.cluster is None:
+        return site.log.partition_rows(topic)
+    return [
+        {"partition": number, "log_start": first, "high_watermark": end, "bytes": None, "segments": None}
+        for number, (first, end) in sorted(site.bounds(topic).items())
+    ]
+
+
+def _partition(row: dict[str, Any], share: float) -> PartitionLine:
     return PartitionLine(
         partition=row["partition"],
         log_start=row["log_start"],
@@ -199,7 +232,7 @@ def _partition(row: dict[str, int], total: int) -> PartitionLine:
         records=row["high_watermark"] - row["log_start"],
         segments=row["segments"],
         bytes=row["bytes"],
-        share=row["bytes"] / total if total else 0.0,
+        share=share,
     )
 
 
@@ -211,12 +244,13 @@ def _lifetimes(
     from tidegate.log.lifetime.segments import forecast
     from tidegate.log.lifetime.traps import find_traps
 
-    log, files, clock = site.log, site.log.files, site.clock
+    log, clock = site.files, site.clock
+    files = log.files
     config, broker = log.describe(topic).config, log.contents.broker_config()
-    checks = attending_interval_ms(site.log_path, config, broker, files=files)
+    checks = attending_interval_ms(log.path, config, broker, files=files)
     traps = [TrapLine(trap.name, trap.message, trap.fix) for trap in find_traps(config, broker)]
     try:
-        view = view_partition(site.log_path, topic, partition, config, files=files, clock=clock)
+        view = view_partition(log.path, topic, partition, config, files=files, clock=clock)
         facts = partition_facts(view, config, check_interval_ms=checks, files=files, clock=clock)
     except (CorruptError, OSError):
         return [], checks, traps  # damaged, or deleted while it was looked at
@@ -247,6 +281,8 @@ def record_lifetime(site: Site, topic: str, partition: int, offset: int) -> Segm
     """The log segment that holds an offset, and when it can go."""
     from tidegate.log.lifetime.segments import lifetime_of_offset
 
+    if site.cluster is not None:
+        return None
     found: Any = lifetime_of_offset(_lifetimes(site, topic, partition)[0], offset)
     return None if found is None else _segment(partition, found)
 

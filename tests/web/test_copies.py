@@ -1,0 +1,74 @@
+"""What a screen offers to copy does the same by hand: every command line is run, every piece of Python too."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tidegate.cli.main import run
+from tidegate.web.questions import ADDRESSED
+from tidegate.web.reading.site import Site
+
+ROOT = Path(__file__).parents[2]
+WORDS = {"topic": "orders", "partition": "1", "offset": "765", "table": "shop:per-minute", "app": "shop"}
+ASKS = {
+    "table": {"key": "customer-7"}, "explain": {"key": "customer-7", "start": "1767261600000"},
+    "diff": {"before": "5", "after": "6", "key": "customer-7"}, "records": {"limit": "3"},
+    "integrity": {"wait_ms": "20000"},
+}  # fmt: skip
+TOLD = {"tidegate verify": 1, "tidegate app status --": 5}
+"""Commands whose exit code says what the planted data holds: faults, and an app that one of them stopped."""
+STORED = {"table": {"table": "counts"}, "explain": {"table": "counts"}}
+SHOWN = [(each, WORDS) for each in ADDRESSED if each.page] + [
+    (each, WORDS | STORED[each.name]) for each in ADDRESSED if each.name in STORED
+]
+
+
+@pytest.fixture(scope="module")
+def site(data: Path) -> Any:
+    made = Site(data / "log", data / "state")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("asked", "words"), SHOWN, ids=lambda each: getattr(each, "name", ""))
+def test_what_is_copied_runs(site: Site, asked: Any, words: dict[str, str], capfd: Any) -> None:
+    """Commands end well (verify: with the faults that were planted), and Python with something on the screen."""
+    copy = asked.ask(site, words, ASKS.get(asked.name, {})).by_hand
+    assert copy.cli.startswith("tidegate ")
+    for line in copy.cli.splitlines():
+        ended = run(shlex.split(line)[1:])
+        said = capfd.readouterr()
+        assert ended == next((code for verb, code in TOLD.items() if line.startswith(verb)), 0), (
+            line,
+            said.err,
+        )
+        assert said.out.strip(), line
+    if "…" in copy.python or "NAME" in copy.python:  # a list of tables leaves open which one is meant
+        assert asked.name == "tables"
+        return
+    if "app.read" in copy.python:  # what only the app's own program can do
+        compile(copy.python, "copied", "exec")
+        return
+    exec(compile(copy.python, "copied", "exec"), {})
+    assert capfd.readouterr().out.strip() or asked.name == "diff", copy.python
+
+
+@pytest.mark.parametrize("asked", [each for each in ADDRESSED if each.page], ids=lambda each: each.name)
+def test_every_screen_offers_its_copies_and_names_metrics_there_are(client: httpx.Client, asked: Any) -> None:
+    known = set(re.findall(r"tidegate_\w+", (ROOT / "docs" / "reference" / "metrics.md").read_text()))
+    page = client.get(
+        asked.page.format(**WORDS), params=ASKS.get(asked.name, {}), headers={"accept": "text/html"}
+    )
+    assert page.status_code == 200, page.text
+    for words in ("Copy as CLI", "Copy as Python", "The same as JSON"):
+        assert words in page.text
+    for metric in re.findall(r"metric (tidegate_\w+)", page.text):
+        assert metric in known, metric
+    if asked.name in ("overview", "app"):
+        assert len(set(re.findall(r"metric (tidegate_\w+)", page.text))) >= 3
