@@ -139,6 +139,8 @@ def test_a_slot_meets_the_same_process_in_every_round(spark: Any, folder: Path, 
     rounds = [processes for processes in met if len(processes) == 2]
     assert len(rounds) >= 5
     assert len(set(rounds)) == 1 and len(set(rounds[0])) == 2
+    exchange = made[0]._exchange
+    assert exchange is not None and list(exchange.iterdir()) == [], "blobs go with their round"
     assert records(folder, "unlimited").keys() == records(local, "unlimited").keys()
 
 

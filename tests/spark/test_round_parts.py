@@ -5,15 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tidegate import errors
-from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError, OverloadError, TidegateError
+from tidegate.errors import (
+    CorruptError,
+    InternalError,
+    OffsetOutOfRangeError,
+    OverloadError,
+    TidegateError,
+    UnavailableError,
+)
 from tidegate.pipeline.rounds.orders import SourceResult, decode, encode
 from tidegate.spark.rounds import shuffle
+from tidegate.spark.rounds.exchange import Outbox, clear, exchange_folder
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
 from tidegate.spark.rounds.placing import places, share_of
 from tidegate.storage import StorageConfig
@@ -114,6 +123,41 @@ def test_events_results_and_failures_cross_the_shuffle_in_any_order() -> None:
     assert failed.failure == Failure("InvalidError", "no")
     with pytest.raises(InternalError, match="none of ours"):
         shuffle.arrived([b"?what"])
+
+
+def test_blobs_of_one_machine_lie_in_a_file_and_only_their_places_cross(tmp_path: Path) -> None:
+    outbox = Outbox(str(tmp_path))
+    rows = [shuffle.pack("flow-ä", task, events(1000 + task, 0, 10 * task), outbox) for task in (2, 0, 1)]
+    assert max(map(len, rows)) < 200
+    assert len(list(tmp_path.iterdir())) == 1, "one file for an attempt"
+    found = shuffle.arrived(rows)
+    again = shuffle.arrived(rows)  # another attempt of the reader
+    clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for each in (found, again):
+        for task in (0, 1, 2):
+            (batch,) = each.take("flow-ä", task)
+            sent = events(1000 + task, 0, 10 * task)
+            assert batch.key == sent.key and batch.values == sent.values
+            assert batch.offset.tolist() == sent.offset.tolist()
+    with pytest.raises(UnavailableError, match=r"is gone: .*spark\.local\.dir"):
+        shuffle.arrived(rows)
+
+
+def test_a_place_that_holds_something_else_is_not_taken_for_events(tmp_path: Path) -> None:
+    place = Outbox(str(tmp_path)).put([b"?" * 100])
+    with pytest.raises(InternalError, match="no events are there"):
+        shuffle.arrived([b"P" + encode(place)])
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2,1,1024]"])
+def test_slots_that_may_be_on_several_machines_share_no_files(master: str) -> None:
+    class Context:
+        pass
+
+    context: Any = Context()
+    context.master = master
+    assert exchange_folder(context) is None
 
 
 def test_large_sources_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 Spark schedules, tries again and moves work elsewhere; what is done is `rounds/work`, the same `Worker` as in the local
 engine. Each slot is a Python process that keeps the state of its tasks between rounds (`rounds/slots`). Where a flow is
-re-keyed, its sources are read in a first stage and their events cross Spark's shuffle to the slots that own the keys.
+re-keyed, its sources are read in a first stage and their events cross Spark's shuffle to the slots that own the keys
+(`rounds/shuffle`), or files beside it where all slots are on one machine (`rounds/exchange`).
 
 Thread rule: `run` from one thread at a time; `cancel` and `close` from any.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import InternalError, InvalidError, UnavailableError
 from tidegate.pipeline.rounds.orders import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
 from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.spark.rounds.exchange import clear, exchange_folder
 from tidegate.spark.rounds.failures import rebuild
 from tidegate.spark.rounds.placing import HOME, places
 
@@ -56,6 +58,7 @@ class SparkEngine:
         self._setup: bytes = CloudPickleSerializer().dumps(setup)  # type: ignore[no-untyped-call]
         self._digest = hashlib.sha256(self._setup).hexdigest()
         self._beside = -(-self.slots // _executors(self._context))  # processes on one machine
+        self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()
         self._group: str | None = None  # of the job that runs now
         self._closed = False
@@ -70,8 +73,12 @@ class SparkEngine:
 
         if not order.tasks and not order.sources:
             return RoundResult((), ())
-        with self._in_group(order):
-            rows = self._collected(self._job(order))
+        try:
+            with self._in_group(order):
+                rows = self._collected(self._job(order))
+        finally:
+            if self._exchange is not None:
+                clear(self._exchange)
         self.outcomes = tuple(decode(row, Outcome) for row in rows)
         for outcome in self.outcomes:
             if outcome.failure is not None:
@@ -135,7 +142,8 @@ class SparkEngine:
             order.ticks,
             order.life,
         )
-        return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside)
+        exchange = "" if self._exchange is None else str(self._exchange)
+        return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside, exchange)
 
     @contextmanager
     def _in_group(self, order: RoundOrder) -> Iterator[None]:

@@ -15,7 +15,7 @@ from tidegate.windows.events import EventBatch
 _OWN = 5  # columns of the event itself; the user's follow
 
 
-def pack_events(batch: EventBatch) -> bytes:
+def pack_events(batch: EventBatch) -> pa.Buffer:
     """A batch as one Arrow IPC stream; the user's columns come after the event's own, so that no name can clash."""
     columns = [
         batch.key,
@@ -27,11 +27,18 @@ def pack_events(batch: EventBatch) -> bytes:
     ]
     own = [pa.field(name, column.type) for name, column in zip(_NAMES, columns, strict=False)]
     packed = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*own, *batch.values.schema]))
-    sink = pa.BufferOutputStream()
+    measure = pa.MockOutputStream()
+    _write(packed, measure)
+    data = pa.allocate_buffer(
+        measure.size()
+    )  # of the right size at once: a stream that grows copies what it has
+    _write(packed, pa.FixedSizeBufferWriter(data))
+    return data
+
+
+def _write(packed: pa.RecordBatch, sink: pa.NativeFile) -> None:
     with pa.ipc.new_stream(sink, packed.schema) as writer:
         writer.write_batch(packed)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def unpack_events(data: bytes | memoryview | pa.Buffer) -> EventBatch:

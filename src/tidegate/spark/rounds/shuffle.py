@@ -3,10 +3,12 @@
 A record as a Spark row would cost more than all the work done with it, so what crosses is blobs: for each batch and
 task one Arrow IPC stream, addressed to a slot. Spark's own pairs of a Python shuffle are used (a number, then bytes),
 without pickling. What a source came to travels the same way and comes back with the results, and so does an error.
+Where slots share a machine, a blob of events stays in a file and only its place crosses (`exchange`).
 
 A blob begins with one byte that says what it is:
 
     E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
+    P  Place as MessagePack: where a blob of kind E lies
     S  SourceResult as MessagePack
     F  Failure as MessagePack
 
@@ -27,13 +29,13 @@ import pyarrow as pa
 from tidegate.errors import InternalError
 from tidegate.pipeline.rounds.orders import SourceResult, decode, encode
 from tidegate.pipeline.tasks.packing import join_events, pack_events, unpack_events
+from tidegate.spark.rounds.exchange import ALIGNMENT, Outbox, Parts, Place, fetched
 from tidegate.spark.rounds.failures import Failure
 from tidegate.windows.events import EventBatch
 
 GATHERED_ROWS: Final = 1 << 20  # events kept until their parts are sent as one blob for each task
 _HEAD: Final = struct.Struct("<cHI")
-_ALIGNMENT: Final = 64
-_EVENTS, _RESULT, _FAILURE = b"E", b"S", b"F"
+_EVENTS, _PLACE, _RESULT, _FAILURE = b"E", b"P", b"S", b"F"
 
 
 @dataclass
@@ -51,17 +53,23 @@ class Arrived:
     def add(self, blob: bytes) -> None:
         kind = blob[:1]
         if kind == _EVENTS:
-            _, length, task = _HEAD.unpack_from(blob)
-            flow = blob[_HEAD.size : _HEAD.size + length].decode()
-            start = -(-(_HEAD.size + length) // _ALIGNMENT) * _ALIGNMENT
-            events = unpack_events(pa.py_buffer(blob)[start:])
-            self._events.setdefault((flow, task), []).append(events)
+            self._add_events(pa.py_buffer(blob))
+        elif kind == _PLACE:
+            self._add_events(fetched(decode(blob[1:], Place)))
         elif kind == _RESULT:
             self.sources.append(decode(blob[1:], SourceResult))
         elif kind == _FAILURE:
             self.failure = self.failure or decode(blob[1:], Failure)
         else:
             raise InternalError(f"a row of Spark's shuffle begins with {kind!r}: it is none of ours")
+
+    def _add_events(self, blob: pa.Buffer) -> None:
+        kind, length, task = _HEAD.unpack_from(blob)
+        if kind != _EVENTS:
+            raise InternalError(f"a blob of Spark's shuffle begins with {kind!r}: no events are there")
+        flow = bytes(memoryview(blob)[_HEAD.size : _HEAD.size + length]).decode()
+        start = -(-(_HEAD.size + length) // ALIGNMENT) * ALIGNMENT
+        self._events.setdefault((flow, task), []).append(unpack_events(blob[start:]))
 
 
 def arrived(rows: Iterable[bytes]) -> Arrived:
@@ -91,10 +99,12 @@ def address(slot: int) -> bytes:
     return struct.pack("!q", slot)
 
 
-def pack(flow: str, task: int, events: EventBatch) -> bytes:
+def pack(flow: str, task: int, events: EventBatch, outbox: Outbox | None = None) -> bytes:
+    """Events as a row of the shuffle: the blob, or, put into an outbox, its place."""
     name = flow.encode()
     head = _HEAD.pack(_EVENTS, len(name), task) + name
-    return b"".join((head, bytes(-len(head) % _ALIGNMENT), pack_events(events)))
+    parts: Parts = (head, bytes(-len(head) % ALIGNMENT), pack_events(events))
+    return b"".join(parts) if outbox is None else _PLACE + encode(outbox.put(parts))
 
 
 def pack_result(result: SourceResult) -> bytes:

@@ -37,6 +37,7 @@ from tidegate.pipeline.rounds.orders import (
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.spark.rounds import shuffle
+from tidegate.spark.rounds.exchange import Outbox
 from tidegate.spark.rounds.failures import Failure, describe
 from tidegate.spark.rounds.placing import HOME, places, share_of
 from tidegate.spark.workers import own_garbage
@@ -48,7 +49,8 @@ class Assignment:
     """What one slot is to do in a round: travels in the task's closure.
 
     `setup` is a `WorkerSetup` as Spark ships code, opened only by a process that does not have it yet; `order` holds
-    this slot's part of the round. `processes` share a machine's memory.
+    this slot's part of the round. `processes` share a machine's memory. `exchange` is a folder that all slots see, for
+    what they send each other; empty: there is none.
     """
 
     setup: bytes
@@ -56,6 +58,7 @@ class Assignment:
     order: bytes
     slots: int
     processes: int
+    exchange: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,12 +84,13 @@ def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes
             order = decode(assignment.order, RoundOrder)
             worker = _worker_of(assignment)
             where = places(worker.setup, assignment.slots)
+            outbox = Outbox(assignment.exchange) if assignment.exchange else None
             for source in order.sources:
                 reading = worker.read(source, order.tick_of(source.flow))
                 parts = (part for batch in reading for part in worker.split(source.flow, batch))
                 for shard, events in shuffle.gathered(parts):
                     yield shuffle.address(where[source.flow, shard])
-                    yield shuffle.pack(source.flow, shard, events)
+                    yield shuffle.pack(source.flow, shard, events, outbox)
                 yield shuffle.address(HOME)
                 yield shuffle.pack_result(reading.result())
         except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
