@@ -29,7 +29,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.status import ReplicaStatus, read_statuses
-from tidegate.testing.simulated_replicas import counting, led, undisturbed
+from tidegate.testing.simulated_replicas import counting, leaders, led, undisturbed
 
 VERSION, LIVE, KEYS = "users_v1", "user-updates", 40
 NAMES = ("a", "b", "c")
@@ -212,6 +212,10 @@ class Stage:
                 version = self.rows(VERSION, number)
                 assert counting(version) == copied, f"partition {number}: a record is lost, or there twice"
                 epochs += len({epoch for epoch, _, _ in led(version)})
+                claims = leaders(version)
+                assert all(len(each) == 1 for each in claims.values()), "two had one epoch"
+                writers = [guid for each in claims.values() for guid in each]
+                assert len(writers) == len(set(writers)), "an epoch is a sender of its own"
                 for table in tables:
                     assert table.serving.leading[number].following.upstream.copied == len(copied)
             for table in tables:

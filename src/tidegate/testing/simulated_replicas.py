@@ -278,16 +278,23 @@ def counting(version: Iterable[dict[str, Any]]) -> list[int]:
     return [offset for _, offset, counts in led(version) if counts]
 
 
+def leaders(version: Iterable[dict[str, Any]]) -> dict[int, set[bytes]]:
+    """Who ever stamped an epoch of a version partition: with leases that work, one in each."""
+    found: dict[int, set[bytes]] = {}
+    for record in version:
+        claimed = _claimed(record)
+        if claimed is not None:
+            found.setdefault(claimed[0], set()).add(claimed[1])
+    return found
+
+
 def led(version: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, bool]]:
     """Of every record that a leader copied: the epoch in force, the live offset, and whether it counts."""
     epoch, guid, marks = 0, b"", {}  # type: ignore[var-annotated]
     for record in version:
-        stamp = _stamp(record)
-        if stamp.guid == LEADERSHIP_GUID:
-            key = record["key"][len(CONTROL_KEY_PREFIX) :]
-            new = int.from_bytes(key[16:20], "big") << 31 | int.from_bytes(key[20:24], "big")
-            if new > epoch:
-                epoch, guid = new, key[:16]
+        stamp, claimed = _stamp(record), _claimed(record)
+        if claimed is not None:
+            epoch, guid = max((epoch, guid), claimed, key=lambda each: each[0])
             continue
         counts = stamp.guid == guid and (stamp.chain, stamp.sequence) > marks.get(guid, (-1, -1))
         if counts:
@@ -295,6 +302,14 @@ def led(version: Iterable[dict[str, Any]]) -> Iterator[tuple[int, int, bool]]:
         upstream = [each["value"] for each in record["headers"] if each["key"] == UPSTREAM_KEY]
         if upstream:
             yield epoch, int.from_bytes(upstream[0], "big"), counts
+
+
+def _claimed(record: dict[str, Any]) -> tuple[int, bytes] | None:
+    """The epoch and the leader of a leadership stamp; None of any other record."""
+    if _stamp(record).guid != LEADERSHIP_GUID:
+        return None
+    key = record["key"][len(CONTROL_KEY_PREFIX) :]
+    return int.from_bytes(key[16:20], "big") << 31 | int.from_bytes(key[20:24], "big"), key[:16]
 
 
 def _stamp(record: dict[str, Any]) -> Stamp:
