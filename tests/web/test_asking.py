@@ -65,6 +65,43 @@ def test_an_idle_process_is_let_go_and_comes_back(data: Path) -> None:
     asyncio.run(run())
 
 
+def test_R41_settings_of_a_client_are_on_no_command_line_and_in_no_environment(tmp_path: Path) -> None:
+    """They may be passwords: the process that reads gets them through its pipe."""
+    canary = "canary-91c4"
+
+    async def run() -> None:
+        settings = Settings("kafka://127.0.0.1:9", tmp_path, client={"sasl.password": canary})
+        assert canary not in repr(settings)
+        asked = Reading(settings)
+        waiting = asyncio.create_task(asked.ask("warm", {}, {}))
+        while asked.pid is None:
+            await asyncio.sleep(0.01)
+        for place in (f"/proc/{asked.pid}/cmdline", f"/proc/{asked.pid}/environ"):
+            assert canary.encode() not in Path(place).read_bytes()
+        waiting.cancel()
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_long_questions_leave_room_for_quick_ones(data: Path) -> None:
+    """A4: however many wait for an audit, a topic's page comes in between."""
+
+    async def run() -> None:
+        asked = reading(data)
+        await asked.warm()
+        ask = {"wait_ms": "3000", "again": "true"}
+        held = [asyncio.create_task(asked.ask("integrity", {"topic": "orders"}, ask)) for _ in range(12)]
+        slow = asyncio.create_task(asked.ask("records", {"topic": "orders"}, {"limit": "10000"}))
+        await asyncio.sleep(0.05)
+        assert (await asked.ask("topics", {}, {})).status == 200
+        assert sum(each.done() for each in held) <= 6  # in their turn it would come when nine are done
+        assert all(each.status == 200 for each in await asyncio.gather(*held, slow))
+        await asked.close()
+
+    asyncio.run(run())
+
+
 def test_many_questions_at_once_get_their_own_answers(data: Path) -> None:
     async def run() -> None:
         asked = reading(data)

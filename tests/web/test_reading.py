@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -25,7 +28,7 @@ from tidegate.pipeline.reading.recorded import open_recorded, recorded_flow, rec
 from tidegate.storage import open_backend
 from tidegate.web.charts import bars, heat, part, span
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading import apps, integrity, overview, records, tables, topics
+from tidegate.web.reading import apps, integrity, overview, records, table_documents, tables, topics
 from tidegate.web.reading.searching import RecordsQuestion, Search
 from tidegate.web.reading.site import Site
 from tidegate.web.reading.table_documents import (
@@ -349,6 +352,55 @@ def test_tables_are_fetched_scanned_and_compared(site: Site, data: Path) -> None
     assert tables.diff(site, "shop:per-minute", DiffQuestion(before=newest, after=newest)).rows == []
     with pytest.raises(NotThereError, match="is not kept"):
         tables.fetch(site, "shop:per-minute", FetchQuestion(key="k", as_of=10**6))
+
+
+def test_a_kept_table_is_followed_while_it_is_asked_for(tmp_path: Path) -> None:
+    """Commits come while questions are asked by several threads: each answer is of one commit, none goes back."""
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("counts", 1, {"cleanup.policy": "compact"})
+        writer = log.writer("counts")
+
+        def table() -> Any:
+            return tg.table(
+                log, "counts", state=tmp_path / "state", consumed=tg.Consumed(tg.String(), tg.Json()),
+                materialized=tg.Materialized("latest"),
+            )  # fmt: skip
+
+        def commit(number: int) -> None:
+            values = [f'{{"n":{number}}}'] * 2
+            writer.write(
+                pa.table({"key": ["a", "b"], "value": values, "timestamp": [WINDOW_MS + number] * 2})
+            )
+            with table() as built:
+                built.catch_up()
+                built.commit()
+
+        commit(0)
+        site, wrong, ended = Site(tmp_path / "log", tmp_path / "state"), list[object](), threading.Event()
+
+        def ask() -> None:
+            last = (-1, -1)
+            while not ended.is_set():
+                found = tables.scan(site, "latest", table_documents.ScanQuestion())
+                seen = {row.value["n"] for row in found.rows}
+                if len(seen) != 1 or (found.commit, *seen) < last:
+                    wrong.append((found.commit, seen, last))
+                last = (found.commit, *seen)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for number in range(1, 12):
+            commit(number)
+        deadline = time.monotonic() + 30
+        while tables.fetch(site, "latest", table_documents.FetchQuestion("a")).rows[0].value != {"n": 11}:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        ended.set()
+        for each in threads:
+            each.join(30)
+        site.close()
+    assert not wrong
 
 
 def test_versions_of_a_pushed_table_are_its_commits(tmp_path: Path) -> None:
