@@ -26,6 +26,7 @@ from tidegate.web.settings import Settings
 from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
 
 MOST_WAITING: Final = 512
+ENDING_SECONDS: Final = 2.0
 _ENDED: Final = "the process that reads has ended; ask again in a moment"
 log = logging.getLogger("tidegate.web")
 
@@ -36,9 +37,12 @@ class _Running:
 
     process: asyncio.subprocess.Process
     waiting: dict[int, asyncio.Future[Answer]] = field(default_factory=dict)
+    is_ended: bool = False
 
     def end(self) -> None:
-        if self.process.returncode is None:
+        """Once: to signal a process that has ended already would take its end from whoever waits for it."""
+        if self.process.returncode is None and not self.is_ended:
+            self.is_ended = True
             try:
                 self.process.kill()
             except ProcessLookupError:
@@ -157,11 +161,17 @@ class Reading:
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
             pass
         finally:
-            self._drop(running)
+            if self._running is running:
+                self._running = None
             for waiting in running.waiting.values():
                 if not waiting.done():
                     waiting.set_exception(UnavailableError(_ENDED))
-            await running.process.wait()
+            try:
+                async with asyncio.timeout(ENDING_SECONDS):  # it said its last word, and goes by itself
+                    await running.process.wait()
+            except TimeoutError:
+                running.end()
+                await running.process.wait()
 
     def _rest_later(self) -> None:
         if self._idle is not None:
