@@ -38,6 +38,7 @@ CLUSTER = """
 import json, os, sys
 from pathlib import Path
 import tidegate.spark
+from cluster_kit import two_hosts
 from tidegate.testing.meddling import Meddling
 from tidegate.testing.pipelines import NOON, every_kind
 from tidegate.clock import ManualClock
@@ -53,9 +54,9 @@ config = {
     "spark.speculation.minTaskRuntime": "300ms",
     "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
 }
-spark = tidegate.spark.session("kills", master="local-cluster[2,1,1024]", config=config)
+spark = tidegate.spark.session("kills", master=two_hosts(folder.parent / "workers"), config=config)
 spark.sparkContext.setLogLevel("OFF")
-meddling = Meddling(folder / "requests", stall_s=5)
+meddling = Meddling(folder / "requests", stall_s=30)
 
 def next_request(_):
     if wanted:
@@ -66,7 +67,8 @@ app = every_kind(folder, meddling, only=("tumbling", "by-shop"))
 summary = app.run(
     spark, until="caught_up", close=True, round_records=int(sys.argv[3]), clock=ManualClock(NOON), progress=next_request
 )
-print(json.dumps({"rounds": summary.rounds, "records": summary.records, "done": meddling.done}))
+told = {"rounds": summary.rounds, "done": meddling.done, "overtaken": meddling.overtaken}
+print(json.dumps(told))
 spark.stop()
 """
 DRIVER = """
@@ -129,15 +131,16 @@ class Killed(NamedTuple):
     twin: Path
     done: list[str]
     rounds: int
+    overtaken: list[str]
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
-    """One session on two executors, a death in each round, and one attempt that stalls; speculation is on."""
+    """One session on two hosts, a death in each round, and one attempt that stalls until Spark has started a twin."""
     folder = tmp_path_factory.mktemp("kills")
     wanted = [*VICTIMS, ("records", "stall")]
     found = kills(folder, wanted, 700, ROUND)
-    return Killed(folder / "app", folder / "twin", found["done"], found["rounds"])
+    return Killed(folder / "app", folder / "twin", found["done"], found["rounds"], found["overtaken"])
 
 
 @pytest.mark.timeout(900)
@@ -158,6 +161,7 @@ def test_an_attempt_that_stalls_has_a_twin_and_whoever_is_late_changes_nothing(
     killed: Killed, what: str
 ) -> None:
     assert [name for name in killed.done if name.startswith(f"records.{what}.")], "it happened"
+    assert len(killed.overtaken) == 1, "two attempts were at work on one task"
     assert killed.rounds > len(VICTIMS)
     assert stored(killed.folder, *TOPICS) == stored(killed.twin, *TOPICS)
 
@@ -197,6 +201,7 @@ def test_kills_at_every_step(tmp_path: Path, victim: str, tally: Any) -> None:
     wanted = [(step, victim) for step in STEPS for _ in range(3)]
     found = kills(tmp_path, wanted, 3000, ROUND)
     assert len(found["done"]) == len(wanted)
+    assert victim != "stall" or len(found["overtaken"]) == len(wanted)
     tally(len(wanted), repaired=len(wanted))
 
 

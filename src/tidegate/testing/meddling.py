@@ -11,15 +11,16 @@ acts, once. Steps are places in a task's round, actions what happens there:
 | `checkpoint`, `token` | before the checkpoint, and when its token is there |
 | `put` | inside the checkpoint, when a pack has been stored |
 
-Actions: `raise`, `stall` (once, for some seconds), `worker` (kill -9 of this process), `executor` (of the JVM that
-started it). Later steps are reached by wrapping what the worker calls, in this process, when the function is first
-called.
+Actions: `raise`, `stall` (for some seconds, or until Spark has another attempt at the same task under way), `worker`
+(kill -9 of this process), `executor` (of the JVM that started it). Later steps are reached by wrapping what the worker
+calls, in this process, when the function is first called.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -52,9 +53,16 @@ class Meddling:
         """What was acted on so far, in order of names."""
         return sorted(path.stem for path in self.requests.glob("*.done"))
 
+    @property
+    def overtaken(self) -> list[str]:
+        """The tasks whose stalled attempt saw another one begin."""
+        return sorted(path.name for path in self.requests.glob("overtaken.*"))
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.num_rows:
             self._wrap_once()
+            if (task := _spark_task()) is not None and self.requests.is_dir():
+                (self.requests / f"begun.{task[0]}.{task[1]}").touch()
             self.act("records")
         return batch.select(COLUMNS)
 
@@ -72,7 +80,7 @@ class Meddling:
         if action == "raise":
             raise RuntimeError("asked to fail")
         if action == "stall":
-            time.sleep(self.stall_s)
+            self._stall()
         elif action == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "executor":
@@ -81,6 +89,14 @@ class Meddling:
                 raise RuntimeError(f"process {executor} is no executor: whoever started this one is gone")
             os.kill(executor, signal.SIGKILL)
             time.sleep(60)  # it takes us with it
+
+    def _stall(self) -> None:
+        deadline, task = time.monotonic() + self.stall_s, _spark_task()
+        while time.monotonic() < deadline:
+            if task is not None and len(list(self.requests.glob(f"begun.{task[0]}.*"))) > 1:
+                (self.requests / f"overtaken.{task[0]}").touch()
+                return
+            time.sleep(0.05)
 
     def _wrap_once(self) -> None:
         from tidegate.pipeline.tasks import worker
@@ -111,6 +127,15 @@ class Meddling:
             return result
 
         return call
+
+
+def _spark_task() -> tuple[str, int] | None:
+    """Which task of Spark's this is, and which attempt at it; None where Spark does not run it."""
+    spark = sys.modules.get("pyspark")
+    context = None if spark is None else spark.TaskContext.get()
+    if context is None:
+        return None
+    return f"{context.stageId()}-{context.partitionId()}", context.taskAttemptId()
 
 
 def _parent(process: int) -> int:
