@@ -57,6 +57,13 @@ def attempts(*nonces: int) -> Callable[[], list[Row]]:
     return rows
 
 
+def repeated_last() -> list[Row]:
+    """A second attempt sends one record again and dies: compaction leaves the repeat, and not the record."""
+    script = aged(2 * DAY)
+    start, *rest = script.task.chain_of(4)
+    return script.whole([with_nonce(start, 7), *rest[:4], with_nonce(start, 8), rest[1], *rest[4:]])
+
+
 def with_nonce(row: Row, nonce: int) -> Row:
     assert row.stamp is not None
     return row._replace(key=ControlKey(row.stamp.guid, row.stamp.chain, row.stamp.sequence, nonce).to_bytes())
@@ -67,6 +74,7 @@ COMPACTED: list[tuple[str, Callable[[], list[Row]], str, dict[str, str]]] = [
     ("DIV-16-young", young_gap, "missing", {}),
     ("DIV-43-same-control-key", attempts(7, 7), "unregistered_producer", {}),
     ("DIV-43-nonce-of-attempt", attempts(7, 8), "", {f"k{n}": f"value {n}" for n in range(4)}),
+    ("DIV-43-repeat-alone", repeated_last, "compacted", {}),
 ]
 
 

@@ -13,6 +13,7 @@ I3  a partition is complete when its end of push came, and all that its manifest
     commit behind that is its last.
 I4  killed anywhere, an ingest that is made again goes on from the last commit, with the same outcome.
 I5  of records behind the end of push none is taken; they are counted: a version holds its push and nothing else.
+I6  a repeat that is left out has its first copy in the topic, also where that is compacted; or the partition fails.
 
 Commits are made when a control record other than a chain's start or end was taken, and every `commit_bytes`.
 
@@ -40,7 +41,7 @@ from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.rules import OnFault
 from tidegate.integrity.state import Phase
 from tidegate.integrity.validator import Judged
-from tidegate.integrity.verdicts import Note
+from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
@@ -55,7 +56,7 @@ from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import TableSource, attach, kept_open, task_of
 from tidegate.tables.serdes.plain import Bytes
 from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
-from tidegate.tables.versions.report import UNLISTED, fault_of
+from tidegate.tables.versions.report import COMPACTED, UNLISTED, fault_of, lone_repeat
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -187,7 +188,10 @@ class _Ingest:
                 self._state.next_offset = self._replica.drainer.state.next_offset
                 if judged.stop_at is not None:
                     return self._failed(judged.findings[-1])
-                if self._complete() and (fault := self._unlisted(piece)) is not None:
+                fault = self._lone_repeat(piece, judged)
+                if fault is None and self._complete():
+                    fault = self._unlisted(piece)
+                if fault is not None:
                     return Ingested(self._result(is_complete=False), fault)
                 self._commit_if_due(judged, piece.nbytes)
             if told is not None:
@@ -219,6 +223,21 @@ class _Ingest:
             f"manifest lists {listed}; nobody but the push may write to a version's topic before its end"
         )
         return Fault(self.partition, UNLISTED, said, self._state.next_offset - 1)
+
+    def _lone_repeat(self, piece: pa.RecordBatch, judged: Judged) -> Fault | None:
+        """A repeat is left out because its first copy was taken; compaction may have left the repeat alone (I6)."""
+        repeats = (judged.verdicts == Verdict.DUPLICATE) & ~judged.columns.is_control
+        if self._rules.tolerance.compaction_lag_ms < 0 or not repeats.any():
+            return None
+        topic, offsets = self._version.topic, piece.column("offset").to_numpy()[: len(repeats)]
+        found = lone_repeat(self._log, topic, self.partition, judged.columns[repeats], offsets[repeats])
+        if found is None:
+            return None
+        said = (
+            f"{topic}-{self.partition} was compacted before it was ingested, and kept at offset {found} a repeat whose "
+            "first copy, or a later value, is gone; push again, into a topic that is not compacted"
+        )
+        return Fault(self.partition, COMPACTED, said, found)
 
     def _count_behind(self, piece: pa.RecordBatch) -> None:
         """Look at what stands behind the end of push, and take nothing of it (I5)."""

@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from tidegate.errors import IntegrityError
-from tidegate.integrity.columns import MANAGED, read_columns
+from tidegate.integrity.columns import MANAGED, IntegrityColumns, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Rule, Verdict
@@ -25,6 +26,7 @@ from tidegate.tables.versions.record import Fault, TableVersion
 UNFINISHED: Final = "unfinished"
 LATE: Final = "late"
 UNLISTED: Final = "unlisted"
+COMPACTED: Final = "compacted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,35 @@ def fault_of(
     elif finding.verdict is Verdict.CORRUPT:
         said = f"changed on the way: {said}"
     return Fault(partition, kind, said, finding.offset, finding.producer or "")
+
+
+def lone_repeat(
+    log: Any, topic: str, partition: int, repeats: IntegrityColumns, offsets: NDArray[np.int64]
+) -> int | None:
+    """The offset of a repeat whose first copy is not in the partition any more; None where every one is.
+
+    Compaction keeps the last record of a key. Where that is a repeat, which nobody takes, the key would be lost
+    unseen; and whether a later value went with the first copy, nobody can say.
+    """
+    wanted, place = np.unique(_identities(repeats), return_index=True)
+    own = offsets[place]
+    seen = own.copy()
+    with log.reader(topic, [partition], stop={partition: int(own.max())}) as reader:
+        for batch in reader:
+            found = _identities(read_columns(batch.column("headers")))
+            at = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
+            same = wanted[at] == found
+            np.minimum.at(seen, at[same], batch.column("offset").to_numpy()[same])
+    alone = own[seen == own]
+    return int(alone.min()) if len(alone) else None
+
+
+def _identities(columns: IntegrityColumns) -> NDArray[Any]:
+    """What tells records of senders apart: producer, chain and sequence, as values that can be compared."""
+    rows = np.zeros(len(columns), [(name, ">u8") for name in ("high", "low", "chain", "sequence")])
+    rows["high"], rows["low"] = columns.guid_high, columns.guid_low
+    rows["chain"], rows["sequence"] = columns.chain, columns.sequence
+    return rows.view("S32")
 
 
 def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> list[str]:
