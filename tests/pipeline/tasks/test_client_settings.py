@@ -47,21 +47,21 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """Every client that is made from now on: its kind and settings."""
     from confluent_kafka import admin
 
+    from tidegate.log.kafka.librdkafka import Library
+
     seen: list[tuple[str, dict[str, Any]]] = []
+    begin, client = admin.AdminClient.__init__, Library._client
 
-    def noting(real: Any) -> Any:
-        begin = real.__init__
+    def noting_admin(self: Any, settings: dict[str, Any], **more: Any) -> None:
+        seen.append(("AdminClient", dict(settings)))
+        begin(self, settings, **more)
 
-        def __init__(self: Any, settings: dict[str, Any], **more: Any) -> None:
-            seen.append((real.__name__, dict(settings)))
-            begin(self, settings, **more)
+    def noting_client(self: Library, kind: int, name: str, settings: dict[str, Any]) -> int:
+        seen.append((name, dict(settings)))
+        return client(self, kind, name, settings)
 
-        return __init__
-
-    for name in ("Consumer", "Producer"):
-        real = getattr(confluent_kafka, name)
-        monkeypatch.setattr(confluent_kafka, name, type(name, (real,), {"__init__": noting(real)}))
-    monkeypatch.setattr(admin.AdminClient, "__init__", noting(admin.AdminClient))
+    monkeypatch.setattr(Library, "_client", noting_client)
+    monkeypatch.setattr(admin.AdminClient, "__init__", noting_admin)
     return seen
 
 
@@ -97,7 +97,7 @@ def test_every_client_of_a_run_has_them_and_nothing_shows_them(
 
     summary = app.run(apart, until="caught_up", close=True)
     assert summary.records == 40
-    assert {name for name, _ in made} == {"Consumer", "Producer", "AdminClient"}
+    assert {name for name, _ in made} == {"consumer", "producer", "AdminClient"}
     for name, settings in made:
         assert {key: settings.get(key) for key in CLIENT} == CLIENT, name
     assert sum(name == "AdminClient" for name, _ in made) >= 2, "the master's and the worker's"
