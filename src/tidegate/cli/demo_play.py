@@ -255,7 +255,7 @@ def _told(damage: Any) -> str:
         "drop": "lost on the way",
         "flip": "has one bit flipped",
         "repeat": "is stored twice",
-        "future-clock": "has a header that says its till's clock was a day ahead; its chain's end knows better",
+        "future-clock": "says that its till's clock was a day ahead, which it was not",
         "truncate-tail": "never arrived: the end of a bulk load",
     }
     count = len(damage.before)
