@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -200,6 +201,26 @@ def test_attempts_that_died_or_came_late_are_repeats_of_the_one_that_counts(tmp_
         keys = keys_of(tmp_path / "log", report.version.topic, partition)
         control = [key for key in keys if key.startswith(CONTROL_KEY_PREFIX)]
         assert len(control) == len(set(control)) > 4
+
+
+@pytest.mark.parametrize("row", ["DIV-41"])
+def test_an_attempt_that_is_still_at_its_partition_is_waited_for_and_not_for_ever(
+    tmp_path: Path, row: str
+) -> None:
+    def linger(push: VersionPush) -> None:
+        held = Log(tmp_path / "log")
+        held.open_partition(push.version.topic, 1)
+        slow.append(held)
+        if push.version.number == 1:
+            threading.Timer(0.3, held.close).start()
+
+    slow: list[Log] = []
+    assert push_here(tmp_path, rows(50), touch={"sent": linger}).is_current
+    with pytest.raises(ConflictError, match="users_v2-1 is being written"):
+        push_here(tmp_path, rows(50, "new"), touch={"sent": linger}, patience_ms=100)
+    slow[1].close()
+    assert versions_of(tmp_path).list().versions[1].state is State.FAILED
+    assert shown(tmp_path) == expected(50)
 
 
 @pytest.mark.parametrize("row", ["DIV-42"])

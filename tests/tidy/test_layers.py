@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "tidegate"
 GROUND = {
     "errors", "clock", "files", "file_locks", "metrics", "notebook", "durations", "config", "randomness", "scheduling",
+    "waiting",
 }  # fmt: skip
 MAY_IMPORT = {
     "ground": {"ground"},

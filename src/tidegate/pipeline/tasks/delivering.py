@@ -16,10 +16,10 @@ Thread rule: any thread; the log's partitions take turns.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
 from tidegate.clock import Clock
-from tidegate.errors import ConflictError
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader, iter_headers
 from tidegate.log.batches.decode import decode
@@ -31,6 +31,7 @@ from tidegate.pipeline.tasks.delivering_to_cluster import ClusterDeliverer
 from tidegate.pipeline.tasks.parcels import read_parcel, section_of
 from tidegate.pipeline.tasks.sections import fenced, records_of, require_ours
 from tidegate.storage.backends.port import StorageBackend
+from tidegate.waiting import waiting
 
 BUSY_MS: Final = 10_000
 PAUSE_MS: Final = 5
@@ -76,15 +77,9 @@ class Deliverer:
 
     def _open(self, section: Section) -> PartitionLog:
         """The partition for writing; another process that delivers has it for moments only."""
-        deadline_ms = self._clock.monotonic_ms() + BUSY_MS
-        while True:
-            try:
-                opened: PartitionLog = self._log.partition(section.topic, section.partition)
-                return opened
-            except ConflictError:
-                if self._clock.monotonic_ms() >= deadline_ms:
-                    raise
-            self._clock.sleep_ms(PAUSE_MS)
+        opening = partial(self._log.partition, section.topic, section.partition)
+        opened: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
+        return opened
 
 
 def append_expecting(log: PartitionLog, section: Section, base: int, batches: memoryview, sync: bool) -> int:

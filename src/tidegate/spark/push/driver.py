@@ -25,12 +25,12 @@ from tidegate.spark.push.columns import row_shape, shaped
 from tidegate.spark.push.progress import PushProgress, Watcher
 from tidegate.spark.push.sending import ANSWER_DDL, Answer, SendOrder, answer_of, send_in_task
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
-from tidegate.spark.sink.outbox import waiting
 from tidegate.storage import open_backend
 from tidegate.tables.versions.ingesting import Ingested, ingest_partition
 from tidegate.tables.versions.pushing import PushPlan, VersionPush, Watch
 from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
 from tidegate.tables.versions.report import PushReport
+from tidegate.waiting import waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -91,6 +91,7 @@ def push(
             swap,
             retain,
             dict(client or {}),
+            patience_ms=duration_ms(lock_timeout),
         )
         with (
             VersionPush(backend, plan, clock=clock, watch=watch) as version,
@@ -105,7 +106,7 @@ def push(
                 started_ms=version.started_ms,
                 without_key=without_key,
                 compression=compression,
-                lock_timeout_ms=duration_ms(lock_timeout),
+                lock_timeout_ms=plan.patience_ms,
                 client=plan.client,
             )
             watcher.step("sending", version.version)

@@ -39,7 +39,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.batches.records import RecordColumns
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.sink.appending import compact
-from tidegate.spark.sink.outbox import waiting
+from tidegate.waiting import waiting
 
 GATHER_ROWS: Final = 1 << 16
 GATHER_BYTES: Final = 32 << 20

@@ -37,7 +37,8 @@ from tidegate.log.batches.records import RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.spark.sink.options import SinkOptions
-from tidegate.spark.sink.outbox import Attempt, Outbox, Plan, Progress, waiting
+from tidegate.spark.sink.outbox import Attempt, Outbox, Plan, Progress
+from tidegate.waiting import waiting
 
 GATHER_ROWS: Final = 1 << 16
 JOINED_BYTES: Final = 1 << 20

@@ -27,11 +27,11 @@ import pyarrow as pa
 from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.clock import Clock
-from tidegate.errors import ConflictError, CorruptError
+from tidegate.errors import CorruptError
 from tidegate.files import File, Files
+from tidegate.waiting import waiting
 
 VERSION: Final = 1
-PAUSE_MS: Final = 20
 BUFFER_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 64 << 20
 _ARROW: Final = ".arrow"
@@ -187,18 +187,6 @@ class Outbox:
         if found.version != VERSION:
             raise CorruptError(f"{path} was written by another release (version {found.version})", path=path)
         return found
-
-
-def waiting(clock: Clock, timeout_ms: int, take: Callable[[], Any]) -> Any:
-    """`take()`, again and again while somebody else is in the way, for at most so long."""
-    deadline = clock.monotonic_ms() + timeout_ms
-    while True:
-        try:
-            return take()
-        except ConflictError:
-            if clock.monotonic_ms() >= deadline:
-                raise
-            clock.sleep_ms(PAUSE_MS)
 
 
 class _Sink:

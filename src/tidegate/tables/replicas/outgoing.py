@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from tidegate.integrity.header import ControlType
 from tidegate.integrity.leadership import Leadership, TopicSwitch, send_leadership, with_upstream
 from tidegate.integrity.outlet import SCHEMA
 from tidegate.log.access.embedded import Log
+from tidegate.waiting import waiting
 
 LOCK_WAIT_MS: Final = 2_000
 PAUSE_MS: Final = 5
@@ -120,20 +122,15 @@ class Outgoing:
                 self._give_back()
 
     def _take(self) -> None:
-        deadline = self._clock.monotonic_ms() + LOCK_WAIT_MS
-        while True:
-            try:
-                self._log.open_partition(self._topic, self._partition)
-            except ConflictError as error:
-                if self._clock.monotonic_ms() >= deadline:
-                    raise UnavailableError(
-                        f"{self._topic}-{self._partition} cannot be written: {error} If that process is stopped, let "
-                        "it go on or kill it"
-                    ) from error
-                self._clock.sleep_ms(PAUSE_MS)
-            else:
-                self._holds = True
-                return
+        opening = partial(self._log.open_partition, self._topic, self._partition)
+        try:
+            waiting(self._clock, LOCK_WAIT_MS, opening, pause_ms=PAUSE_MS)
+        except ConflictError as error:
+            raise UnavailableError(
+                f"{self._topic}-{self._partition} cannot be written: {error} If that process is stopped, let it go on "
+                "or kill it"
+            ) from error
+        self._holds = True
 
     def _give_back(self) -> None:
         if self._holds:

@@ -10,6 +10,8 @@ P1  a version is shown only after every partition was complete; until then the t
 P2  whatever ends a push early, its version is marked failed: by the push itself, or, when its process was killed, by
     the next push of the table, which finds its lease free. A push that was only away for long then cannot go on (V3).
 P3  the log is open only while the driver writes, because an embedded log's partitions have one writer at a time.
+    An attempt that Spark does not count may still be at a partition when the others are done: it is waited for, and
+    what it leaves there are repeats.
 P4  a push that is overtaken by a newer one stays ready and does not take the newer one's place.
 
 Thread rule: one thread; the lease is kept by another.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock, SystemClock
@@ -28,6 +31,7 @@ from tidegate.integrity.lifecycle import Push
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.sender import Sender
 from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
@@ -38,6 +42,7 @@ from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.ingesting import Ingested
 from tidegate.tables.versions.record import Fault, State, TableVersion, superfluous, topic_of
 from tidegate.tables.versions.report import PushFailedError, PushReport
+from tidegate.waiting import waiting
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -64,6 +69,8 @@ class PushPlan:
     retain: int | None = None
     client: Mapping[str, str] = field(default_factory=dict)
     topic_settings: Mapping[str, Any] = field(default_factory=dict)
+    patience_ms: int = 60_000
+    """How long an attempt that is still at a partition is waited for (P3)."""
 
     def __post_init__(self) -> None:
         check_topic_name(self.table)
@@ -154,6 +161,10 @@ class VersionPush:
         self._check()
         manifests = {partition: Manifest.of(winners) for partition, winners in sent.items()}
         with self.plan.open_log() as log:
+            if isinstance(log, Log):
+                for number in range(self.plan.partitions):
+                    opening = partial(log.open_partition, self.version.topic, number)
+                    waiting(self.clock, self.plan.patience_ms, opening)
             sender = self._sender(log)
             Push(sender, is_sorted=True).end(manifests)
             sender.close()
