@@ -36,22 +36,30 @@ NAMES = ("a", "b", "c")
 WAIT_SECONDS = 60
 
 NURSERY = """
-import os, signal, sys
+import os, signal, sys, threading
+from contextlib import contextmanager
 from tidegate.log.access.embedded import Log
 from tidegate.tables.hybrid_table import hybrid_table
 from tidegate.tables.replicas import outgoing
 
-plain = outgoing.Outgoing.copy
+plain, plain_turn, turns = outgoing.Outgoing.copy, outgoing.Outgoing._turn, threading.Lock()
 
 def stops_when_told(self, records):
-    # Between the decision to append and the append itself: the worst moment to be paused in.
+    # Between the decision to append and the append itself: the worst moment to be paused in. Not while the process
+    # writes its other partition, though: who stops then keeps that partition's lock, and nobody else could lead it.
     trigger = sys.argv[2] + "/stop-" + str(os.getpid())
-    if os.path.exists(trigger):
-        os.unlink(trigger)
-        os.kill(os.getpid(), signal.SIGSTOP)
+    with turns:
+        if os.path.exists(trigger):
+            os.unlink(trigger)
+            os.kill(os.getpid(), signal.SIGSTOP)
     plain(self, records)
 
-outgoing.Outgoing.copy = stops_when_told
+@contextmanager
+def one_at_a_time(self):
+    with turns, plain_turn(self):
+        yield
+
+outgoing.Outgoing.copy, outgoing.Outgoing._turn = stops_when_told, one_at_a_time
 
 def serve(name):
     ends = []
