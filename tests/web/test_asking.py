@@ -50,16 +50,78 @@ def test_a_question_that_takes_too_long_is_ended_with_its_process(data: Path) ->
     asyncio.run(run())
 
 
-def test_an_idle_process_is_let_go_and_comes_back(data: Path) -> None:
+async def answering(asked: Reading) -> list[int]:
+    """The children of the process that reads."""
+    return [int(pid) for pid in Path(f"/proc/{asked.pid}/task/{asked.pid}/children").read_text().split()]
+
+
+async def rests(asked: Reading) -> None:
+    for _ in range(200):
+        if not await answering(asked):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("still there")
+
+
+def test_who_answers_is_let_go_when_nobody_asks_and_comes_back(data: Path) -> None:
     async def run() -> None:
         asked = reading(data, idle_seconds=0.2)
-        await asked.ask("topics", {}, {})
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if asked.pid is None:
-                break
-        assert asked.pid is None
+        await asked.ask("records", {"topic": "orders"}, {})
+        loaded = asked.pid
+        await rests(asked)
+        await asyncio.sleep(0.3)  # while it gives back
+        pages = int(Path(f"/proc/{loaded}/statm").read_text().split()[1])
+        assert pages * os.sysconf("SC_PAGE_SIZE") < 110 << 20, "with the server's 36 MiB it is under 150"
         assert (await asked.ask("topics", {}, {})).status == 200
+        assert asked.pid == loaded and len(await answering(asked)) == 1
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_no_question_is_lost_between_two_that_answer(data: Path) -> None:
+    """F1: asked just when the one before lets go."""
+
+    async def run() -> None:
+        asked = reading(data, idle_seconds=0.05, request_seconds=20)
+        await asked.warm()
+        seen = set()
+        for number in range(40):
+            await asyncio.sleep(0.02 + number * 0.002)
+            assert (await asked.ask("topics", {}, {})).status == 200
+            seen.update(await answering(asked))
+        assert len(seen) > 2, "several answered in turn"
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_a_long_answer_is_no_rest(data: Path) -> None:
+    async def run() -> None:
+        asked = reading(data, idle_seconds=0.02)
+        await asked.warm()
+        ask = {"wait_ms": "20000", "again": "true"}
+        assert (await asked.ask("integrity", {"topic": "orders"}, ask)).status == 200
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_breaks_while_answering_takes_its_parent_with_it(data: Path) -> None:
+    """F3."""
+
+    async def run() -> None:
+        asked = reading(data)
+        await asked.warm()
+        loaded = asked.pid
+        waiting = asyncio.create_task(asked.ask("integrity", {"topic": "orders"}, {"wait_ms": "20000"}))
+        await asyncio.sleep(0.05)
+        (child,) = await answering(asked)
+        os.kill(child, signal.SIGSEGV)
+        with pytest.raises(UnavailableError, match="ask again"):
+            await waiting
+        assert (await asked.ask("topics", {}, {})).status == 200
+        assert asked.pid not in (None, loaded)
         await asked.close()
 
     asyncio.run(run())

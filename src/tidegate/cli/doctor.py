@@ -49,10 +49,12 @@ import importlib, json, pkgutil, time
 start = time.perf_counter()
 import tidegate.log.batches.decode
 import tidegate.kernels as kernels
+from tidegate.kernels.compiling import load_kernels
 hits = misses = 0
 for found in pkgutil.iter_modules(kernels.__path__):
     if found.name != "__main__":
         module = importlib.import_module(f"tidegate.kernels.{found.name}")
+        load_kernels(module)
         for thing in vars(module).values():
             stats = getattr(thing, "stats", None)
             if hasattr(stats, "cache_hits"):

@@ -11,15 +11,16 @@ from importlib import import_module
 from time import perf_counter
 
 import tidegate.kernels
+from tidegate.kernels.compiling import load_kernels
 
 
 def warm() -> list[tuple[str, float]]:
-    """Import every kernel module; its name and the seconds that took."""
+    """Load every kernel of every module; its name and the seconds that took."""
     took = []
     for module in pkgutil.iter_modules(tidegate.kernels.__path__, "tidegate.kernels."):
         if not module.name.endswith("__main__"):
             start = perf_counter()
-            import_module(module.name)
+            load_kernels(import_module(module.name))
             took.append((module.name.rpartition(".")[2], perf_counter() - start))
     return took
 

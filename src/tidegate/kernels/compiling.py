@@ -5,7 +5,10 @@ functions that kernel calls. Here those count too, so an edited `varints.py` can
 `decode_records` behind. A cache that cannot be read is compiled anew. With `NUMBA_BOUNDSCHECK=1` in the environment
 kernels are compiled with checks of every index (`memory`); `NUMBA_CACHE_DIR` then keeps them apart from the others.
 
-Thread rule: used at import time only.
+A kernel is loaded when it is called first, or when a kernel that calls it is compiled: whoever imports a room does not
+wait for loops it never runs (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
+
+Thread rule: any. Loading happens once, under numba's own lock, because a user's compiled function may be what asks.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numba import from_dtype, njit, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
 from tidegate.kernels.memory import CHECKED
 
@@ -36,17 +43,50 @@ def rows_of(dtype: np.dtype[Any]) -> types.Array:
 
 
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for this one signature, or load it from the cache."""
+    """A function compiled for this one signature, or taken from the cache, at its first call."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
         dispatcher.enable_caching()
-        _stamp_cache(dispatcher, _stamp(Path(function.__code__.co_filename)))
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()
+        _load_when_asked(dispatcher, signature, _stamp(Path(function.__code__.co_filename)))
         return dispatcher
 
     return compiled
+
+
+def load_kernels(module: ModuleType) -> None:
+    """Have a module's kernels ready now rather than at their first calls."""
+    for value in vars(module).values():
+        if isinstance(value, Dispatcher) and hasattr(value, "load"):
+            value.load()
+
+
+def _load_when_asked(dispatcher: Any, signature: Any, stamp: str) -> None:
+    """Stand in for the two ways in which numba asks for a compiled version: a call, and a caller being compiled.
+
+    Left to itself it would compile for the types it meets there, one version for each. The stamp is of the sources at
+    import, which is what will be compiled, whatever has been edited since.
+    """
+
+    def loaded() -> None:
+        with global_compiler_lock:
+            if dispatcher._can_compile:
+                _stamp_cache(dispatcher, stamp)
+                dispatcher.compile(signature)
+                dispatcher.disable_compile()
+                del dispatcher._compile_for_args, dispatcher.get_call_template
+
+    def called(*_: Any) -> Any:
+        """What numba is to call with the same arguments: the kernel again, which now compares their types."""
+        loaded()
+        return dispatcher
+
+    def compiled_into(types_of_arguments: Any, keywords: Any) -> Any:
+        loaded()
+        return dispatcher.get_call_template(types_of_arguments, keywords)
+
+    dispatcher.load = loaded
+    dispatcher._compile_for_args, dispatcher.get_call_template = called, compiled_into
 
 
 def _stamp_cache(dispatcher: Any, stamp: str) -> None:
@@ -66,6 +106,7 @@ def _stamp_cache(dispatcher: Any, stamp: str) -> None:
         pass
 
 
+@cache
 def _stamp(path: Path) -> str:
     digest = hashlib.sha256(b"checked" if CHECKED else b"")
     for source in sorted(set(_sources(path))):

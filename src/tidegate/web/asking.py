@@ -1,9 +1,10 @@
-"""The process that reads, as the server sees it: started when asked, ended when nobody asks, replaced when broken.
+"""The process that reads, as the server sees it: started when asked, replaced when broken.
 
 A1  a question has an answer or an error within `request_seconds`, whatever the reading process does: one that does
     not answer in time is ended, and the next question starts another.
 A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
-A3  without questions for `idle_seconds` the process is let go: an idle server is small and does nothing.
+A3  without questions for `idle_seconds` it lets go of what it holds and sleeps (`resting`): an idle server is small and
+    does nothing, and yet the next page comes at once.
 A4  questions that may read very much never take all of the process's threads: a look-up finds one free.
 
 Thread rule: the event loop's.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -40,18 +43,13 @@ class _Running:
     is_ended: bool = False
 
     def end(self) -> None:
-        """Once: to signal a process that has ended already would take its end from whoever waits for it."""
+        """Once, with its child: to signal a process that has ended would take its end from whoever waits for it."""
         if self.process.returncode is None and not self.is_ended:
             self.is_ended = True
             try:
-                self.process.kill()
+                os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-
-    def rest(self) -> None:
-        """Its input ends, and so does it."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
 
 
 class Reading:
@@ -63,7 +61,6 @@ class Reading:
         self._listeners: set[asyncio.Task[None]] = set()
         self._number = 0
         self._starting = asyncio.Lock()
-        self._idle: asyncio.TimerHandle | None = None
         self._decode = msgspec.msgpack.Decoder(Answer)
         self._long = asyncio.Semaphore(THREADS - 1)
 
@@ -107,15 +104,12 @@ class Reading:
             raise UnavailableError(_ENDED) from None
         finally:
             running.waiting.pop(number, None)
-            self._rest_later()
 
     async def warm(self) -> None:
         """Start it now and let it load what reading needs, so that the first page comes at once."""
         await self.ask("warm", {}, {})
 
     async def close(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
         if self._running is not None:
             self._drop(self._running)
         await asyncio.gather(*self._listeners, return_exceptions=True)
@@ -136,7 +130,8 @@ class Reading:
                 )
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tidegate.web.worker",
-                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20, process_group=0,
+                    env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # it forks, and multiplies no matrices
                 )  # fmt: skip
                 if process.stdin is not None:
                     process.stdin.write(framed(opening))
@@ -172,17 +167,6 @@ class Reading:
             except TimeoutError:
                 running.end()
                 await running.process.wait()
-
-    def _rest_later(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        loop = asyncio.get_running_loop()
-        self._idle = loop.call_later(self._settings.limits.idle_seconds, self._rest)
-
-    def _rest(self) -> None:
-        if self._running is not None and not self._running.waiting:
-            running, self._running = self._running, None
-            running.rest()
 
     def _drop(self, running: _Running) -> None:
         if self._running is running:

@@ -87,18 +87,13 @@ def _word(name: str, written: str) -> Any:
 
 
 class Warmed(msgspec.Struct, frozen=True):
-    """What the process that reads has loaded."""
+    """Somebody is there to answer."""
 
     is_warm: bool
 
 
 def warm(site: Site) -> Warmed:
-    """Load what answering needs, so that the first screen does not wait for it."""
-    import tidegate.integrity.audit
-    import tidegate.log.access.reader
-    import tidegate.pipeline.reading.result_table
-    import tidegate.pipeline.rounds.ways_out  # noqa: F401
-
+    """Open the log, so that the first screen does not wait for it."""
     return Warmed(bool(site.topics() or True))
 
 

@@ -44,7 +44,7 @@ class Limits:
     session_seconds: float = 12 * 3600.0
     sessions: int = 1000
     idle_seconds: float = 300.0
-    """After how long without a question the process that reads is let go."""
+    """After how long without a question the process that reads lets go of what it holds."""
 
 
 @dataclass(frozen=True, slots=True)

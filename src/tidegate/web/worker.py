@@ -1,7 +1,7 @@
 """The process that reads: questions come in on one pipe, documents go out on another, in the order they are done.
 
 It is apart from the server for three reasons: a long read cannot hold the event loop up; Arrow and the compiled
-kernels leave memory with it when nobody asks any more; and what takes too long, or breaks, can be ended.
+kernels leave memory with it when nobody asks any more (`resting`); and what takes too long, or breaks, can be ended.
 
     frame      u32 length, big-endian, then MessagePack
     opening    {log, state, limits, client}: the first frame; settings of a client are secrets, and on no command line
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import struct
 import sys
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +30,7 @@ from tidegate.errors import TidegateError
 from tidegate.log.access.connect import is_kafka
 from tidegate.web.failures import INTERNAL, failure_of
 from tidegate.web.reading.site import Site
+from tidegate.web.resting import RESTED, WithoutPandas, attend
 from tidegate.web.settings import Limits
 
 THREADS: Final = 4
@@ -48,6 +50,7 @@ class Opening(msgspec.Struct, array_like=True):
     client: dict[str, str]
 
     def site(self) -> Site:
+        """For the process that answers: it opens what it reads."""
         return Site(
             self.log if is_kafka(self.log) else Path(self.log), Path(self.state), self.limits, self.client
         )
@@ -82,37 +85,67 @@ def length_of(head: bytes) -> int:
     return int(length)
 
 
-class Worker:
-    """Answers questions about one site until its input ends."""
+def read_frame(file: int) -> bytes | None:
+    """The next frame and not a byte more, which may be another process's to read; None when there is none."""
+    head = _read(file, _LENGTH.size)
+    return None if head is None else _read(file, length_of(head))
 
-    def __init__(self, site: Site, questions: BinaryIO, answers: BinaryIO) -> None:
+
+def _read(file: int, count: int) -> bytes | None:
+    read = bytearray()
+    while len(read) < count:
+        piece = os.read(file, count - len(read))
+        if not piece:
+            return None
+        read += piece
+    return bytes(read)
+
+
+class Worker:
+    """Answers questions about one site until its input ends, or until nobody asks any more."""
+
+    def __init__(self, site: Site, questions: int, answers: int, idle_seconds: float) -> None:
         self._site, self._questions, self._answers = site, questions, answers
+        self._idle_seconds = idle_seconds
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._decode = msgspec.msgpack.Decoder(Question)
+        self._busy = 0
+        self._ended: int | None = None
 
-    def run(self) -> None:
-        """A few threads in turn wait for a question, and each answers the one it got: nothing is handed over."""
+    def run(self) -> int:
+        """A few threads in turn wait for a question, and each answers the one it got: nothing is handed over.
+
+        0 when the input has ended, `RESTED` when there was no question for `idle_seconds`.
+        """
         threads = [threading.Thread(target=self._serve, name=f"reading-{n}") for n in range(THREADS)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
+        return self._ended or 0
 
     def _serve(self) -> None:
         while (asked := self._next()) is not None:
-            answer = framed(self._found(asked))
+            answer = memoryview(framed(self._found(asked)))
             with self._writing:
-                self._answers.write(answer)
-                self._answers.flush()
+                while answer:
+                    answer = answer[os.write(self._answers, answer) :]
+                self._busy -= 1
 
     def _next(self) -> Question | None:
-        """The next question; None when the input has ended."""
+        """The next question; None when there will be none."""
         with self._reading:
-            head = self._questions.read(_LENGTH.size)
-            if len(head) < _LENGTH.size:
-                return None
-            body = self._questions.read(length_of(head))
-        return self._decode.decode(body)
+            while self._ended is None:
+                if not select.select([self._questions], [], [], self._idle_seconds)[0]:
+                    with self._writing:
+                        self._ended = None if self._busy else RESTED
+                elif (body := read_frame(self._questions)) is None:
+                    self._ended = 0
+                else:
+                    with self._writing:
+                        self._busy += 1
+                    return self._decode.decode(body)
+        return None
 
     def _found(self, asked: Question) -> Answer:
         from tidegate.web.questions import QUESTIONS, Page
@@ -133,6 +166,21 @@ class Worker:
         return Answer(asked.number, 200, msgspec.json.encode(found), next=getattr(found, "next", None) or "")
 
 
+def load() -> None:
+    """Load what answers are made with, so that none waits for it; nothing is opened, and no thread begins."""
+    from pyarrow import table
+
+    import tidegate.integrity.audit
+    import tidegate.log.access.reader
+    import tidegate.pipeline.reading.result_table
+    import tidegate.pipeline.rounds.ways_out  # noqa: F401
+    from tidegate.log.batches.decode import decode
+    from tidegate.log.batches.encode import encode
+
+    # A record to and fro: what runs compiled code is there then, and the kernels that nearly every question needs.
+    decode(encode(table({"key": [b"key"], "value": [b"value"]})), topic="load", partition=0)
+
+
 def _gone() -> TidegateError:
     from tidegate.web.failures import NotThereError
 
@@ -148,16 +196,24 @@ def _debugging() -> bool:
 def main() -> None:
     """`python -m tidegate.web.worker`: an opening and questions on its input, answers on its output."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    answers = os.fdopen(os.dup(1), "wb")
+    questions, answers = 0, os.dup(1)
     os.dup2(2, 1)  # what anything prints must not get between the frames
     sys.setswitchinterval(SWITCH_SECONDS)
-    questions = sys.stdin.buffer
-    head = questions.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    first = read_frame(questions)
+    if first is None:
         return
-    site = msgspec.msgpack.decode(questions.read(length_of(head)), type=Opening).site()
-    Worker(site, questions, answers).run()
-    site.close()
+    opening = msgspec.msgpack.decode(first, type=Opening)
+    WithoutPandas.install()
+    load()
+
+    def answer() -> int:
+        site = opening.site()
+        try:
+            return Worker(site, questions, answers, opening.limits.idle_seconds).run()
+        finally:
+            site.close()
+
+    sys.exit(attend(questions, answer))
 
 
 if __name__ == "__main__":

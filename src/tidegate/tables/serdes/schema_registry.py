@@ -13,9 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any, Final
 
 from tidegate.errors import InvalidError, UnavailableError
@@ -77,6 +75,9 @@ class SchemaRegistry:
         return self._number(answer, subject), self._text(answer, f"subject {subject}")
 
     def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+        import urllib.error
+        import urllib.request  # with TLS and all, for those who have a registry
+
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=self._headers, method=method)
         try:
