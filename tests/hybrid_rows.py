@@ -86,8 +86,11 @@ def test_a_promotion_in_the_middle_of_a_live_chain_goes_on_with_what_the_drainer
     held = leading.following.upstream.state
     stage.write(live, alice="2")
     live.close()  # the end of the chain: its checksum covers what the other leader read
-    stage.settle(second)
+    while second.step():
+        pass
     assert leading.following.upstream.state == held, "a copy: the drainer's stays until it is told again"
+    stage.settle(second)
+    assert leading.following.upstream.state != held, "which it is when the live topic has fallen silent"
     counts = leading.live_faults.counts
     assert counts.faults == 0 and counts.verdicts[Verdict.OK] == 2 and rows(second) == {"alice": "2"}
 

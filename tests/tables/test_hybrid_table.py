@@ -98,6 +98,25 @@ def test_a_standby_is_warm_and_takes_over_where_the_leader_ended(stage: Stage) -
     assert freshest_replica(second._backend, VERSION) == f"{VERSION}.b"
 
 
+def test_a_live_topic_that_falls_silent_behind_repeats_leaves_no_lag(stage: Stage) -> None:
+    stage.push(alice="pushed")
+    stage.write(stage.sender(LIVE), alice="1", bob="2")
+    first, second = stage.replica("a"), stage.replica("b")
+    stage.settle(first, second)
+    with stage.log.reader(LIVE) as reader:
+        again = pa.Table.from_batches(list(reader)).slice(1).select(["key", "value", "timestamp", "headers"])
+    stage.log.writer(LIVE).write(again, partition=0)
+    while first.step() or second.step():
+        pass
+    (standby,) = second.status().partitions
+    assert (standby.live_lag, standby.copied) == (2, 2), "nobody has told it that they are repeats"
+    switches = len(controls(stage, 7))
+    stage.settle(first, second)
+    assert [each.live_lag for table in (first, second) for each in table.status().partitions] == [0, 0]
+    assert len(controls(stage, 7)) == switches + 1, "said once, and not again while it is silent"
+    assert rows(first) == rows(second) == {"alice": "1", "bob": "2"}
+
+
 def test_a_leader_that_does_not_know_that_it_was_replaced_is_ignored(stage: Stage) -> None:
     stage.push(alice="pushed")
     live = stage.sender(LIVE)

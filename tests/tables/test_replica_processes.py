@@ -36,7 +36,7 @@ NAMES = ("a", "b", "c")
 WAIT_SECONDS = 60
 
 NURSERY = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from contextlib import contextmanager
 from tidegate.log.access.embedded import Log
 from tidegate.tables.hybrid_table import hybrid_table
@@ -52,6 +52,7 @@ def stops_when_told(self, records):
         if os.path.exists(trigger):
             os.unlink(trigger)
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.5)  # the call may return before the process stands still
     plain(self, records)
 
 @contextmanager

@@ -7,13 +7,15 @@
 P1  a leader appends data only after its own stamp was drained here and counts. What it knows then, the next offset of
     the live topic above all, is what every replica knows at that stamp (`upstream`, U1), and nothing that an older
     leader appends later can change it (`fencing`, F1). So between two stamps the accepted records are one leader's, a
-    prefix of what it sent, and begin where those before the first stamp ended: nothing is lost and nothing is there
-twice. P2  the lease only keeps processes from taking turns for nothing. Two that both believe to hold it are safe: P1
-    does not mention it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
-P3  any error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender,
-tells. P4  at promotion the consumer's validator is wiped. It becomes a copy of what the drainer was told of the live
-    topic's producers at some offset, and reads on from there up to where the table is, without appending.
+    prefix of what it sent, and begin where those before the first stamp ended: nothing is lost and nothing there twice.
+P2  the lease only keeps processes from taking turns for nothing. Two that both believe to hold it are safe: P1 does not
+    mention it. Its epochs order the stamps; an epoch below one that was seen is raised above it.
+P3  an error while appending ends the leadership. What arrived is not guessed: the next stamp, with a new sender, tells.
+P4  at promotion the consumer's validator is wiped. It becomes a copy of what the drainer was told of the live topic's
+    producers at some offset, and reads on from there up to where the table is, without appending.
 P5  a partition that stopped, or whose push has not ended, is not led.
+P6  how far the live topic was read is told when it falls silent behind records that were left out, too: else standbys
+    would seem to lag behind it until somebody writes to it again.
 
 Thread rule: one thread calls `step`, `stop`; the drainer may run in another (it is looked at under its lock).
 """
@@ -44,6 +46,8 @@ from tidegate.tables.replicas.outgoing import Outgoing
 
 LARGEST_STATE: Final = 512 << 10
 """A switch with more than so many bytes of validation state is not written: it must fit into one record."""
+SILENT_MS: Final = 1_000
+"""How long there is nothing to read before P6."""
 FIRST_PAUSE_MS: Final = 50
 LONGEST_PAUSE_MS: Final = 5_000
 
@@ -94,6 +98,7 @@ class Leading:
         self._source: LiveTopic | None = None
         self._switch: TopicSwitch | None = None
         self._copied_from = 0
+        self._told_offset, self._read_ms = 0, 0
         self._since_bytes = 0
         self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
 
@@ -206,7 +211,8 @@ class Leading:
         source = LeaderSource(live.topic, state, rules)
         self._replica.to_leader(now_ms=self._clock.now_ms(), source=source)
         self._switch = switch
-        self._copied_from = max(upstream.next_offset, switch.offset)
+        self._copied_from = self._told_offset = max(upstream.next_offset, switch.offset)
+        self._read_ms = self._clock.monotonic_ms()
         self._source = LiveTopic(
             self._log, live.topic, partition, switch.offset, read_bytes=live.read_bytes, on_gap=live.on_gap
         )
@@ -234,20 +240,30 @@ class Leading:
             )
         records = source.poll(timeout_ms)
         if records is None:
-            outgoing.rest()
-            return False
-        now_ms = self._clock.now_ms()
+            return self._wait_for_more(source, outgoing)
+        self._read_ms, now_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         judged = self._replica.consume(records, now_ms)
         if judged is None:
             raise InvalidError(f"{self.following.place} is no leader any more")
-        kept = judged.kept & (records.column("offset").to_numpy() >= self._copied_from)
+        offsets = records.column("offset").to_numpy()
+        kept = judged.kept & (offsets >= self._copied_from)
         self.live_faults.take(judged, now_ms)
         if kept.any():
             outgoing.copy(records if kept.all() else records.filter(pa.array(kept)))
+            self._told_offset = int(offsets[kept][-1]) + 1
         self._since_bytes += records.get_total_buffer_size()
         if self._since_bytes >= self.live.state_bytes and source.next_offset >= self._copied_from:
             self._say_how_far()
         return True
+
+    def _wait_for_more(self, source: LiveTopic, outgoing: Outgoing) -> bool:
+        """There is nothing to read: after a while say how far it was, if nothing that was copied says so (P6)."""
+        is_silent = self._clock.monotonic_ms() - self._read_ms >= SILENT_MS
+        if is_silent and source.next_offset > self._told_offset:
+            self._say_how_far()
+            return True
+        outgoing.rest()
+        return False
 
     def _say_how_far(self) -> None:
         """Another switch, with the state of now: the next leader begins there."""
@@ -255,6 +271,7 @@ class Leading:
         self._since_bytes = 0
         if source is None or outgoing is None or switch is None or source.next_offset < self._copied_from:
             return
+        self._told_offset = source.next_offset
         state = self._replica.consumer.state.copy()
         state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
         data = encode_state(state)
