@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,14 @@ def test_without_prometheus_client_it_says_what_to_install(site: Site, monkeypat
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
     with pytest.raises(InvalidError, match="tidegate"):
         exposition(site)
+
+
+def test_the_server_itself_loads_nothing_for_it() -> None:
+    """An idle server is small: what measures is loaded in the process that reads."""
+    heavy = {"pyarrow", "numpy", "numba", "prometheus_client"}
+    code = f"import sys, tidegate.web.server; sys.exit(' '.join({heavy!r} & set(sys.modules)) or 0)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_address_answers_scrapers_and_no_one_else_differently(client: httpx.Client) -> None:

@@ -285,6 +285,15 @@ def test_the_foot_of_a_page_lists_its_metrics_and_each_is_there(client: httpx.Cl
         assert [value for has, value in series[name] if labels.items() <= has.items()], selector
 
 
+def test_every_chart_of_an_app_names_what_it_draws(client: httpx.Client) -> None:
+    page = client.get("/apps/shop", headers={"accept": "text/html"}).text
+    captions = re.findall(r"<figcaption(?: title=\"metric (.*?)\")?>", page)
+    assert len(captions) == 5 and all(captions)
+    listed, series = Read(page).listed, exported(client)
+    for selector in ", ".join(captions).replace("&#34;", '"').split(", "):
+        assert selector in listed and chosen(selector)[0] in series
+
+
 def test_every_metric_of_a_field_is_exported(client: httpx.Client) -> None:
     """Of all documents, whether a page shows the field or not."""
     client.get("/api/topics/prices/integrity", params={"wait_ms": 20_000})

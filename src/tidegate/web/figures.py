@@ -109,16 +109,24 @@ def metric(context: Context, figure: Figure, name: str, at_ms: int | None = None
     """A number with the metric that says the same; `at_ms`: that said it then."""
     if figure.value is None:
         return figure
-    context["named"][selector(name, labels)] = True
+    measured(context, name, **labels)
     said = selector(name, labels, at_ms)
     return Markup('<data value="{}" title="metric {}">{}</data>').format(
         repr(figure.value), said, str(figure)
     )
 
 
-def naming(sentence: str, *measured: str) -> Markup:
+@pass_context
+def measured(context: Context, name: str, **labels: Any) -> str:
+    """The selector of a metric, which the page names from now on; for what is drawn and not written."""
+    said = selector(name, labels)
+    context["named"][said] = True
+    return said
+
+
+def naming(sentence: str, *figures: str) -> Markup:
     """A sentence in which these numbers, each with its metric, stand where they stand in it as text."""
-    left = [(str(Markup(each).striptags()), each) for each in measured if isinstance(each, Markup)]
+    left = [(str(Markup(each).striptags()), each) for each in figures if isinstance(each, Markup)]
     words = sorted({text for text, _ in left}, key=len, reverse=True)
     if not words:
         return escape(sentence)

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tidegate import __version__
 from tidegate.web import charts
 from tidegate.web.failures import Failure
-from tidegate.web.figures import FILTERS
+from tidegate.web.figures import FILTERS, measured
 
 
 @cache
@@ -33,7 +33,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(FILTERS)
-    made.globals.update(version=__version__, charts=charts, link=link)
+    made.globals.update(version=__version__, charts=charts, link=link, measured=measured)
     return made
 
 
