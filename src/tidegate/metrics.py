@@ -129,6 +129,16 @@ def prometheus_collector(metrics: Metrics) -> Any:
     return Collector()
 
 
+def prometheus_text(metrics: Metrics) -> tuple[bytes, str]:
+    """All of it as Prometheus reads it, and the media type of that."""
+    collector = prometheus_collector(metrics)
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
 def serve_metrics(metrics: Metrics, host: str, port: int) -> None:
     """Answer Prometheus on this address, on a thread of its own, for the process's life."""
     collector = prometheus_collector(metrics)

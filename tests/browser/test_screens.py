@@ -310,4 +310,7 @@ def test_pages_work_without_scripts(browser: Any, address: str) -> None:
     assert page.locator("rect.bar").count() >= 60  # an hour of minutes, as a picture without scripts
     page.goto("/apps/shop")
     assert page.locator("rect.bar").count() >= 6
+    for figure in page.locator("figure.plot").all():  # each of the five charts is there as a picture
+        assert figure.locator("svg.chart rect").count() >= 1, figure.inner_text()
+    assert page.locator("polyline").count() >= 5
     context.close()

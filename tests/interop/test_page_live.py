@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 NOW = 1_767_261_600_000
 KEPT = {"retention.ms": -1}
 PAGE = {"accept": "text/html"}
+KEPT_RECORDS = r'tidegate_log_records\{partition="(\d+)",topic="paged"\} (\S+)'
 
 
 def fill(url: str) -> None:
@@ -82,6 +84,15 @@ def test_topics_and_their_partitions_are_a_clusters(at: httpx.Client) -> None:
     assert "Nobody runs retention" not in page.text
     overview = at.get("/", headers=PAGE).text
     assert "topics of kafka://" in overview and "paged" in overview
+
+
+def test_its_metrics_have_what_a_broker_shows(at: httpx.Client) -> None:
+    text = at.get("/metrics").text
+    kept = {int(number): float(value) for number, value in re.findall(KEPT_RECORDS, text)}
+    partitions = at.get("/api/topics/paged").json()["partitions"]
+    assert kept == {each["partition"]: each["records"] for each in partitions}
+    assert "tidegate_log_bytes{" not in text and "tidegate_log_segments{" not in text
+    assert 'tidegate_app_records_total{app="paging"} ' in text
 
 
 def test_records_are_found_paged_opened_followed_and_exported(at: httpx.Client) -> None:

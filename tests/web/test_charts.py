@@ -58,3 +58,26 @@ def test_a_chart_in_an_attribute_is_text_whatever_it_is_called(name: str) -> Non
     for entity, sign in (("&#34;", '"'), ("&#39;", "'"), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
         inner = inner.replace(entity, sign)
     assert msgspec.json.decode(inner, type=charts.Chart) == made
+
+
+_points = st.lists(st.one_of(st.none(), st.floats(-1e15, 1e15)), max_size=12)
+
+
+@given(_points, _points, st.sampled_from(["number", "bytes", "moment", "rate"]))
+def test_lines_without_scripts_lie_in_their_box_and_in_order(
+    first: list[float | None], second: list[float | None], unit: charts.Unit
+) -> None:
+    """Every value has its dot, none lies outside, and of two dots the larger is never the lower one."""
+    many = min(len(first), len(second))
+    lines = [charts.Line("a", first[:many]), charts.Line("b", second[:many])]
+    made = charts.traces(charts.Chart([float(at * 1000) for at in range(many)], lines, unit=unit))
+    assert [[dot.value for dot in trace.dots] for trace in made] == [
+        [value for value in line.values if value is not None] for line in lines
+    ]
+    dots = [dot for trace in made for dot in trace.dots]
+    assert all(0 <= dot.x <= 988 and 0 <= dot.y <= 188 for dot in dots)
+    for low, high in zip(
+        *[sorted(dots, key=lambda dot: dot.value)[place:] for place in (0, 1)], strict=False
+    ):
+        assert high.y <= low.y
+    assert [len(trace.points.split()) for trace in made] == [len(trace.dots) for trace in made]

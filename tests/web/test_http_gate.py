@@ -26,7 +26,7 @@ TOKEN = "a-token-of-enough-characters"
 _WORDS = {"topic": "orders", "partition": "0", "offset": "5", "table": "shop:per-minute", "app": "shop"}
 ROUTES = ["/", *(f"/api{each.path.format(**_WORDS)}" for each in ADDRESSED)]
 ROUTES += [each.page.format(**_WORDS) for each in ADDRESSED if each.page and each.page != "/"]
-ROUTES += ["/api/openapi.json", "/static/page.js"]
+ROUTES += ["/api/openapi.json", "/metrics", "/static/page.js"]
 
 
 @pytest.fixture(scope="module")

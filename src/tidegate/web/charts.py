@@ -129,6 +129,49 @@ def bars(
     return found
 
 
+class Dot(NamedTuple):
+    """One point of a line, in units of the view box, and what it stands for."""
+
+    x: float
+    y: float
+    at: float
+    value: float
+
+
+class Trace(NamedTuple):
+    """One line of a picture: its points as a polyline takes them, and each as a dot."""
+
+    label: str
+    points: str
+    dots: list[Dot]
+
+
+def traces(chart: Chart, width: float = 1000, height: float = 200, edge: float = 6) -> list[Trace]:
+    """The lines of a chart in one box, where no script runs; moments from the first on, all else from 0."""
+    values = [value for line in chart.lines for value in line.values if value is not None]
+    if chart.unit != "moment":
+        values.append(0.0)
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    first, last = min(chart.x, default=0.0), max(chart.x, default=0.0)
+    wide, floor = width - 2 * edge, height - 2 * edge
+    found = []
+    for line in chart.lines:
+        dots = [
+            Dot(_along(at, first, last, wide), round(floor - _along(value, low, high, floor), 2), at, value)
+            for at, value in zip(chart.x, line.values, strict=True)
+            if value is not None
+        ]
+        half = edge / 2
+        points = " ".join(f"{dot.x + half:g},{dot.y + half:g}" for dot in dots)
+        found.append(Trace(line.label, points, dots))
+    return found
+
+
+def _along(value: float, low: float, high: float, length: float) -> float:
+    """How far a value lies along a length that stands for `low` to `high`."""
+    return round(length * ((value - low) / (high - low)), 2) if high > low else 0.0
+
+
 def part(value: float, whole: float) -> float:
     """A share in percent, from 0 to 100."""
     return round(max(0.0, min(100.0, 100 * value / whole)), 2) if whole else 0.0

@@ -41,6 +41,16 @@ def document() -> dict[str, Any]:
             "security": [], "responses": {"200": _content("Health", "It answers")},
         }
     }  # fmt: skip
+    paths["/metrics"] = {
+        "get": {
+            "operationId": "metrics", "tags": ["server"],
+            "summary": "The numbers of all screens as metrics, in the text format of Prometheus",
+            "responses": {
+                "200": {"description": "The numbers", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                **_refusals(),
+            },
+        }
+    }  # fmt: skip
     return {
         "openapi": "3.1.0",
         "info": {
@@ -89,9 +99,12 @@ def _operation(asked: Asked, questions: dict[str, Any]) -> dict[str, Any]:
         answers: dict[str, Any] = {"200": {"description": "Bytes", "content": asked.content}}
     else:
         answers = {"200": _content(asked.answer.__name__, "The answer")}
-    answers |= {str(status): _content("Failure", why) for status, why in REFUSALS.items()}
-    found["responses"] = answers
+    found["responses"] = answers | _refusals()
     return found
+
+
+def _refusals() -> dict[str, Any]:
+    return {str(status): _content("Failure", why) for status, why in REFUSALS.items()}
 
 
 def _word(name: str) -> dict[str, Any]:

@@ -16,8 +16,11 @@ import msgspec
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading import (
+    app_documents,
     apps,
     integrity,
+    integrity_documents,
+    measuring,
     overview,
     records,
     searching,
@@ -101,6 +104,10 @@ def exported(site: Site, topic: str, question: records.ExportQuestion) -> Page:
     return Page(*records.export(site, topic, question))
 
 
+def metrics(site: Site) -> Page:
+    return Page(*measuring.exposition(site))
+
+
 _ALL: Final = (
     Asked(
         "overview", "/overview", "How things are: a sentence, lag, backlog, memory, faults, what next", "overview",
@@ -131,7 +138,7 @@ _ALL: Final = (
     ),
     Asked(
         "integrity", "/topics/{topic}/integrity", "Whether anything is missing, changed or repeated", "integrity",
-        integrity.IntegrityDocument, integrity.integrity, integrity.IntegrityQuestion,
+        integrity_documents.IntegrityDocument, integrity.integrity, integrity_documents.IntegrityQuestion,
         page="/topics/{topic}/integrity", screen="integrity.html", is_long=True,
     ),
     Asked(
@@ -166,12 +173,12 @@ _ALL: Final = (
         page="/tables/{table}/explain", screen="explain.html", is_long=True,
     ),
     Asked(
-        "apps", "/apps", "All apps that have state here", "apps", apps.AppList, apps.app_list,
+        "apps", "/apps", "All apps that have state here", "apps", app_documents.AppList, apps.app_list,
         page="/apps", screen="apps.html",
     ),
     Asked(
         "app", "/apps/{app}", "One app: rounds, sources and what they wait for, memory, what stopped", "apps",
-        apps.AppDocument, apps.app_document, apps.AppQuestion, page="/apps/{app}", screen="app.html",
+        app_documents.AppDocument, apps.app_document, app_documents.AppQuestion, page="/apps/{app}", screen="app.html",
     ),
 )  # fmt: skip
 LIVE: Final = (
@@ -181,12 +188,13 @@ LIVE: Final = (
     ),
     Asked(
         "rounds", "/apps/{app}/live", "An app whenever it has committed (server-sent events)", "apps",
-        apps.AppDocument, apps.app_document, apps.AppQuestion,
+        app_documents.AppDocument, apps.app_document, app_documents.AppQuestion,
     ),
 )  # fmt: skip
 """Questions that are asked again and again, as a stream; not part of the OpenAPI document."""
 ADDRESSED: Final = _ALL
 QUESTIONS: Final[dict[str, Asked]] = {each.name: each for each in (*_ALL, *LIVE)} | {
-    "warm": Asked("warm", "", "", "", Warmed, warm)
+    "warm": Asked("warm", "", "", "", Warmed, warm),
+    "metrics": Asked("metrics", "", "", "", None, metrics),
 }
-"""By name; `warm` has no address."""
+"""By name; `warm` has no address, and that of `metrics` is not under /api."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tidegate.web import openapi
 from tidegate.web.questions import LIVE
+from tidegate.web.reading import numbers
 from tidegate.web.settings import Limits
 
 PAGE: Final = Path("docs/reference/http-api.md")
@@ -27,6 +28,14 @@ curl 'http://localhost:8421/api/tables/shop:per-minute/fetch?key=customer-7&sinc
 A table of an app is `APP:TABLE`; a table that a process keeps over a topic has its own name. A page of rows says `next`
 when there is more: give it back as `after`. A search reads at most {scan:,} records or {seconds:g} seconds, says how
 far it looked, and goes on where it ended.
+
+Every number that a page shows is a number of its document, or the length of one of its lists. The OpenAPI document says
+of each field what it is: one that is measured names its metric (`x-metric`), and `/metrics` has it with the same value
+([metrics](metrics.md#the-page)); any other says why it has none (`x-number`):
+
+| `x-number` | is |
+|---|---|
+{kinds}
 """
 
 
@@ -34,7 +43,10 @@ def page() -> str:
     """The whole page."""
     document = openapi.document()
     limits = Limits()
-    lines = [_HEAD.format(scan=limits.scan_records, seconds=limits.scan_seconds), "## Questions\n"]
+    lines = [
+        _HEAD.format(scan=limits.scan_records, seconds=limits.scan_seconds, kinds=_kinds()),
+        "## Questions\n",
+    ]
     for path, said in document["paths"].items():
         lines += _operation(path, said["get"])
     lines.append(
@@ -68,6 +80,11 @@ def _kind(schema: dict[str, Any]) -> str:
         f"to {schema['maximum']}" if "maximum" in schema else "",
     ]
     return " ".join(filter(None, [schema.get("type", "any"), *bounds]))
+
+
+def _kinds() -> str:
+    """The table of kinds, as the module that has them says it."""
+    return "\n".join(f"| {name} | {what} |" for name, what in numbers.KINDS.items())
 
 
 def _limits(limits: Limits) -> str:

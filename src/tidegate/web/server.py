@@ -66,6 +66,7 @@ class Server:
 
         routes: list[Any] = [
             Route("/health", self._health),
+            Route("/metrics", self._metrics),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
             Route("/api/openapi.json", self._openapi),
@@ -140,6 +141,15 @@ class Server:
 
     async def _health(self, _request: Request) -> Response:
         return Response(msgspec.json.encode(openapi.Health("ok", __version__)), media_type=_JSON)
+
+    async def _metrics(self, _request: Request) -> Response:
+        """The numbers of all screens, as Prometheus reads them."""
+        try:
+            found = await self.reading.ask("metrics", {}, {})
+        except TidegateError as error:
+            status, failure = failure_of(error)
+            return Response(msgspec.json.encode(failure), status, media_type=_JSON)
+        return Response(found.body, found.status, media_type=found.type)
 
     async def _openapi(self, _request: Request) -> Response:
         return Response(msgspec.json.encode(openapi.document()), media_type=_JSON)

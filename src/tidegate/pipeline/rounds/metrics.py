@@ -16,6 +16,56 @@ from tidegate.pipeline.rounds.orders import RoundResult
 from tidegate.pipeline.rounds.records import CommitRecord
 
 
+class RunInstruments:
+    """What is measured of an app: by the run itself, and by whoever reads its commits."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        of_partition = ("app", "flow", "topic", "partition")
+        self.lag = metrics.gauge(
+            "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
+        )
+        self.lag_seconds = metrics.gauge(
+            "tidegate_lag_seconds",
+            "How far event time is behind now where there is something to read",
+            ("app", "flow"),
+        )
+        self.watermark = metrics.gauge(
+            "tidegate_watermark_seconds", "Event time of a source partition, seconds since 1970", of_partition
+        )
+        self.watermark_age = metrics.gauge(
+            "tidegate_watermark_age_seconds",
+            "How long the flow's least event time has not moved",
+            ("app", "flow"),
+        )
+        self.stopped = metrics.gauge(
+            "tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",)
+        )
+        self.backlog = metrics.gauge(
+            "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
+        )
+        self.memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
+        self.records = metrics.counter(
+            "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
+        )
+        self.late = metrics.counter(
+            "tidegate_late_total",
+            "Records that came too late or lie too far ahead",
+            ("app", "flow", "policy"),
+        )
+        self.duplicates = metrics.counter(
+            "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
+        )
+        self.rows = metrics.counter("tidegate_rows_sent_total", "Result rows sent on", ("app", "flow"))
+        self.rounds = metrics.counter("tidegate_rounds_total", "Rounds committed", ("app",))
+        self.lost = metrics.counter(
+            "tidegate_lost_records_total",
+            "Offsets that were deleted unread and accepted as lost",
+            ("app", "flow"),
+        )
+        self.round_seconds = metrics.gauge("tidegate_round_seconds", "How long the last round took", ("app",))
+        self.round_records = metrics.gauge("tidegate_round_records", "Records of the last round", ("app",))
+
+
 class RoundMetrics:
     """What a run tells whoever collects metrics."""
 
@@ -23,52 +73,7 @@ class RoundMetrics:
         self._app = app
         self._flows = flows
         self._moved: dict[str, tuple[int, int]] = {}  # flow → its least event time, and since when it is that
-        of_partition = ("app", "flow", "topic", "partition")
-        self._lag = metrics.gauge(
-            "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
-        )
-        self._lag_seconds = metrics.gauge(
-            "tidegate_lag_seconds",
-            "How far event time is behind now where there is something to read",
-            ("app", "flow"),
-        )
-        self._watermark = metrics.gauge(
-            "tidegate_watermark_seconds", "Event time of a source partition, seconds since 1970", of_partition
-        )
-        self._watermark_age = metrics.gauge(
-            "tidegate_watermark_age_seconds",
-            "How long the flow's least event time has not moved",
-            ("app", "flow"),
-        )
-        self._stopped = metrics.gauge(
-            "tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",)
-        )
-        self._backlog = metrics.gauge(
-            "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
-        )
-        self._memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
-        self._records = metrics.counter(
-            "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
-        )
-        self._late = metrics.counter(
-            "tidegate_late_total",
-            "Records that came too late or lie too far ahead",
-            ("app", "flow", "policy"),
-        )
-        self._duplicates = metrics.counter(
-            "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
-        )
-        self._rows = metrics.counter("tidegate_rows_sent_total", "Result rows sent on", ("app", "flow"))
-        self._rounds = metrics.counter("tidegate_rounds_total", "Rounds committed", ("app",))
-        self._lost = metrics.counter(
-            "tidegate_lost_records_total",
-            "Offsets that were deleted unread and accepted as lost",
-            ("app", "flow"),
-        )
-        self._round_seconds = metrics.gauge(
-            "tidegate_round_seconds", "How long the last round took", ("app",)
-        )
-        self._round_records = metrics.gauge("tidegate_round_records", "Records of the last round", ("app",))
+        self._to = RunInstruments(metrics)
 
     def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
         """A round was committed."""
@@ -76,23 +81,23 @@ class RoundMetrics:
             topic = self._flows[source.flow].topic
             unjudged = source.records - sum(source.verdicts.values())
             for verdict, count in source.verdicts.items():
-                self._records.add(count, topic=topic, partition=source.partition, verdict=verdict)
+                self._to.records.add(count, topic=topic, partition=source.partition, verdict=verdict)
             if unjudged > 0:
-                self._records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+                self._to.records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
         for task in result.tasks:
-            self._rows.add(task.rows_sent, app=self._app, flow=task.flow)
+            self._to.rows.add(task.rows_sent, app=self._app, flow=task.flow)
             for name, count in task.counters.items():
                 if is_late(name):
                     policy = name.partition(".")[2]
-                    self._late.add(count, app=self._app, flow=task.flow, policy=policy)
+                    self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
                 elif is_duplicate(name):
-                    self._duplicates.add(count, app=self._app, flow=task.flow)
+                    self._to.duplicates.add(count, app=self._app, flow=task.flow)
         for loss in commit.losses:
             if loss.round == commit.round:
-                self._lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
-        self._rounds.add(1, app=self._app)
-        self._round_seconds.set(took_ms / 1000, app=self._app)
-        self._round_records.set(sum(each.records for each in result.sources), app=self._app)
+                self._to.lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
+        self._to.rounds.add(1, app=self._app)
+        self._to.round_seconds.set(took_ms / 1000, app=self._app)
+        self._to.round_records.set(sum(each.records for each in result.sources), app=self._app)
 
     def standing(
         self,
@@ -113,19 +118,19 @@ class RoundMetrics:
                 continue
             topic = self._flows[line.flow].topic
             labels = {"app": self._app, "flow": line.flow, "topic": topic, "partition": line.partition}
-            self._lag.set(max(0, heads[topic][line.partition].end - line.next_offset), **labels)
+            self._to.lag.set(max(0, heads[topic][line.partition].end - line.next_offset), **labels)
             if line.stream_time >= 0:
-                self._watermark.set(line.stream_time / 1000, **labels)
+                self._to.watermark.set(line.stream_time / 1000, **labels)
         for flow in self._flows:
-            self._backlog.set(backlog[flow], app=self._app, flow=flow)
-            self._memory.set(memory[flow], app=self._app, flow=flow)
-            self._lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
+            self._to.backlog.set(backlog[flow], app=self._app, flow=flow)
+            self._to.memory.set(memory[flow], app=self._app, flow=flow)
+            self._to.lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
             time = min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
             if self._moved.get(flow, (None, 0))[0] != time:
                 self._moved[flow] = (time, now_ms)
-            self._watermark_age.set((now_ms - self._moved[flow][1]) / 1000, app=self._app, flow=flow)
+            self._to.watermark_age.set((now_ms - self._moved[flow][1]) / 1000, app=self._app, flow=flow)
         stopped = sum(1 for line in commit.sources if line.stopped is not None)
-        self._stopped.set(stopped, app=self._app)
+        self._to.stopped.set(stopped, app=self._app)
 
 
 def is_late(counter: str) -> bool:

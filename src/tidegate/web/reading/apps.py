@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.web.failures import NotThereError
+from tidegate.web.reading.app_documents import (
+    AppDocument,
+    AppLine,
+    AppList,
+    AppQuestion,
+    CounterLine,
+    FlowShown,
+    RoundLine,
+    SourceLine,
+    StoppedLine,
+    TenantLine,
+)
 from tidegate.web.reading.copying import Copy, cli, copied, state_python
 from tidegate.web.reading.site import Site
 
@@ -17,140 +29,6 @@ if TYPE_CHECKING:
 
 STALE_MS: Final = 60_000
 _FATAL: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
-
-
-class StoppedLine(msgspec.Struct, frozen=True):
-    """A source partition that a fault stopped, and the command that resumes it."""
-
-    flow: str
-    topic: str
-    partition: int
-    offset: int
-    reason: str
-    message: str
-    command: str
-
-
-class AppLine(msgspec.Struct, frozen=True):
-    """One app in a list. `state` is running, idle, stopped or unreadable."""
-
-    name: str
-    state: str
-    sentence: str
-    round: int
-    records: int
-    lag_records: int
-    log_records: int
-    backlog_bytes: int
-    memory_bytes: int
-    faults: int
-    late: int
-    stopped: int
-    committed_ms: int
-
-
-class SourceLine(msgspec.Struct, frozen=True):
-    """One source partition of a flow: how far it was read, what event time has been reached, what it waits for."""
-
-    flow: str
-    topic: str
-    partition: int
-    next_offset: int
-    end_offset: int | None
-    lag_records: int | None
-    stream_time_ms: int | None
-    waits_for: str
-
-
-class TenantLine(msgspec.Struct, frozen=True):
-    """One task of a flow: the state it keeps, on disk and in memory."""
-
-    flow: str
-    task: int
-    backlog_bytes: int
-    memory_bytes: int
-    stream_time_ms: int | None
-
-
-class RoundLine(msgspec.Struct, frozen=True):
-    """One commit that is kept; `records` are those of this round, null where the one before is gone.
-
-    `stream_times` is the event time that each partition had reached, by TOPIC-PARTITION.
-    """
-
-    round: int
-    committed_ms: int
-    records: int | None
-    total: int
-    seconds: float | None
-    records_per_second: float | None
-    stream_times: dict[str, int]
-    memory_bytes: int
-    backlog_bytes: int
-    generation: int
-    change: str
-
-
-class CounterLine(msgspec.Struct, frozen=True):
-    """One of the app's totals since it was made, and the metric that counts the same."""
-
-    flow: str
-    counter: str
-    value: int
-    metric: str
-
-
-class FlowShown(msgspec.Struct, frozen=True):
-    """One flow: what it reads, what it does, where its results go."""
-
-    name: str
-    topic: str
-    steps: list[str]
-    tables: list[str]
-    topics: list[str]
-    watermark_ms: int | None
-
-
-class AppDocument(msgspec.Struct, frozen=True):
-    """One app whole."""
-
-    name: str
-    state: str
-    sentence: str
-    owner: str
-    generation: int
-    round: int
-    committed_ms: int
-    now_ms: int
-    records: int
-    lag_records: int
-    backlog_bytes: int
-    backlog_limit_bytes: int
-    memory_bytes: int
-    memory_limit_bytes: int
-    flows: list[FlowShown]
-    sources: list[SourceLine]
-    tenants: list[TenantLine]
-    rounds: list[RoundLine]
-    counters: list[CounterLine]
-    stopped: list[StoppedLine]
-    lost_records: int
-    by_hand: Copy
-    next: str
-
-
-class AppList(msgspec.Struct, frozen=True):
-    """All apps that have state here."""
-
-    state: str
-    apps: list[AppLine]
-    by_hand: Copy
-
-
-class AppQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`after` is the last round that is known already: what a live page sends back."""
-
-    after: Annotated[str, msgspec.Meta(max_length=40)] = ""
 
 
 def app_list(site: Site) -> AppList:
@@ -184,12 +62,14 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     status = app_status(backend, app, site.log, clock=site.clock)
     commit, flows = commit_of(site, app)
     ends = _ends(site, {flow.topic for flow in flows})
+    now_ms = site.clock.now_ms()
     rounds = _rounds(app_commits(backend, app))
-    sources = _sources(commit, {flow.name: flow.topic for flow in flows}, ends, site.clock.now_ms())
+    sources = _sources(commit, {flow.name: flow.topic for flow in flows}, ends, now_ms)
     lag = sum(each.lag_records or 0 for each in sources)
-    state, sentence = _standing(
-        status.owner, len(status.stopped), lag, commit.committed_ms, site.clock.now_ms()
-    )
+    state, sentence = _standing(status.owner, len(status.stopped), lag, commit.committed_ms, now_ms)
+    lost = {flow.name: 0 for flow in flows}
+    for loss in status.losses:
+        lost[loss.flow] = lost.get(loss.flow, 0) + loss.end - loss.first
     limits = StorageConfig()
     python = state_python(
         site.state_path,
@@ -206,7 +86,8 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         generation=status.generation,
         round=status.round,
         committed_ms=commit.committed_ms,
-        now_ms=site.clock.now_ms(),
+        age_ms=max(0, now_ms - commit.committed_ms),
+        now_ms=now_ms,
         records=status.records,
         lag_records=lag,
         backlog_bytes=status.backlog_bytes,
@@ -222,7 +103,9 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         rounds=rounds,
         counters=_counters(commit),
         stopped=_stopped(status),
-        lost_records=sum(loss.end - loss.first for loss in status.losses),
+        stopped_total=len(status.stopped),
+        lost_records=sum(lost.values()),
+        lost=lost,
         by_hand=copied(
             [
                 cli("tidegate app status", app, log=site.log_path, state=site.state_path),
@@ -272,13 +155,16 @@ def _line(site: Site, app: str) -> AppLine:
         log_records=sum(each.end_offset or 0 for each in document.sources),
         backlog_bytes=document.backlog_bytes,
         memory_bytes=document.memory_bytes,
-        faults=sum(
-            each.value for each in document.counters if each.counter.removeprefix("verdict.") in _FATAL
-        ),
+        faults=sum(each.value for each in document.counters if is_fault(each.counter)),
         late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
         stopped=len(document.stopped),
         committed_ms=document.committed_ms,
     )
+
+
+def is_fault(counter: str) -> bool:
+    """Whether one of an app's totals counts records with an integrity fault."""
+    return counter.removeprefix("verdict.") in _FATAL
 
 
 def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
@@ -380,17 +266,17 @@ def _rounds(commits: list[CommitInfo]) -> list[RoundLine]:
 def _counters(commit: CommitRecord) -> list[CounterLine]:
     from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
 
-    def metric(counter: str) -> str:
-        if counter.startswith("verdict."):
+    def named(counter: str) -> str:
+        if counter.startswith("verdict.") or counter == "records":
             return "tidegate_records_total"
         if is_late(counter):
             return "tidegate_late_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
-        return {"rows_sent": "tidegate_rows_sent_total", "records": "tidegate_records_total"}.get(counter, "")
+        return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
 
     return [
-        CounterLine(flow, counter, value, metric(counter))
+        CounterLine(flow, counter, value, named(counter))
         for flow, counters in commit.totals.items()
         for counter, value in counters.items()
     ]

@@ -12,12 +12,19 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import TidegateError
-from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.copying import cli, copied, log_python
+from tidegate.web.reading.integrity_documents import (
+    CellShown,
+    DamageShown,
+    FaultShown,
+    GapShown,
+    IntegrityDocument,
+    IntegrityQuestion,
+    ProducerShown,
+)
 from tidegate.web.reading.site import Site
 
 if TYPE_CHECKING:
@@ -26,83 +33,10 @@ if TYPE_CHECKING:
 MOST_SECONDS: Final = 120.0
 AGAIN_MS: Final = 30_000
 KEPT: Final = 32
-FIRST_LOOK_MS: Final = 150
 SHOWN_MS: Final = 100
 MOST_FAULTS: Final = 200
 MOST_PRODUCERS: Final = 100
 FAULTS: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
-
-
-class CellShown(msgspec.Struct, frozen=True):
-    """What one producer has in one partition; `first_offset` is that of its first fault."""
-
-    partition: int
-    records: int
-    faults: int
-    duplicates: int
-    first_offset: int | None
-
-
-class ProducerShown(msgspec.Struct, frozen=True):
-    """One producer over all partitions."""
-
-    producer: str
-    records: int
-    faults: int
-    duplicates: int
-    cells: list[CellShown]
-
-
-class FaultShown(msgspec.Struct, frozen=True):
-    """One record that is not as its producer said."""
-
-    kind: str
-    partition: int
-    offset: int
-    producer: str
-    message: str
-    detail: str
-    remedy: str
-    is_fault: bool
-
-
-class GapShown(msgspec.Struct, frozen=True):
-    """Gaps that are no fault, and why."""
-
-    partition: int
-    count: int
-    first_offsets: list[int]
-    reason: str
-
-
-class IntegrityDocument(msgspec.Struct, frozen=True):
-    """What an audit found, so far or in the end. `state` is running, done, cut or failed."""
-
-    topic: str
-    state: str
-    sentence: str
-    evidence: str
-    began_ms: int
-    took_ms: int
-    records: int
-    total: int
-    records_with_metadata: int
-    verdicts: dict[str, int]
-    partitions: list[int]
-    producers: list[ProducerShown]
-    producers_total: int
-    faults: list[FaultShown]
-    faults_total: int
-    gaps: list[GapShown]
-    notes: list[str]
-    by_hand: Copy
-
-
-class IntegrityQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`again` begins a new audit, `wait_ms` waits so long for its end."""
-
-    again: bool = False
-    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = FIRST_LOOK_MS
 
 
 class _Enough(Exception):
@@ -156,6 +90,11 @@ class Audits:
         found.done.wait(question.wait_ms / 1000)
         return found
 
+    def known(self) -> list[_Audit]:
+        """Those that were begun and are still kept."""
+        with self._guard:
+            return list(self._known.values())
+
     def _run(self, audit: _Audit) -> None:
         from tidegate.integrity.audit import audit_partition
         from tidegate.integrity.audit_report import AuditReport, PartitionAudit
@@ -204,12 +143,33 @@ def _show(audit: _Audit, parts: list[PartitionAudit]) -> None:
 def integrity(site: Site, topic: str, question: IntegrityQuestion) -> IntegrityDocument:
     """The audit of a topic: begun, under way or done."""
     site.describe(topic)
-    found = site.kept("audits", lambda: Audits(site)).look(topic, question)
-    parts = found.parts
+    return _document(site, audits(site).look(topic, question))
+
+
+def audits(site: Site) -> Audits:
+    """The audits of a site."""
+    found: Audits = site.kept("audits", lambda: Audits(site))
+    return found
+
+
+def known_audits(site: Site) -> list[IntegrityDocument]:
+    """What is known of topics that were looked at; nothing is begun for it."""
+    return [_document(site, each) for each in audits(site).known()]
+
+
+def _document(site: Site, found: _Audit) -> IntegrityDocument:
+    topic, parts = found.topic, found.parts
     producers = _producers(parts)
     faults = _faults(found, parts)
     total = sum(high - low for low, high in found.ends.values())
     count = sum(part["faults"] for part in parts)
+    managed = sum(part["records_with_metadata"] for part in parts)
+    judged = sum(part["records"] for part in parts)
+    damage = [
+        DamageShown(part["partition"], each["offset"], each["resumed_at"])
+        for part in parts
+        for each in part["skipped_damage"]
+    ]
     verdicts: dict[str, int] = {}
     for part in parts:
         for name, number in part["verdicts"].items():
@@ -223,13 +183,18 @@ def integrity(site: Site, topic: str, question: IntegrityQuestion) -> IntegrityD
         took_ms=found.took_ms or site.clock.monotonic_ms() - found.began,
         records=found.read,
         total=total,
-        records_with_metadata=sum(part["records_with_metadata"] for part in parts),
+        records_with_metadata=managed,
+        metadata_share=managed / judged if judged else None,
         verdicts=verdicts,
         partitions=sorted(found.ends),
         producers=producers[:MOST_PRODUCERS],
         producers_total=len(producers),
         faults=faults,
         faults_total=count,
+        open_chains=sum(part["open_chains"] for part in parts),
+        open_chains_of={str(part["partition"]): part["open_chains"] for part in parts if part["open_chains"]},
+        damage=damage,
+        damaged_places=len(damage),
         gaps=[
             GapShown(part["partition"], gap["count"], gap["first_offsets"], gap["reason"])
             for part in parts
@@ -319,6 +284,7 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
             str(each),
             remedy_of(each),
             True,
+            *_missing(each),
         )
         for each in audit.told
     ]
@@ -333,19 +299,26 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
     return sorted(found[:MOST_FAULTS], key=lambda each: (not each.is_fault, each.partition, each.offset))
 
 
+def _missing(finding: Any) -> tuple[int, int, int] | tuple[None, None, None]:
+    """How many records are missing before this one, and the producer's numbers of the first and the last."""
+    from tidegate.integrity.verdicts import Verdict
+
+    stamp, before = finding.stamp, finding.previous_sequence
+    if finding.verdict is not Verdict.MISSING or stamp is None or before is None:
+        return None, None, None
+    if stamp.sequence <= before + 1:
+        return None, None, None
+    return stamp.sequence - before - 1, before + 1, stamp.sequence - 1
+
+
 def _told(finding: Any) -> str:
     """The finding as one would say it."""
     from tidegate.integrity.verdicts import Verdict
 
-    stamp, before = finding.stamp, finding.previous_sequence
-    if (
-        finding.verdict is Verdict.MISSING
-        and stamp is not None
-        and before is not None
-        and stamp.sequence > before + 1
-    ):
-        lost = stamp.sequence - before - 1
-        numbers = f"number {before + 1}" if lost == 1 else f"numbers {before + 1} to {stamp.sequence - 1}"
+    stamp = finding.stamp
+    lost, first, last = _missing(finding)
+    if lost is not None:
+        numbers = f"number {first}" if lost == 1 else f"numbers {first} to {last}"
         are = "record of this producer is" if lost == 1 else "records of this producer are"
         return f"{lost} {are} missing before this one ({numbers})."
     if finding.verdict is Verdict.MISSING:
@@ -373,8 +346,4 @@ def _notes(parts: list[dict[str, Any]]) -> list[str]:
                 else f"went on at {each['resumed_at']}"
             )
             notes.append(f"{place}: damaged at offset {each['offset']}; {went}")
-        if part["open_chains"]:
-            notes.append(
-                f"{place}: {part['open_chains']} chains have no end yet, so loss behind them would not show"
-            )
     return notes

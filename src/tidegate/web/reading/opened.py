@@ -103,6 +103,22 @@ def _partitions(backend: StorageBackend, table: str) -> list[tuple[TableVersion,
     return [(each, number) for each in versions for number in range(each.partitions)]
 
 
+def kept_commits(site: Site, name: str) -> list[CommitOf]:
+    """The commits of a table that can be read, without opening it."""
+    from tidegate.tables.versions.catalog import load_versions
+    from tidegate.web.reading.opened_app_table import app_table_commits
+    from tidegate.web.reading.opened_pushed_table import pushed_commits
+    from tidegate.web.reading.opened_stored_table import stored_commits
+
+    backend = site.require_backend()
+    app, colon, _ = name.partition(":")
+    if colon:
+        return app_table_commits(backend, app)
+    if load_versions(backend, name) is not None:
+        return pushed_commits(backend, name)
+    return stored_commits(backend, name)
+
+
 @contextmanager
 def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
     """The table, as its last commit or an earlier one has it."""

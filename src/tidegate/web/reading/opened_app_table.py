@@ -34,6 +34,13 @@ def open_app_table(site: Site, app: str, short: str) -> ResultTable:
     return open_recorded(backend, app, short, clock=site.clock)
 
 
+def app_table_commits(backend: StorageBackend, app: str) -> list[CommitOf]:
+    """The commits of an app, which are those of its tables; none need be open."""
+    from tidegate.pipeline.rounds.ways_out import app_commits
+
+    return [CommitOf(each.round, each.committed_ms, each.records) for each in app_commits(backend, app)]
+
+
 class AppTable(Opened):
     """One commit of an app's table."""
 
@@ -49,10 +56,7 @@ class AppTable(Opened):
         self.positions = table.position
 
     def commits(self) -> list[CommitOf]:
-        from tidegate.pipeline.rounds.ways_out import app_commits
-
-        found = app_commits(self._backend, self.app)
-        return [CommitOf(each.round, each.committed_ms, each.records) for each in found]
+        return app_table_commits(self._backend, self.app)
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
         wanted = typed_key(key, self._table.flow.key_serde.name)

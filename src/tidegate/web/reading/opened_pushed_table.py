@@ -33,6 +33,11 @@ def open_pushed_table(backend: StorageBackend, name: str, number: int, clock: Cl
     return VersionedTable(backend, name, number=number, clock=clock)
 
 
+def pushed_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
+    """The versions of a table that can be read; it need not be open."""
+    return [CommitOf(each.number, each.ended_ms, each.rows) for each in _ready(backend, name)]
+
+
 class PushedTable(StoredTable):
     """One version of a table."""
 
@@ -41,7 +46,7 @@ class PushedTable(StoredTable):
         self.is_versioned = True
 
     def commits(self) -> list[CommitOf]:
-        return [CommitOf(each.number, each.ended_ms, each.rows) for each in _ready(self._backend, self.name)]
+        return pushed_commits(self._backend, self.name)
 
     def late(self, most: int) -> tuple[list[Any], int]:
         """Nothing is late for a push."""

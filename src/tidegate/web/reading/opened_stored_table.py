@@ -95,6 +95,16 @@ class NewestStored:
         return open_stored_table(self._backend, self._name, number, self._clock)
 
 
+def stored_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
+    """The commits of a table that is kept over a topic; it need not be open."""
+    from tidegate.tables.building.commits import load_commits
+
+    found = load_commits(backend, name)
+    if found is None:
+        return []
+    return [CommitOf(each.number, each.committed_ms, each.rows) for each in found[0].commits]
+
+
 class StoredTable(Opened):
     """One commit of a stored table."""
 
@@ -124,14 +134,7 @@ class StoredTable(Opened):
         return [] if batch is None else list(_values(batch.column("value")[0].as_py()))
 
     def commits(self) -> list[CommitOf]:
-        from tidegate.tables.building.commits import load_commits
-
-        found = load_commits(self._backend, self.name)
-        return (
-            []
-            if found is None
-            else [CommitOf(each.number, each.committed_ms, each.rows) for each in found[0].commits]
-        )
+        return stored_commits(self._backend, self.name)
 
     def typed(self, key: str) -> Any:
         return typed_key(key, self._table.rules.key.name)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from tidegate.web.reading.apps import AppLine, app_list
+from tidegate.web.reading.app_documents import AppLine
+from tidegate.web.reading.apps import app_list
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.numbers import (
+    Backlog,
+    Faults,
+    Lag,
+    Late,
+    LogBytes,
+    Memory,
+    Moment,
+    Offset,
+    Setting,
+    metric,
+)
 from tidegate.web.reading.site import Site
 from tidegate.web.reading.topics import TopicLine, topic_list
 
@@ -23,20 +38,21 @@ class Overview(msgspec.Struct, frozen=True):
 
     health: str
     sentence: str
-    now_ms: int
+    now_ms: Moment
     log: str
     state: str
     topics: list[TopicLine]
+    topics_total: Annotated[int, metric("tidegate_topics")]
     apps: list[AppLine]
-    lag_records: int
-    log_records: int
-    backlog_bytes: int
-    backlog_limit_bytes: int
-    memory_bytes: int
-    memory_limit_bytes: int
-    bytes: int | None
-    faults: int
-    late: int
+    lag_records: Lag
+    log_records: Offset
+    backlog_bytes: Backlog
+    backlog_limit_bytes: Setting
+    memory_bytes: Memory
+    memory_limit_bytes: Setting
+    bytes: LogBytes | None
+    faults: Faults
+    late: Late
     steps: list[Step]
     by_hand: Copy
 
@@ -55,6 +71,7 @@ def overview(site: Site) -> Overview:
         log=str(site.log_path),
         state=str(site.state_path),
         topics=topics,
+        topics_total=len(topics),
         apps=apps,
         lag_records=sum(app.lag_records for app in apps),
         log_records=sum(app.log_records for app in apps),

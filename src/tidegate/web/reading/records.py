@@ -14,6 +14,7 @@ import msgspec
 from tidegate.durations import moment_ms
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.numbers import Answer, Moment, Name, Offset
 from tidegate.web.reading.searching import RecordsQuestion, Search, read_settings
 from tidegate.web.reading.site import Site, written_positions
 from tidegate.web.reading.texts import Stamp, Text, Window, stamp_of, text_of, window_of
@@ -33,9 +34,9 @@ class HeaderShown(msgspec.Struct, frozen=True):
 class RecordShown(msgspec.Struct, frozen=True):
     """One record, decoded for a person; `shown_key` is the key inside a windowed key, else the key."""
 
-    partition: int
-    offset: int
-    timestamp_ms: int | None
+    partition: Name
+    offset: Offset
+    timestamp_ms: Moment | None
     time: str
     key: Text
     shown_key: Text
@@ -49,10 +50,10 @@ class RecordsDocument(msgspec.Struct, frozen=True):
     """A page of records. `looked_at` were read for it; `next` goes on, null when there is no more."""
 
     topic: str
-    partitions: list[int]
+    partitions: list[Name]
     records: list[RecordShown]
     key_format: str
-    looked_at: int
+    looked_at: Answer
     is_complete: bool
     sentence: str
     damage: list[str]
@@ -66,8 +67,8 @@ class RecordDocument(msgspec.Struct, frozen=True):
 
     topic: str
     record: RecordShown
-    before: int | None
-    after: int | None
+    before: Offset | None
+    after: Offset | None
     lifetime: SegmentLine | None
     by_hand: Copy
 

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import msgspec
 
 from tidegate.web.reading.copying import Copy
+from tidegate.web.reading.numbers import Answer, Detail, LateRecords, Moment, Name, Offset, Setting, metric
 from tidegate.web.reading.texts import Text
 
-Moment = Annotated[
+Written = Annotated[
     str, msgspec.Meta(max_length=40, description="A moment: 2026-01-01T10:00Z, or epoch milliseconds")
 ]
 Key = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -23,9 +24,9 @@ class TableLine(msgspec.Struct, frozen=True):
     app: str
     kind: str
     topic: str
-    commit: int
-    commits: int
-    committed_ms: int
+    commit: Name
+    commits: Annotated[int, metric("tidegate_table_commits")]
+    committed_ms: Moment
     unreadable: str | None = None
 
 
@@ -41,17 +42,17 @@ class RowShown(msgspec.Struct, frozen=True):
     """One row: a key, its window (null for plain keys), its values by name."""
 
     key: Any
-    window_start_ms: int | None
-    window_end_ms: int | None
+    window_start_ms: Moment | None
+    window_end_ms: Moment | None
     value: dict[str, Any]
-    timestamp_ms: int | None
+    timestamp_ms: Moment | None
 
 
 class RowsDocument(msgspec.Struct, frozen=True):
     """Rows as one commit has them; `next` goes on where there are more."""
 
     table: str
-    commit: int
+    commit: Name
     rows: list[RowShown]
     next: str | None = None
 
@@ -59,12 +60,12 @@ class RowsDocument(msgspec.Struct, frozen=True):
 class LateShown(msgspec.Struct, frozen=True):
     """A record that was set aside for its time."""
 
-    partition: int
-    offset: int
+    partition: Name
+    offset: Offset
     key: Text
-    event_ms: int
-    window_start_ms: int | None
-    how_late_ms: int
+    event_ms: Moment
+    window_start_ms: Moment | None
+    how_late_ms: Detail
     reason: str
     operator: str
 
@@ -73,18 +74,18 @@ class LateDocument(msgspec.Struct, frozen=True):
     """Records that came too late, or too early."""
 
     table: str
-    commit: int
+    commit: Name
     topic: str
-    total: int
+    total: LateRecords
     rows: list[LateShown]
 
 
 class CommitShown(msgspec.Struct, frozen=True):
     """A commit that can still be read."""
 
-    number: int
-    committed_ms: int
-    records: int | None
+    number: Name
+    committed_ms: Moment
+    records: Detail | None
 
 
 class TableDocument(msgspec.Struct, frozen=True):
@@ -95,20 +96,20 @@ class TableDocument(msgspec.Struct, frozen=True):
     kind: str
     topic: str
     changelog: str
-    window_ms: int
+    window_ms: Setting
     is_versioned: bool
     columns: list[str]
     column: str
-    commit: int
-    committed_ms: int
+    commit: Name
+    committed_ms: Moment
     commits: list[CommitShown]
-    positions: dict[str, int]
+    positions: dict[str, Offset]
     key: str
     some_keys: list[str]
     rows: list[RowShown]
-    rows_total: int
+    rows_total: Answer
     late: list[LateShown]
-    late_total: int
+    late_total: LateRecords
     by_hand: Copy
 
 
@@ -116,7 +117,7 @@ class ChangeShown(msgspec.Struct, frozen=True):
     """One row that differs between two commits; before or after is null where it was not there."""
 
     key: Any
-    window_start_ms: int | None
+    window_start_ms: Moment | None
     before: dict[str, Any] | None
     after: dict[str, Any] | None
 
@@ -126,11 +127,11 @@ class DiffDocument(msgspec.Struct, frozen=True):
 
     table: str
     is_versioned: bool
-    before: int
-    after: int
-    gained: int
-    lost: int
-    changed: int
+    before: Name
+    after: Name
+    gained: Answer
+    lost: Answer
+    changed: Answer
     rows: list[ChangeShown]
     is_complete: bool
     by_hand: Copy
@@ -139,9 +140,9 @@ class DiffDocument(msgspec.Struct, frozen=True):
 class PartShown(msgspec.Struct, frozen=True):
     """A record that speaks of a window, and what became of it."""
 
-    partition: int
-    offset: int
-    timestamp_ms: int | None
+    partition: Name
+    offset: Offset
+    timestamp_ms: Moment | None
     outcome: str
     reason: str
     value: Text
@@ -153,13 +154,13 @@ class ExplainDocument(msgspec.Struct, frozen=True):
     table: str
     topic: str
     key: str
-    window_start_ms: int | None
-    window_end_ms: int | None
+    window_start_ms: Moment | None
+    window_end_ms: Moment | None
     value: dict[str, Any] | None
     sentence: str
     parts: list[PartShown]
-    outcomes: dict[str, int]
-    looked_at: int | None
+    outcomes: dict[str, Answer]
+    looked_at: Answer | None
     notes: list[str]
     by_hand: Copy
 
@@ -168,8 +169,8 @@ class TableQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which key, which stretch of window starts, as of which commit, which column as a chart."""
 
     key: Key = ""
-    since: Moment = ""
-    until: Moment = ""
+    since: Written = ""
+    until: Written = ""
     as_of: Round | None = None
     column: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
@@ -178,8 +179,8 @@ class FetchQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One key's windows that start in [since, until], both included."""
 
     key: Key
-    since: Moment = ""
-    until: Moment = ""
+    since: Written = ""
+    until: Written = ""
     as_of: Round | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
 
@@ -187,8 +188,8 @@ class FetchQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ScanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All keys' rows, page by page; every page of one scan is of one commit."""
 
-    since: Moment = ""
-    until: Moment = ""
+    since: Written = ""
+    until: Written = ""
     as_of: Round | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
     after: Annotated[str, msgspec.Meta(max_length=60, description="`next` of the page before")] = ""
@@ -198,8 +199,8 @@ class ExplainQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key, the start of its window (none for plain keys), and of a session the end."""
 
     key: Key
-    start: Moment = ""
-    end: Moment = ""
+    start: Written = ""
+    end: Written = ""
 
 
 class LateQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

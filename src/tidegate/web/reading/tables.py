@@ -78,6 +78,8 @@ def table_document(site: Site, name: str, question: TableQuestion) -> TableDocum
         key = question.key or (some[0] if some else "")
         rows = table.fetch(key, *_bounds(question.since, question.until)) if key else []
         late, late_total = table.late(SHOWN_LATE)
+        if question.as_of is None:
+            known_late(site)[name] = late_total
         columns = table.columns
         numbers = [
             each for each in columns if any(isinstance(row.value.get(each), int | float) for row in rows)
@@ -126,7 +128,14 @@ def scan(site: Site, name: str, question: ScanQuestion) -> RowsDocument:
 def late(site: Site, name: str, question: LateQuestion) -> LateDocument:
     with opened(site, name) as table:
         rows, total = table.late(question.limit)
+        known_late(site)[name] = total
         return LateDocument(name, table.number, table.topic, total, rows)
+
+
+def known_late(site: Site) -> dict[str, int]:
+    """How many late rows tables had when they were last looked at, by name: counting them reads them."""
+    found: dict[str, int] = site.kept("late", dict)
+    return found
 
 
 def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.web.reading.numbers import Detail, Moment, Name
+
 MOST_TEXT: Final = 2000
 DEEPEST: Final = 64
 _PLAUSIBLE: Final = (631_152_000_000, 4_102_444_800_000)  # windows between 1990 and 2100
@@ -25,7 +27,7 @@ class Text(msgspec.Struct, frozen=True):
 
     kind: str
     text: str
-    size: int
+    size: Detail
     cut: bool = False
 
 
@@ -34,9 +36,9 @@ class Stamp(msgspec.Struct, frozen=True):
 
     producer: str
     kind: str
-    chain: int
-    sequence: int
-    timestamp_ms: int
+    chain: Name
+    sequence: Name
+    timestamp_ms: Moment
     checksum: str
     is_control: bool = False
 
@@ -45,8 +47,8 @@ class Window(msgspec.Struct, frozen=True):
     """A key and its window, as they lie in the record's key; `end_ms` is known for sessions only."""
 
     key: Text
-    start_ms: int
-    end_ms: int | None = None
+    start_ms: Moment
+    end_ms: Moment | None = None
     format: str = "changelog"
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import CorruptError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.numbers import (
+    Detail,
+    LogBytes,
+    LogRecords,
+    LogSegments,
+    Moment,
+    Name,
+    Offset,
+    Setting,
+    Share,
+    metric,
+)
 from tidegate.web.reading.site import Site
+from tidegate.web.reading.timeline import axis
 
 if TYPE_CHECKING:
     from tidegate.log.lifetime.segments import SegmentLifetime
@@ -28,14 +41,14 @@ class TopicLine(msgspec.Struct, frozen=True):
     """One topic in a list. `records` are offsets kept: an upper bound where the topic is compacted.
 
     Of a cluster `bytes` and `segments` are null: a broker does not show them; of its topics after the first
-    `MOST_ASKED`, so are `records`.
+    `MOST_ASKED`, so are `records`. Of a topic that cannot be read all three are.
     """
 
     name: str
-    partitions: int
-    records: int | None
-    bytes: int | None
-    segments: int | None
+    partitions: Setting
+    records: LogRecords | None
+    bytes: LogBytes | None
+    segments: LogSegments | None
     cleanup: str
     is_exact: bool
     unreadable: str | None = None
@@ -52,29 +65,30 @@ class TopicList(msgspec.Struct, frozen=True):
 class PartitionLine(msgspec.Struct, frozen=True):
     """One partition. `share` is its part of the topic's bytes, or of a cluster's topic of its records."""
 
-    partition: int
-    log_start: int
-    high_watermark: int
-    records: int
-    segments: int | None
-    bytes: int | None
-    share: float
+    partition: Name
+    log_start: Offset
+    high_watermark: Offset
+    records: LogRecords
+    segments: LogSegments | None
+    bytes: LogBytes | None
+    share: Share
 
 
 class SegmentLine(msgspec.Struct, frozen=True):
     """One log segment, when it can go and why; a moment that is null never comes, as things are."""
 
-    partition: int
-    base_offset: int
-    next_offset: int
-    bytes: int
-    first_ms: int | None
-    newest_ms: int
+    partition: Name
+    base_offset: Offset
+    last_offset: Offset
+    next_offset: Offset
+    bytes: Detail
+    first_ms: Moment | None
+    newest_ms: Moment
     active: bool
-    due_ms: int | None
-    gone_earliest_ms: int | None
-    gone_latest_ms: int | None
-    disk_latest_ms: int | None
+    due_ms: Moment | None
+    gone_earliest_ms: Moment | None
+    gone_latest_ms: Moment | None
+    disk_latest_ms: Moment | None
     rule: str
     because: str
     change: str | None
@@ -103,19 +117,22 @@ class TopicDocument(msgspec.Struct, frozen=True):
     name: str
     id: str | None
     assumed: bool
-    now_ms: int
-    records: int
+    now_ms: Moment
+    records: LogRecords
     is_exact: bool
-    bytes: int | None
-    skew: float
+    bytes: LogBytes | None
+    skew: Annotated[float, metric("tidegate_topic_skew_ratio")]
     partitions: list[PartitionLine]
-    partition: int
+    partition: Name
     """The partition whose log segments are shown."""
     segments: list[SegmentLine]
-    segments_total: int
+    segments_total: LogSegments
+    shown_from_ms: Moment | None
+    """Where the time axis of the log segments begins and ends: all there is, or what can be told apart on it."""
+    shown_until_ms: Moment | None
     not_shown: str
     """Why there are no log segments to see; empty where there are."""
-    checked_every_ms: int | None
+    checked_every_ms: Setting | None
     settings: list[SettingLine]
     traps: list[TrapLine]
     by_hand: Copy
@@ -139,7 +156,7 @@ def topic_list(site: Site) -> TopicList:
                 continue
             lines.append(_line(site, name))
         except TidegateError as error:
-            lines.append(TopicLine(name, 0, 0, 0, 0, "", False, str(error)))
+            lines.append(TopicLine(name, 0, None, None, None, "", False, str(error)))
             if isinstance(error, UnavailableError) and site.cluster is not None:
                 raise  # a cluster that is gone is gone for all of them, and each would be waited for
     python = log_python(site.log_path, "print(log.topics())")
@@ -150,8 +167,8 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
     """One topic whole; of its log segments those of one partition."""
     description = site.describe(topic)
     partition = site.numbers(topic, question.partition)[0]
-    rows = _rows(site, topic)
-    sizes = [row["high_watermark"] - row["log_start"] if site.cluster else row["bytes"] for row in rows]
+    rows = partition_rows(site, topic)
+    sizes = sizes_of(rows)
     total = sum(sizes)
     lifetimes, checks, traps = ([], None, []) if site.cluster else _lifetimes(site, topic, partition)
     shown = (
@@ -159,7 +176,9 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         if len(lifetimes) <= SHOWN_SEGMENTS
         else [*lifetimes[: SHOWN_SEGMENTS // 2], *lifetimes[-SHOWN_SEGMENTS // 2 :]]
     )
-    mean = total / len(rows) if rows else 0
+    segments = [_segment(partition, each) for each in shown]
+    now_ms = site.clock.now_ms()
+    low_ms, high_ms = axis(segments, now_ms)
     python = log_python(
         site.log_path,
         f"for row in log.partition_rows({topic!r}):",
@@ -171,18 +190,20 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
         name=topic,
         id=description.topic_id,
         assumed=description.assumed,
-        now_ms=site.clock.now_ms(),
+        now_ms=now_ms,
         records=sum(row["high_watermark"] - row["log_start"] for row in rows),
         is_exact=not description.config.compacts,
         bytes=None if site.cluster else total,
-        skew=max(sizes, default=0) / mean if mean else 1.0,
+        skew=skew_of(sizes),
         partitions=[
             _partition(row, size / total if total else 0.0)
             for row, size in zip(rows[:SHOWN_PARTITIONS], sizes, strict=False)
         ],
         partition=partition,
-        segments=[_segment(partition, each) for each in shown],
+        segments=segments,
         segments_total=len(lifetimes),
+        shown_from_ms=low_ms,
+        shown_until_ms=high_ms,
         not_shown=NOT_SHOWN if site.cluster else "",
         checked_every_ms=checks,
         settings=[
@@ -201,7 +222,7 @@ def topic_document(site: Site, topic: str, question: TopicQuestion) -> TopicDocu
 
 
 def _line(site: Site, name: str) -> TopicLine:
-    description, rows = site.log.describe(name), _rows(site, name)
+    description, rows = site.log.describe(name), partition_rows(site, name)
     config = description.config
     return TopicLine(
         name=name,
@@ -214,7 +235,7 @@ def _line(site: Site, name: str) -> TopicLine:
     )
 
 
-def _rows(site: Site, topic: str) -> list[dict[str, Any]]:
+def partition_rows(site: Site, topic: str) -> list[dict[str, Any]]:
     """What is known of each partition."""
     if site.cluster is None:
         return site.log.partition_rows(topic)
@@ -222,6 +243,18 @@ def _rows(site: Site, topic: str) -> list[dict[str, Any]]:
         {"partition": number, "log_start": first, "high_watermark": end, "bytes": None, "segments": None}
         for number, (first, end) in sorted(site.bounds(topic).items())
     ]
+
+
+def sizes_of(rows: list[dict[str, Any]]) -> list[int]:
+    """What partitions are held against each other by: their bytes, or of a cluster their records."""
+    return [
+        row["high_watermark"] - row["log_start"] if row["bytes"] is None else row["bytes"] for row in rows
+    ]
+
+
+def skew_of(sizes: list[int]) -> float:
+    """The largest over the mean."""
+    return max(sizes) * len(sizes) / sum(sizes) if any(sizes) else 1.0
 
 
 def _partition(row: dict[str, Any], share: float) -> PartitionLine:
@@ -262,6 +295,7 @@ def _segment(partition: int, found: SegmentLifetime) -> SegmentLine:
     return SegmentLine(
         partition=partition,
         base_offset=facts.base_offset,
+        last_offset=max(facts.next_offset - 1, facts.base_offset),
         next_offset=facts.next_offset,
         bytes=facts.size_bytes,
         first_ms=facts.first_timestamp_ms,
