@@ -234,11 +234,11 @@ class _Ingest:
             control_payload(piece.column("headers"), piece.num_rows - 1) or b""
         ).records
         self._store()
-        taken = self._state.counts.applied + self._state.counts.deleted
-        if taken <= listed:
+        foreign = self._records - listed
+        if foreign <= 0:
             return None
         said = (
-            f"{self._version.topic}-{self.partition} holds {taken - listed} records that the push did not send: its "
+            f"{self._version.topic}-{self.partition} holds {foreign} records that the push did not send: its "
             f"manifest lists {listed}; nobody but the push may write to a version's topic before its end"
         )
         return Fault(self.partition, UNLISTED, said, self._state.next_offset - 1)
