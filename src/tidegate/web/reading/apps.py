@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, UnavailableError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.copying import Copy, cli, copied, state_python
 from tidegate.web.reading.site import Site
@@ -32,7 +32,7 @@ class StoppedLine(msgspec.Struct, frozen=True):
 
 
 class AppLine(msgspec.Struct, frozen=True):
-    """One app in a list. `state` is running, idle, stopped or unreadable."""
+    """One app in a list. `state` is starting, running, idle, stopped or unreadable."""
 
     name: str
     state: str
@@ -147,6 +147,10 @@ class AppList(msgspec.Struct, frozen=True):
     by_hand: Copy
 
 
+class NothingYetError(UnavailableError):
+    """An app that was begun and has not committed anything."""
+
+
 class AppQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`after` is the last round that is known already: what a live page sends back."""
 
@@ -181,8 +185,8 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
 
     backend = site.require_backend()
     require_app(site, app)
-    status = app_status(backend, app, site.log, clock=site.clock)
     commit, flows = commit_of(site, app)
+    status = app_status(backend, app, site.log, clock=site.clock)
     ends = _ends(site, {flow.topic for flow in flows})
     rounds = _rounds(app_commits(backend, app))
     sources = _sources(commit, {flow.name: flow.topic for flow in flows}, ends, site.clock.now_ms())
@@ -244,13 +248,12 @@ def require_app(site: Site, app: str) -> None:
 
 def commit_of(site: Site, app: str) -> tuple[CommitRecord, tuple[FlowLine, ...]]:
     """The app's last commit, and the flows it was made with."""
-    from tidegate.errors import UnavailableError
     from tidegate.pipeline.rounds.records import Records
 
     records = Records(site.require_backend(), app)
     newest, found = records.newest(), records.load_app()
     if newest is None or found is None:
-        raise UnavailableError(
+        raise NothingYetError(
             f"app {app} has not committed anything yet; run it, or wait for its first round"
         )
     commit = records.read_commit(newest)[0]
@@ -261,7 +264,8 @@ def _line(site: Site, app: str) -> AppLine:
     try:
         document = app_document(site, app, AppQuestion())
     except TidegateError as error:
-        return AppLine(app, "unreadable", str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        state = "starting" if isinstance(error, NothingYetError) else "unreadable"
+        return AppLine(app, state, str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     return AppLine(
         name=app,
         state=document.state,
