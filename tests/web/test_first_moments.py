@@ -100,6 +100,17 @@ def test_an_app_that_has_not_committed_yet_is_starting_and_not_broken(tmp_path: 
     assert list(dict.fromkeys(seen)) == [("starting", "watch"), ("running", "good"), ("idle", "good")]
 
 
+def test_a_state_folder_that_is_empty_stays_empty(tmp_path: Path) -> None:
+    ordered(tmp_path)
+    (tmp_path / "state").mkdir()
+    with looking(tmp_path) as site:
+        for name in LISTS:
+            QUESTIONS[name].ask(site, {}, {})
+        assert not list((tmp_path / "state").iterdir()), "looking leaves no trace"
+        shop(tmp_path).run("local", until="caught_up")
+        assert [each.name for each in tables.table_list(site).tables] == ["shop:per-minute"]
+
+
 def test_a_table_without_a_commit_is_in_the_list_beside_the_others(tmp_path: Path) -> None:
     with tg.Log(tmp_path / "log", durability="os") as log:
         log.create_topic("counts", 1)
