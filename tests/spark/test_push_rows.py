@@ -224,10 +224,11 @@ def test_an_attempt_that_is_still_at_its_partition_is_waited_for_and_not_for_eve
 
 
 @pytest.mark.parametrize("row", ["DIV-42"])
-def test_rows_that_no_manifest_lists_fail_the_version(tmp_path: Path, row: str) -> None:
+@pytest.mark.parametrize("key", [b"intruder", None])
+def test_rows_that_no_manifest_lists_fail_the_version(tmp_path: Path, row: str, key: bytes | None) -> None:
     def intrude(push: VersionPush) -> None:
         with Log(tmp_path / "log") as log, Sender(log.writer(push.version.topic), partitions=2) as stranger:
-            stranger.write(pa.table({"key": [b"intruder"], "value": [b"x"]}), partition=1)
+            stranger.write(pa.table({"key": pa.array([key], pa.binary()), "value": [b"x"]}), partition=1)
 
     with pytest.raises(PushFailedError, match="1 records that the push did not send") as failed:
         push_here(tmp_path, rows(50), touch={"sent": intrude})

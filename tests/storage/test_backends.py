@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, UnavailableError
-from tidegate.files import Files
+from tidegate.files import Effect, Files
 from tidegate.randomness import SeededRandomness
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
@@ -344,6 +344,20 @@ def test_a_folder_with_objects_but_no_identity_is_not_given_a_new_one(tmp_path: 
     (tmp_path / "tidegate-storage").unlink()
     with pytest.raises(CorruptError, match="is missing although"):
         FolderBackend(tmp_path)
+
+
+def test_a_folder_that_comes_to_life_while_it_is_opened_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    """The identity is not there yet, and then the first objects are: another process has begun in between."""
+    made: list[FolderBackend] = []
+
+    def begin(effect: Effect) -> None:
+        if effect.kind == "list" and not made:
+            made.append(FolderBackend(tmp_path))
+            made[0].put("task/object", [b"x"])
+
+    opened = FolderBackend(tmp_path, files=Files(watch=begin))
+    assert opened.identity == made[0].identity
+    assert bytes(opened.read("task/object")) == b"x"
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"TG-IDENT" + bytes(40)])

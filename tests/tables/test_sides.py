@@ -34,6 +34,9 @@ class Made:
     def move(self, commit: int) -> None:
         self.sides.move(lambda: self.opened(commit), lambda view: view.show(commit))
 
+    def replace(self, commit: int) -> None:
+        self.sides.replace(lambda: self.opened(commit))
+
     def opened(self, commit: int) -> View:
         self.views.append(View(commit))
         return self.views[-1]
@@ -73,17 +76,31 @@ def test_a_failed_move_leaves_what_was_shown() -> None:
         assert shown.commit == 4
     assert len(made.open) == 2
 
+    def refuse() -> View:
+        raise OSError("gone")
 
-@given(st.lists(st.one_of(st.just("move"), st.just("look"), st.integers(0, 5)), max_size=60))
+    with pytest.raises(OSError, match="gone"):
+        made.sides.replace(refuse)
+    with made.sides.held() as shown:
+        assert shown.commit == 4
+
+
+@given(st.lists(st.one_of(st.sampled_from(["move", "replace", "look"]), st.integers(0, 5)), max_size=60))
 def test_looks_that_overlap_moves_see_one_commit(steps: list[object]) -> None:
     """D1 and D3, however looks and moves lie: a number ends the look of that place among those that last."""
-    made, commit = Made(), 1
+    made, commit, other = Made(), 1, list[View]()
     made.move(commit)
     looks = []
     for step in steps:
         if step == "move":
             commit += 1
             made.move(commit)
+            assert made.sides.shown not in other, "what was replaced never comes back"
+        elif step == "replace":
+            commit += 1
+            other += made.open
+            made.replace(commit)
+            assert {id(each) for each in other if not each.is_closed} == {id(view) for _, view, _ in looks}
         elif step == "look":
             look = made.sides.held()
             looks.append((look, look.__enter__(), commit))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pyarrow as pa
 import pytest
+import uvicorn
 from raw_sockets import raw
 from served_shop import HOSTILE, serving
 
+from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.web.questions import ADDRESSED, LIVE
 from tidegate.web.security import Sessions
+from tidegate.web.server import Server, uvicorn_config
 from tidegate.web.settings import Limits, Settings, folders_of, read_token
 
 TOKEN = "a-token-of-enough-characters"
@@ -117,14 +122,14 @@ def test_R39_a_person_logs_in_by_a_form_and_the_token_is_in_no_url(guarded: tupl
 
 
 def test_R39_a_session_ends_by_itself(tmp_path: Path) -> None:
-    sessions = Sessions(
-        Settings(tmp_path, tmp_path, token=TOKEN, limits=Limits(session_seconds=0.05, sessions=2))
-    )
+    clock, limits = ManualClock(), Limits(session_seconds=60, sessions=2)
+    sessions = Sessions(Settings(tmp_path, tmp_path, token=TOKEN, limits=limits), clock=clock)
     assert sessions.login(TOKEN + "x") is None
     names = [sessions.login(TOKEN) for _ in range(3)]
     assert all(names) and not sessions.is_open(names[0] or "")  # of two that may be, the oldest is gone
+    clock.advance(59_999)
     assert sessions.is_open(names[2] or "")
-    time.sleep(0.06)
+    clock.advance(1)
     assert not sessions.is_open(names[2] or "")
 
 
@@ -230,49 +235,56 @@ def test_R38_a_scan_ends_at_its_budget_says_so_and_goes_on(data: Path) -> None:
     site.close()
 
 
-def test_R38_connections_at_their_limit_and_slow_heads_are_closed(data: Path, tmp_path: Path) -> None:
-    """Against a server with few connections and little patience, so that the edge is met quickly."""
-    import asyncio
-
-    import uvicorn
-
-    from tidegate.web.server import Server, uvicorn_config
-
-    limits = Limits(connections=4, header_seconds=0.5, request_seconds=1.0)
+@contextmanager
+def served_here(data: Path, **limits: Any) -> Iterator[tuple[uvicorn.Server, int]]:
+    """The server in a thread, with limits of its own, so that an edge is met quickly; and its port."""
     log, state = folders_of(data)
-    site = Server(Settings(log, state, port=0, limits=limits))
-    server = uvicorn.Server(uvicorn_config(site))
+    server = uvicorn.Server(uvicorn_config(Server(Settings(log, state, port=0, limits=Limits(**limits)))))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
     thread.start()
     try:
-        while not server.started:
-            time.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
-        time.sleep(0.1)
-        assert b" 503 " in raw(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")  # the fifth
-        held.pop().close()
-        time.sleep(0.1)
-        assert b" 200 " in raw(port, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        began = time.monotonic()
-        for one in held:  # nothing was sent, or a byte now and then: closed after half a second
-            one.settimeout(5)
-            assert one.recv(10) == b""
-        assert time.monotonic() - began < 3
-        drip = socket.create_connection(("127.0.0.1", port))
-        drip.settimeout(5)
-        ended = False
-        for byte in b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 50:
+        until(lambda: server.started)
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_R38_a_connection_beyond_the_limit_is_refused(data: Path) -> None:
+    asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    with served_here(data, connections=4, header_seconds=120) as (server, port), ExitStack() as held:
+        opened = server.server_state.connections
+        *_, last = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(4)]
+        until(lambda: len(opened) == 4)
+        assert b" 503 " in raw(port, asked)  # the fifth
+        last.close()
+        until(lambda: len(opened) == 3)
+        assert b" 200 " in raw(port, asked)
+
+
+def test_R38_who_takes_too_long_over_a_head_is_closed(data: Path) -> None:
+    """Whether it sends nothing, or a byte now and then. Nothing else would close it: its first answer is to come."""
+    with served_here(data, header_seconds=0.3) as (_, port), ExitStack() as held:
+        for _ in range(3):
+            silent = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            assert silent.recv(10) == b""
+        drip = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        was_closed = False
+        for byte in b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 500:
             try:
                 drip.sendall(bytes([byte]))
                 time.sleep(0.02)
             except OSError:
-                ended = True
+                was_closed = True
                 break
-        assert ended or drip.recv(10) == b""
-    finally:
-        server.should_exit = True
-        thread.join(20)
+        assert was_closed
 
 
 # -- R-35: names -------------------------------------------------------------------------------------

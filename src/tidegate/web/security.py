@@ -17,7 +17,6 @@ import hashlib
 import hmac
 import logging
 import secrets
-import time
 from collections import OrderedDict
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tidegate.clock import Clock, SystemClock
 from tidegate.web.failures import INTERNAL, Failure
 from tidegate.web.settings import Settings
 
@@ -53,8 +53,9 @@ log = logging.getLogger("tidegate.web")
 class Sessions:
     """Who logged in with the token, until when; by random names that say nothing about it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self._settings = settings
+        self._clock = clock or SystemClock()
         self._until: OrderedDict[bytes, float] = OrderedDict()
 
     def login(self, offered: str) -> str | None:
@@ -62,8 +63,9 @@ class Sessions:
         if not self.is_token(offered):
             return None
         name = secrets.token_urlsafe(32)
-        self._until[_digest(name)] = time.monotonic() + self._settings.limits.session_seconds
-        while len(self._until) > self._settings.limits.sessions:
+        limits = self._settings.limits
+        self._until[_digest(name)] = self._clock.monotonic_ms() + limits.session_seconds * 1000
+        while len(self._until) > limits.sessions:
             self._until.popitem(last=False)
         return name
 
@@ -72,7 +74,7 @@ class Sessions:
 
     def is_open(self, name: str) -> bool:
         until = self._until.get(_digest(name))
-        return until is not None and time.monotonic() < until
+        return until is not None and self._clock.monotonic_ms() < until
 
     def is_token(self, offered: str) -> bool:
         token = self._settings.token

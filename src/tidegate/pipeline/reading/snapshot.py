@@ -11,7 +11,7 @@ Thread rule: `show` and `close` by one thread while nobody reads; reading from a
 from __future__ import annotations
 
 from tidegate.clock import Clock
-from tidegate.errors import InternalError, InvalidError
+from tidegate.errors import InternalError, InvalidError, UnavailableError
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.pipeline.tasks.chain import TaskChain
@@ -47,6 +47,10 @@ class FlowSnapshot:
     def show(self, commit: CommitRecord) -> None:
         """Move to another commit; packs that are open stay open."""
         lines = [line for line in commit.tasks if line.flow == self.flow.name]
+        if not lines and any(line.flow == self.flow.name for line in commit.sources):
+            raise UnavailableError(
+                f"app {self._app} has begun with flow {self.flow.name!r} and has no round of it yet; wait for its first"
+            )
         if not lines:
             raise InvalidError(
                 f"commit {commit.round} of app {self._app} knows no flow {self.flow.name!r}; run the app as it is "

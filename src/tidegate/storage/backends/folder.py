@@ -307,22 +307,31 @@ class FolderBackend:
 
     def _read_or_make_identity(self) -> str:
         path = self.root / IDENTITY_FILE
-        try:
-            sealed = self._files.read(path, limit=4096)
-        except FileNotFoundError:
-            if next(self._walk_objects(), None) is not None:
+        sealed = self._read_identity(path)
+        if sealed is None and next(self._walk_objects(), None) is not None:
+            sealed = self._read_identity(
+                path
+            )  # objects come after it: another process may just have made both
+            if sealed is None:
                 raise CorruptError(
                     f"{path} is missing although {self.root} holds objects; restore it from a copy, or give tidegate "
                     f"an empty folder",
                     path=path,
                     kafka_name=None,
-                ) from None
+                )
+        if sealed is None:
             try:
                 self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
             except ConflictError:
                 pass  # another process made it at the same time: take that one
             sealed = self._files.read(path, limit=4096)
         return unseal(IDENTITY, sealed, Identity, name=str(path)).identity
+
+    def _read_identity(self, path: Path) -> bytes | None:
+        try:
+            return self._files.read(path, limit=4096)
+        except FileNotFoundError:
+            return None
 
     def _walk_objects(self) -> Iterator[ObjectInfo]:
         return (each for each in self._walk(self.root, "") if not each.name.endswith(TEMPORARY))

@@ -8,7 +8,9 @@ Rows: key = inner key, ts = window start (session end; 0 for plain keys), seq = 
 
 The extra of a checkpoint is msgpack of `Progress`: the next offset, the observed time, the drainer's validation
 state and the cells of offsets belong to exactly these rows (I1), so a restart neither reads twice nor leaves out. So
-does `live`, what a replica of a hybrid table knows of its live topic (`replicas.upstream`); other tables have none.
+does `live`, what a replica of a hybrid table knows of its live topic (`replicas.upstream`); other tables have none. And
+`verdicts`, how many records of each verdict a push came to so far (`versions.ingesting`): whoever goes on from a commit
+goes on counting there. None is not zero: such a progress was saved by somebody who does not count them.
 
 A partition that stopped at a fault is *frozen*: its progress stays as it was saved last, while others go on. Rows it
 stored since are written again when it is read again, and are the same.
@@ -69,6 +71,7 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     counts: Counts
     cells: dict[int, Cell]
     live: bytes = b""
+    verdicts: dict[str, int] | None = None
 
 
 class PartitionState:
@@ -95,6 +98,7 @@ class PartitionState:
         self.counts = Counts()
         self.drainer = b""
         self.live = b""
+        self.verdicts: dict[str, int] | None = None
         self.encode_drainer: Callable[[], bytes] | None = None
         self.encode_live: Callable[[], bytes] | None = None
         self._saved = b""
@@ -137,6 +141,7 @@ class PartitionState:
                 self.counts,
                 self.cells.cells,
                 self.live,
+                self.verdicts,
             )
         )
         return self._saved
@@ -159,4 +164,4 @@ class PartitionState:
         self._saved = bytes(data)
         self.next_offset, self.observed_ms = found.next_offset, found.observed_ms
         self.newest_ms, self.drainer, self.counts = found.newest_ms, found.drainer, found.counts
-        self.cells.cells, self.live = found.cells, found.live
+        self.cells.cells, self.live, self.verdicts = found.cells, found.live, found.verdicts

@@ -2,13 +2,14 @@
 
 Restoring a commit takes milliseconds, and whoever asks should not wait for it. So there are two sides: questions look
 at one, and `move` brings the other, which nobody looks at, to the newer commit; packs that are open on it stay open.
-Only where long looks hold the other side too is a further one opened, and let go when they end.
+Only where long looks hold the other side too is a further one opened, and let go when they end. What no snapshot can
+be moved to, because it is of another shape, is opened by `replace`; what was there before is closed by its last look.
 
 D1  a look sees one commit from its beginning to its end.
 D2  a move that fails changes nothing: what was shown is shown.
 D3  when nobody looks there are at most two snapshots.
 
-Thread rule: looks from any thread; one `move` at a time; `close` when nobody looks any more.
+Thread rule: looks from any thread; one `move` or `replace` at a time; `close` when nobody looks any more.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ View = TypeVar("View", bound=Shows)
 class _Side(Generic[View]):
     view: View
     looks: int = 0
+    is_replaced: bool = False
 
 
 class Sides(Generic[View]):
@@ -69,7 +71,7 @@ class Sides(Generic[View]):
     def move(self, open_it: Callable[[], View], show: Callable[[View], object]) -> None:
         """Show another commit: `show` brings a snapshot to it, `open_it` makes one where none is free."""
         with self._guard:
-            free = next((each for each in self._others if not each.looks), None)
+            free = next((each for each in self._others if not each.looks and not each.is_replaced), None)
             if free is not None:
                 self._others.remove(free)
         if free is None:
@@ -80,13 +82,11 @@ class Sides(Generic[View]):
             except BaseException:  # half moved: of no use to anybody (D2)
                 free.view.close()
                 raise
-        with self._guard:
-            if self._shown is not None:
-                self._others.append(self._shown)
-            self._shown = free
-            gone = self._spare_sides()
-        for each in gone:
-            each.view.close()
+        self._turn_to(free)
+
+    def replace(self, open_it: Callable[[], View]) -> None:
+        """Show something else, which no snapshot that is here can be brought to."""
+        self._turn_to(_Side(open_it()), is_other=True)
 
     def close(self) -> None:
         with self._guard:
@@ -95,9 +95,21 @@ class Sides(Generic[View]):
         for each in every:
             each.view.close()
 
+    def _turn_to(self, side: _Side[View], *, is_other: bool = False) -> None:
+        with self._guard:
+            if self._shown is not None:
+                self._others.append(self._shown)
+            for each in self._others if is_other else ():
+                each.is_replaced = True
+            self._shown = side
+            gone = self._spare_sides()
+        for each in gone:
+            each.view.close()
+
     def _spare_sides(self) -> list[_Side[View]]:
-        """Take out what nobody looks at, but for one (D3)."""
+        """Take out what nobody looks at: all that was replaced, and of the rest all but one (D3)."""
         idle = [each for each in self._others if not each.looks]
-        gone = idle[:-1]
+        gone = [each for each in idle if each.is_replaced]
+        gone += [each for each in idle if not each.is_replaced][:-1]
         self._others = [each for each in self._others if each not in gone]
         return gone

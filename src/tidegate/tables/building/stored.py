@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.tables.building.commits import load_commits, stored_tables
+from tidegate.tables.building.commits import Commit, load_commits, stored_tables
 from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.shape import TableRules
+from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.building.source import Snapshot
 from tidegate.tables.key_table import KeyTableAt
 from tidegate.tables.serdes.json_serde import Json
@@ -23,7 +23,7 @@ from tidegate.tables.windowed_table import WindowedTableAt
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
-__all__ = ["SERDES", "open_committed", "serde_named", "stored_tables"]
+__all__ = ["SERDES", "open_commit", "open_committed", "serde_named", "stored_tables"]
 
 KINDS: dict[str, type[TableAt]] = {"window": WindowedTableAt, "session": SessionedTableAt, "key": KeyTableAt}
 _ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
@@ -52,6 +52,19 @@ def open_committed(
         raise InvalidError(
             f"commit {number} of table {name} is not kept; there are {commits[0].number} to {commits[-1].number}"
         )
+    return open_commit(backend, shape, chosen, clock=clock, key=key, value=value)
+
+
+def open_commit(
+    backend: StorageBackend,
+    shape: TableShape,
+    commit: Commit,
+    *,
+    clock: Clock,
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+) -> TableAt:
+    """A stored table as this commit left it, whatever its list of commits says by now."""
     rules = TableRules(
         shape,
         key or serde_named(shape.key_serde),
@@ -59,7 +72,7 @@ def open_committed(
         Consumed(),
         "fail",
     )
-    return KINDS[shape.kind](Snapshot(backend, rules, chosen, clock=clock), rules)
+    return KINDS[shape.kind](Snapshot(backend, rules, commit, clock=clock), rules)
 
 
 def serde_named(written: str) -> Serde[Any]:

@@ -11,7 +11,8 @@ I2  what is committed was stored before; a partition that failed is never commit
     an offset before the fault.
 I3  a partition is complete when its end of push came, and all that its manifest lists, and no record more; the
     commit behind that is its last.
-I4  killed anywhere, an ingest that is made again goes on from the last commit, with the same outcome.
+I4  killed anywhere, an ingest that is made again goes on from the last commit, with the same outcome: what was counted
+    up to a commit is in it, so that counts are the version's, whatever died in between.
 I5  of records behind the end of push none is taken; they are counted: a version holds its push and nothing else.
 I6  a repeat that is left out has its first copy in the topic, also where that is compacted; or the partition fails.
 
@@ -31,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import ConflictError, IntegrityError, TidegateError
+from tidegate.errors import ConflictError, CorruptError, IntegrityError, TidegateError
 from tidegate.integrity import Replica, Tolerance, ValidationRules
 from tidegate.integrity.checkpoint import CheckpointCadence, encode_state
 from tidegate.integrity.columns import control_payload, read_columns
@@ -174,7 +175,9 @@ class _Ingest:
         self._state.encode_drainer = self._saved
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
-        self._records = self._state.counts.applied + self._state.counts.deleted
+        stored = self._state.counts
+        self._records = stored.applied + stored.deleted + stored.null_keys
+        self._before = self._counted_before()
         self._unexpected = 0
 
     def run(self, told: Callable[[int], None] | None) -> Ingested:
@@ -204,6 +207,22 @@ class _Ingest:
         """Whether the end of push came, which it does only with all that its manifest lists (I3)."""
         return self._replica.drainer.state.phase is Phase.PUSHED
 
+    def _counted_before(self) -> Counter[str]:
+        """The verdicts up to the commit that this ingest goes on from (I4)."""
+        if self._state.next_offset and self._state.verdicts is None:
+            raise CorruptError(
+                f"{self._version.topic}-{self.partition} was ingested up to offset {self._state.next_offset} by "
+                "another release, which did not keep what validation had found until there; push again"
+            )
+        return Counter(self._state.verdicts)
+
+    def _verdicts(self) -> Counter[str]:
+        """What validation found in all records of the version, whoever took them."""
+        found = Counter(self._before)
+        for verdict, number in self._replica.faults.counts.verdicts.items():
+            found[verdict.label] += number
+        return found
+
     def _judging(self, rules: ValidationRules, state: bytes | None) -> Replica:
         replica = Replica(self._version.topic, self.partition, rules=rules, metrics=self._metrics)
         replica.to_standby(state)
@@ -215,11 +234,11 @@ class _Ingest:
             control_payload(piece.column("headers"), piece.num_rows - 1) or b""
         ).records
         self._store()
-        taken = self._state.counts.applied + self._state.counts.deleted
-        if taken <= listed:
+        foreign = self._records - listed
+        if foreign <= 0:
             return None
         said = (
-            f"{self._version.topic}-{self.partition} holds {taken - listed} records that the push did not send: its "
+            f"{self._version.topic}-{self.partition} holds {foreign} records that the push did not send: its "
             f"manifest lists {listed}; nobody but the push may write to a version's topic before its end"
         )
         return Fault(self.partition, UNLISTED, said, self._state.next_offset - 1)
@@ -291,6 +310,7 @@ class _Ingest:
         if not self._cadence.is_due(judged, size, phase, now_ms):
             return
         self._store()
+        self._state.verdicts = dict(self._verdicts())
         token = self._source.runtime.checkpoint(self._source.task)
         self._lease.keep(force=True)
         self._commits.add(token, self._source.positions, self._state.index.total_rows, now_ms)
@@ -303,9 +323,9 @@ class _Ingest:
         return data
 
     def _result(self, *, is_complete: bool | None = None) -> PartitionResult:
-        counts: Counter[str] = Counter()
-        for replica in filter(None, (self._replica, self._behind)):
-            for verdict, number in replica.faults.counts.verdicts.items():
+        counts = self._verdicts()
+        if self._behind is not None:
+            for verdict, number in self._behind.faults.counts.verdicts.items():
                 counts[verdict.label] += number
         counts["unexpected"] = self._unexpected
         received = self._replica.drainer.state

@@ -42,7 +42,7 @@ class StoppedLine(msgspec.Struct, frozen=True):
 
 
 class AppLine(msgspec.Struct, frozen=True):
-    """One app in a list. `state` is running, idle, stopped or unreadable."""
+    """One app in a list. `state` is starting, running, idle, stopped or unreadable."""
 
     name: str
     state: str

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, UnavailableError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.app_documents import (
     AppDocument,
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 STALE_MS: Final = 60_000
 _FATAL: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
+
+
+class NothingYetError(UnavailableError):
+    """An app that was begun and has not committed anything."""
 
 
 def app_list(site: Site) -> AppList:
@@ -59,8 +63,8 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
 
     backend = site.require_backend()
     require_app(site, app)
-    status = app_status(backend, app, site.log, clock=site.clock)
     commit, flows = commit_of(site, app)
+    status = app_status(backend, app, site.log, clock=site.clock)
     ends = _ends(site, {flow.topic for flow in flows})
     now_ms = site.clock.now_ms()
     rounds = _rounds(app_commits(backend, app))
@@ -127,13 +131,12 @@ def require_app(site: Site, app: str) -> None:
 
 def commit_of(site: Site, app: str) -> tuple[CommitRecord, tuple[FlowLine, ...]]:
     """The app's last commit, and the flows it was made with."""
-    from tidegate.errors import UnavailableError
     from tidegate.pipeline.rounds.records import Records
 
     records = Records(site.require_backend(), app)
     newest, found = records.newest(), records.load_app()
     if newest is None or found is None:
-        raise UnavailableError(
+        raise NothingYetError(
             f"app {app} has not committed anything yet; run it, or wait for its first round"
         )
     commit = records.read_commit(newest)[0]
@@ -144,7 +147,8 @@ def _line(site: Site, app: str) -> AppLine:
     try:
         document = app_document(site, app, AppQuestion())
     except TidegateError as error:
-        return AppLine(app, "unreadable", str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        state = "starting" if isinstance(error, NothingYetError) else "unreadable"
+        return AppLine(app, state, str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     return AppLine(
         name=app,
         state=document.state,

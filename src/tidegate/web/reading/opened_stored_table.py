@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -74,15 +75,19 @@ class NewestStored:
 
     def refresh(self, *, wait: bool = True) -> None:
         """Look for a newer commit; where another thread does, and need not be waited for, what is shown will do."""
+        from tidegate.tables.building.stored import open_commit
+
         if not self._moving.acquire(blocking=wait):
             return
         try:
             now_ms, newest = self._clock.monotonic_ms(), newest_of(self._backend, self._name)
             if newest != self._seen:
                 shape, commit = newest
+                opening = partial(open_commit, self._backend, shape, commit, clock=self._clock)
                 if self._seen is not None and self._seen[0] != shape:  # another table under the same name
-                    self._sides.close()
-                self._sides.move(lambda: self._opened(commit.number), lambda table: table.show(commit))
+                    self._sides.replace(opening)
+                else:
+                    self._sides.move(opening, lambda table: table.show(commit))
                 self._seen = newest
             self._looked_ms = now_ms
         finally:
@@ -90,9 +95,6 @@ class NewestStored:
 
     def close(self) -> None:
         self._sides.close()
-
-    def _opened(self, number: int) -> Any:
-        return open_stored_table(self._backend, self._name, number, self._clock)
 
 
 def stored_commits(backend: StorageBackend, name: str) -> list[CommitOf]:

@@ -106,6 +106,9 @@ def _health(topics: list[TopicLine], apps: list[AppLine]) -> tuple[str, str]:
         return "bad", f"Topic {unread[0].name} cannot be read: {unread[0].unreadable}"
     if not topics:
         return "watch", "There is no topic here yet."
+    starting = [app for app in apps if app.state == "starting"]
+    if starting:
+        return "watch", f"App {starting[0].name} has not committed anything yet: wait for its first round."
     faults = sum(app.faults for app in apps)
     behind = [app for app in apps if app.lag_records and app.state == "idle"]
     if behind:

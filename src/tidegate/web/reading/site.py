@@ -112,13 +112,23 @@ class Site:
 
     @property
     def backend(self) -> StorageBackend | None:
-        """Where apps and tables keep what they know; None: there is no such folder."""
+        """Where apps and tables keep what they know; None: there is no such folder, or nothing in it.
+
+        An empty one is left as it is: who opens it as a backend makes it one, and who looks must not.
+        """
         from tidegate.storage import open_backend
 
         with self._guard:
-            if self._backend is None and self.state_path.is_dir():
+            if self._backend is None and self._has_state():
                 self._backend = open_backend(str(self.state_path))
             return self._backend
+
+    def _has_state(self) -> bool:
+        from tidegate.storage.backends.port import TEMPORARY
+
+        return self.state_path.is_dir() and any(
+            not each.name.endswith(TEMPORARY) for each in self.state_path.iterdir()
+        )
 
     def require_backend(self) -> StorageBackend:
         backend = self.backend

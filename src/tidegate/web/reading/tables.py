@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.opened import Opened, known_tables, opened
 from tidegate.web.reading.searching import moment_of
@@ -48,6 +48,8 @@ def table_list(site: Site) -> TableList:
         try:
             with opened(site, name) as table:
                 commits = table.commits()
+                if not commits:
+                    raise UnavailableError("it is made anew just now; ask again in a moment")
                 newest = commits[-1]
                 lines.append(
                     TableLine(
@@ -60,7 +62,9 @@ def table_list(site: Site) -> TableList:
                         newest.committed_ms,
                     )
                 )
-        except InvalidError as error:
+        except (
+            TidegateError
+        ) as error:  # one that has no commit yet, say, does not take the others out of the list
             lines.append(TableLine(name, name.partition(":")[0], "", "", 0, 0, 0, str(error)))
     return TableList(
         str(site.state_path),
