@@ -1,7 +1,8 @@
 """The process that reads, as the server sees it: started when asked, replaced when broken.
 
 A1  a question has an answer or an error within `request_seconds`, whatever the reading process does: one that does
-    not answer in time is ended, and the next question starts another.
+    not answer in time is ended, and the next question starts another. Questions only read, so one that lost its process
+    is asked once more, within its time.
 A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
 A3  without questions for `idle_seconds` it lets go of what it holds and sleeps (`resting`): an idle server is small and
     does nothing, and yet the next page comes at once.
@@ -22,8 +23,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.errors import OverloadError, UnavailableError
-from tidegate.web.failures import TooLongError
+from tidegate.errors import OverloadError
+from tidegate.web.failures import ReadingEndedError, TooLongError
 from tidegate.web.questions import QUESTIONS
 from tidegate.web.settings import Settings
 from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
@@ -60,6 +61,7 @@ class Reading:
         self._running: _Running | None = None
         self._listeners: set[asyncio.Task[None]] = set()
         self._number = 0
+        self._is_closed = False
         self._starting = asyncio.Lock()
         self._decode = msgspec.msgpack.Decoder(Answer)
         self._long = asyncio.Semaphore(THREADS - 1)
@@ -67,7 +69,7 @@ class Reading:
     async def ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
         """The answer; `TooLongError` when it does not come in time (A1)."""
         if not QUESTIONS[name].is_long:
-            return await self._ask(name, words, ask)
+            return await self._ask_again(name, words, ask)
         try:
             async with asyncio.timeout(self._settings.limits.request_seconds):
                 await self._long.acquire()
@@ -76,11 +78,18 @@ class Reading:
                 f"{THREADS - 1} long questions are being answered, and others wait; ask again in a moment"
             ) from None
         try:
-            return await self._ask(name, words, ask)
+            return await self._ask_again(name, words, ask)
         finally:
             self._long.release()
 
-    async def _ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
+    async def _ask_again(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
+        until = asyncio.get_running_loop().time() + self._settings.limits.request_seconds
+        try:
+            return await self._ask(name, words, ask, until)
+        except ReadingEndedError:
+            return await self._ask(name, words, ask, until)
+
+    async def _ask(self, name: str, words: dict[str, str], ask: dict[str, Any], until: float) -> Answer:
         running = await self._started()
         if len(running.waiting) >= MOST_WAITING:
             raise OverloadError(f"{MOST_WAITING} questions are waiting already; ask again in a moment")
@@ -92,7 +101,7 @@ class Reading:
             if running.process.stdin is None:
                 raise BrokenPipeError
             running.process.stdin.write(framed(Question(number, name, words, ask)))
-            async with asyncio.timeout(self._settings.limits.request_seconds):
+            async with asyncio.timeout_at(until):
                 await running.process.stdin.drain()
                 return await coming
         except TimeoutError:
@@ -101,7 +110,7 @@ class Reading:
             raise TooLongError("the answer took too long; ask for less: fewer rows, one partition") from None
         except (ConnectionError, RuntimeError):
             self._drop(running)
-            raise UnavailableError(_ENDED) from None
+            raise ReadingEndedError(_ENDED) from None
         finally:
             running.waiting.pop(number, None)
 
@@ -110,6 +119,7 @@ class Reading:
         await self.ask("warm", {}, {})
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._running is not None:
             self._drop(self._running)
         await asyncio.gather(*self._listeners, return_exceptions=True)
@@ -123,6 +133,8 @@ class Reading:
 
     async def _started(self) -> _Running:
         async with self._starting:
+            if self._is_closed:
+                raise ReadingEndedError("the server is closing; ask again when it is back")
             if self._running is None or self._running.process.returncode is not None:
                 settings = self._settings
                 opening = Opening(
@@ -160,7 +172,7 @@ class Reading:
                 self._running = None
             for waiting in running.waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(UnavailableError(_ENDED))
+                    waiting.set_exception(ReadingEndedError(_ENDED))
             try:
                 async with asyncio.timeout(ENDING_SECONDS):  # it said its last word, and goes by itself
                     await running.process.wait()

@@ -51,6 +51,10 @@ class TooLongError(UnavailableError):
     """An answer did not come in time."""
 
 
+class ReadingEndedError(UnavailableError):
+    """The process that reads ended before it answered."""
+
+
 _KINDS: Final[tuple[tuple[type[TidegateError], int, str, str], ...]] = (
     (NotThereError, 404, "not_found", "look at what there is: /api/topics, /api/tables, /api/apps"),
     (OffsetOutOfRangeError, 404, "offset_out_of_range", "ask for an offset that is there; the message names them"),
@@ -60,6 +64,7 @@ _KINDS: Final[tuple[tuple[type[TidegateError], int, str, str], ...]] = (
     (IntegrityError, 422, "integrity", "`tidegate verify` shows what is missing or changed"),
     (OverloadError, 429, "overload", "ask again in a moment"),
     (TooLongError, 503, "too_long", "ask for less: fewer rows, a shorter time, one partition"),
+    (ReadingEndedError, 503, "started_anew", "ask again in a moment"),
     (ConflictError, 409, "conflict", "load the page again"),
     (FencedError, 409, "fenced", "load the page again"),
     (UnavailableError, 409, "unavailable", "wait a moment and ask again"),

@@ -309,9 +309,7 @@ class FolderBackend:
         path = self.root / IDENTITY_FILE
         sealed = self._read_identity(path)
         if sealed is None and next(self._walk_objects(), None) is not None:
-            sealed = self._read_identity(
-                path
-            )  # objects come after it: another process may just have made both
+            sealed = self._read_identity(path)  # once more: another process may just have made it, and them
             if sealed is None:
                 raise CorruptError(
                     f"{path} is missing although {self.root} holds objects; restore it from a copy, or give tidegate "

@@ -62,9 +62,7 @@ def table_list(site: Site) -> TableList:
                         newest.committed_ms,
                     )
                 )
-        except (
-            TidegateError
-        ) as error:  # one that has no commit yet, say, does not take the others out of the list
+        except TidegateError as error:  # without a commit yet, say: the others are shown all the same
             lines.append(TableLine(name, name.partition(":")[0], "", "", 0, 0, 0, str(error)))
     return TableList(
         str(site.state_path),
