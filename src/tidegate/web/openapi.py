@@ -20,7 +20,7 @@ REFUSALS: Final = {
     421: "Not a name of this server",
     422: "What is stored is damaged",
     429: "Too much at once",
-    503: "It took too long, or too many connections are open",
+    503: "It took too long, the process that reads began anew, or too many connections are open",
 }
 
 
