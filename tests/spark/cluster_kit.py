@@ -6,6 +6,7 @@ attempts are to overtake each other, `two_hosts` is the cluster: two of this mac
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,13 +22,17 @@ def run_script(text: str, tmp_path: Path, *arguments: object, expected: int = 0)
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=840,
     )
-    assert done.returncode == expected, done.stdout[-4000:]
+    assert done.returncode == expected, (done.stdout + done.stderr)[-4000:]
     return done.stdout
+
+
+def answers(said: str) -> list[Any]:
+    """The lines of JSON among what a script printed; dying processes of Spark may say something, too."""
+    return [json.loads(line) for line in said.splitlines() if line.startswith(("{", "["))]
 
 
 def two_hosts(work: Path) -> str:

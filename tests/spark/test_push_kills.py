@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cluster_kit import run_script
+from cluster_kit import answers, run_script
 
 from tidegate.integrity.auditing import audit
 from tidegate.integrity.columns import read_columns
@@ -114,7 +114,7 @@ class Pushed(NamedTuple):
 
 def pushes(folder: Path, wanted: list[tuple[str, str]], rows: int) -> Pushed:
     said = run_script(PUSHES, folder, folder, json.dumps(wanted), rows)
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith(("{", "["))]
+    lines = answers(said)
     return Pushed(folder, lines[:-1], lines[-1])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cluster_kit import run_script
+from cluster_kit import answers, run_script
 
 from tidegate.clock import ManualClock
 from tidegate.pipeline.rounds.collecting import Collector
@@ -116,7 +116,7 @@ def kills(tmp_path: Path, wanted: list[tuple[str, str]], rows: int, cut: int) ->
     run_all(every_kind(twin, Meddling(twin / "requests"), only=TOPICS), "local", round_records=cut)
     said = run_script(CLUSTER, tmp_path, folder, json.dumps(wanted), cut)
     assert stored(folder, *TOPICS) == stored(twin, *TOPICS)
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    found: dict[str, Any] = answers(said)[-1]
     return found
 
 
