@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.kernels.__main__ import warm
+
 MIB = 1 << 20
 
 
@@ -38,6 +40,7 @@ class Report:
         self.numbers: dict[str, int] = {name: getattr(options, name) for name in numbers}
         self.as_json: bool = options.json
         self.full: bool = options.full
+        warm()  # a process that has been at work for a second has loaded its kernels, and compiling is no figure
         if not self.as_json:
             sys.stdout.write(f"{question}\n{load_line()}\n")
 
