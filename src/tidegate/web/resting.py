@@ -1,6 +1,6 @@
 """Resting between questions: a process that has loaded everything, holds little, and forks one that answers.
 
-Loading takes a second and a half, and what was read and computed leaves memory behind. So who answers is a child, which
+Loading takes a second and more, and what was read and computed leaves memory behind. So who answers is a child, which
 is let go when nobody asks any more; the one that loaded stays, asleep, and the next question finds an answerer within
 milliseconds.
 
@@ -9,7 +9,7 @@ milliseconds.
       └───────── no question for `idle_seconds` ◄────────────────┘
 
 F1  a question in the pipe is read by whoever answers, whole or not at all: nothing is lost between two answerers.
-F2  asleep it has one thread, no open file of the site, and only memory that cannot be had again by reading a file.
+F2  asleep it has no thread of ours but one, no open file of the site, and no page that a file could give it again.
 F3  neither outlives the other when it breaks, so that the server sees it, tells who waits, and starts anew.
 
 Thread rule: one thread.
