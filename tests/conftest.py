@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tests share plain modules: those that meet Kafka, live or recorded (brokers, raw batches, recorded folders), those of
 # pushes and of replicas, those of the page (data of a run, the server over it, a browser).
@@ -24,8 +24,9 @@ from reliability_figures import Recorder, Tally
 
 pytest.register_assert_rewrite("hybrid_rows")  # tests that several modules collect
 
-# A property is true or false however busy the machine is: an example that took long is not a failure.
-settings.register_profile("tidegate", deadline=None)
+# A property is true or false however busy the machine is: an example that took long, or was long in the making, is not
+# a failure.
+settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidegate")
 
 # Tests that share a broker or a Spark session stay on one worker, wherever their marker says so too: this
