@@ -22,13 +22,14 @@ from push_kit import rows as pushed_rows
 from served_shop import WINDOW_MS, shop, strict
 
 import tidegate as tg
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.reading.explaining import explain_window
 from tidegate.pipeline.reading.recorded import open_recorded, recorded_flow, recorded_tables
 from tidegate.storage import open_backend
 from tidegate.web.charts import bars, heat, part, span
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading import apps, integrity, overview, records, table_documents, tables, topics
+from tidegate.web.reading.opened import Opened, asked
 from tidegate.web.reading.searching import RecordsQuestion, Search
 from tidegate.web.reading.site import Site
 from tidegate.web.reading.table_documents import (
@@ -401,6 +402,43 @@ def test_a_kept_table_is_followed_while_it_is_asked_for(tmp_path: Path) -> None:
             each.join(30)
         site.close()
     assert not wrong
+
+
+def test_what_a_builder_lets_go_while_it_is_read_is_read_from_its_newest_commit(tmp_path: Path) -> None:
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("counts", 1)
+        said = {"consumed": tg.Consumed(tg.String(), tg.Json()), "materialized": tg.Materialized("latest")}
+        with (
+            log.writer("counts") as writer,
+            tg.table(log, "counts", state=tmp_path / "state", **said) as built,
+        ):
+
+            def commit(number: int) -> None:
+                one = {"key": ["a"], "value": [f'{{"n":{number}}}'], "timestamp": [WINDOW_MS + number]}
+                writer.write(pa.table(one))
+                built.catch_up()
+                built.commit()
+                built._builder.source.runtime.maintain("latest", 10_000)  # type: ignore[union-attr]
+
+            looked = list[int]()
+
+            def look(table: Opened) -> object:
+                looked.append(table.number)
+                if len(looked) == 1:  # nothing of this commit was read yet when it is let go
+                    for number in range(1, 60):
+                        commit(number)
+                return table.fetch("a", 0, tables.LATEST)[0].value["n"]
+
+            commit(0)
+            site = Site(tmp_path / "log", tmp_path / "state")
+            try:
+                assert asked(site, "latest", None, look) == 59
+                assert len(looked) == 2 and looked[0] + 59 == looked[1]
+                looked.clear()
+                with pytest.raises(CorruptError, match="missing"):  # whoever asks for a commit gets no other
+                    asked(site, "latest", built.commits()[-1].number, look)
+            finally:
+                site.close()
 
 
 def test_versions_of_a_pushed_table_are_its_commits(tmp_path: Path) -> None:

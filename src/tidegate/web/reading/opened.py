@@ -6,11 +6,11 @@ Thread rule: an open table answers from any thread; commits that are opened one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.site import Site
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
     from tidegate.tables.versions.record import TableVersion
     from tidegate.web.reading.table_documents import ExplainDocument, LateShown, RowShown
+
+Answer = TypeVar("Answer")
 
 
 class CommitOf(NamedTuple):
@@ -119,9 +121,25 @@ def kept_commits(site: Site, name: str) -> list[CommitOf]:
     return stored_commits(backend, name)
 
 
+def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Answer]) -> Answer:
+    """What `look` finds in the table.
+
+    Who keeps the table may let go, meanwhile, what the commit needs that is being read: then in the newest one.
+    """
+    with opened(site, name, as_of) as table:
+        try:
+            return look(table)
+        except CorruptError:
+            commits = kept_commits(site, name)
+            if as_of is not None or not commits or commits[-1].number == table.number:
+                raise
+    with opened(site, name, anew=True) as table:
+        return look(table)
+
+
 @contextmanager
-def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
-    """The table, as its last commit or an earlier one has it."""
+def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = False) -> Iterator[Opened]:
+    """The table, as its last commit or an earlier one has it; `anew` looks whether there is a newer one now."""
     from tidegate.tables.versions.catalog import load_versions
     from tidegate.web.reading.opened_app_table import AppTable, open_app_table
     from tidegate.web.reading.opened_pushed_table import PushedTable, open_pushed_table, shown_version
@@ -145,11 +163,11 @@ def opened(site: Site, name: str, as_of: int | None = None) -> Iterator[Opened]:
             yield PushedTable(name, backend, pushed)
         return
     if as_of is None:
-        with (
-            site.table(name, None, lambda: NewestStored(backend, name, site.clock)) as newest,
-            newest.held() as stored,
-        ):
-            yield StoredTable(name, backend, stored)
+        with site.table(name, None, lambda: NewestStored(backend, name, site.clock)) as newest:
+            if anew:
+                newest.refresh()
+            with newest.held() as stored:
+                yield StoredTable(name, backend, stored)
         return
     with site.table(name, as_of, lambda: open_stored_table(backend, name, as_of, site.clock)) as stored:
         yield StoredTable(name, backend, stored)

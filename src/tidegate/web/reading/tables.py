@@ -13,7 +13,7 @@ import msgspec
 
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
-from tidegate.web.reading.opened import Opened, known_tables, opened
+from tidegate.web.reading.opened import Opened, asked, known_tables, opened
 from tidegate.web.reading.searching import moment_of
 from tidegate.web.reading.site import Site
 from tidegate.web.reading.table_documents import (
@@ -75,63 +75,70 @@ def table_list(site: Site) -> TableList:
 
 
 def table_document(site: Site, name: str, question: TableQuestion) -> TableDocument:
-    with opened(site, name, question.as_of) as table:
-        some = table.some_keys(SHOWN_KEYS)
-        key = question.key or (some[0] if some else "")
-        rows = table.fetch(key, *_bounds(question.since, question.until)) if key else []
-        late, late_total = table.late(SHOWN_LATE)
-        if question.as_of is None:
-            known_late(site)[name] = late_total
-        columns = table.columns
-        numbers = [
-            each for each in columns if any(isinstance(row.value.get(each), int | float) for row in rows)
-        ]
-        column = question.column if question.column in columns else (numbers or columns or [""])[0]
-        return TableDocument(
-            name=name,
-            app=table.app,
-            kind=table.kind,
-            topic=table.topic,
-            changelog=table.changelog,
-            window_ms=table.window_ms,
-            is_versioned=table.is_versioned,
-            columns=columns,
-            column=column,
-            commit=table.number,
-            committed_ms=table.committed_ms,
-            commits=[CommitShown(each.number, each.committed_ms, each.records) for each in table.commits()],
-            positions={str(number): offset for number, offset in sorted(table.positions.items())},
-            key=key,
-            some_keys=some,
-            rows=rows[-SHOWN_WINDOWS:],
-            rows_total=len(rows),
-            late=late,
-            late_total=late_total,
-            by_hand=_by_hand(site, table, key),
-        )
+    return asked(site, name, question.as_of, lambda table: _document(site, table, question))
+
+
+def _document(site: Site, table: Opened, question: TableQuestion) -> TableDocument:
+    some = table.some_keys(SHOWN_KEYS)
+    key = question.key or (some[0] if some else "")
+    rows = table.fetch(key, *_bounds(question.since, question.until)) if key else []
+    late, late_total = table.late(SHOWN_LATE)
+    if question.as_of is None:
+        known_late(site)[table.name] = late_total
+    columns = table.columns
+    numbers = [each for each in columns if any(isinstance(row.value.get(each), int | float) for row in rows)]
+    column = question.column if question.column in columns else (numbers or columns or [""])[0]
+    return TableDocument(
+        name=table.name,
+        app=table.app,
+        kind=table.kind,
+        topic=table.topic,
+        changelog=table.changelog,
+        window_ms=table.window_ms,
+        is_versioned=table.is_versioned,
+        columns=columns,
+        column=column,
+        commit=table.number,
+        committed_ms=table.committed_ms,
+        commits=[CommitShown(each.number, each.committed_ms, each.records) for each in table.commits()],
+        positions={str(number): offset for number, offset in sorted(table.positions.items())},
+        key=key,
+        some_keys=some,
+        rows=rows[-SHOWN_WINDOWS:],
+        rows_total=len(rows),
+        late=late,
+        late_total=late_total,
+        by_hand=_by_hand(site, table, key),
+    )
 
 
 def fetch(site: Site, name: str, question: FetchQuestion) -> RowsDocument:
-    with opened(site, name, question.as_of) as table:
+    def look(table: Opened) -> RowsDocument:
         rows = table.fetch(question.key, *_bounds(question.since, question.until))
         return RowsDocument(name, table.number, rows[: question.limit])
+
+    return asked(site, name, question.as_of, look)
 
 
 def scan(site: Site, name: str, question: ScanQuestion) -> RowsDocument:
     """A page of all rows: `after` is COMMIT-SKIP, so that a scan stays with the commit it began with."""
     commit, skip = _after(question.after)
-    as_of = commit if commit is not None else question.as_of
-    with opened(site, name, as_of) as table:
+
+    def look(table: Opened) -> RowsDocument:
         rows, more = table.scan(*_bounds(question.since, question.until), skip, question.limit)
         following = f"{table.number}-{skip + len(rows)}" if more and rows else None
         return RowsDocument(name, table.number, rows, following)
 
+    return asked(site, name, question.as_of if commit is None else commit, look)
+
 
 def late(site: Site, name: str, question: LateQuestion) -> LateDocument:
-    with opened(site, name) as table:
+    def look(table: Opened) -> LateDocument:
         rows, total = table.late(question.limit)
         known_late(site)[name] = total
         return LateDocument(name, table.number, table.topic, total, rows)
+
+    return asked(site, name, None, look)
 
 
 def known_late(site: Site) -> dict[str, int]:
@@ -179,9 +186,10 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
 
 
 def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument:
-    with opened(site, name) as table:
-        start = moment_of(question.start, 0) if question.start else None
-        end = moment_of(question.end, 0) if question.end else None
+    start = moment_of(question.start, 0) if question.start else None
+    end = moment_of(question.end, 0) if question.end else None
+
+    def look(table: Opened) -> ExplainDocument:
         found = table.explain(site.log, question.key, start, end, site.limits.scan_records)
         outcomes: dict[str, int] = {}
         for part in found.parts:
@@ -191,6 +199,8 @@ def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument
             outcomes=outcomes,
             by_hand=_by_hand(site, table, question.key, explains=question.start or "0"),
         )
+
+    return asked(site, name, None, look)
 
 
 def _commits_line(site: Site, name: str) -> str:
