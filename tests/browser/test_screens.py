@@ -175,7 +175,7 @@ def test_a_table_shows_windows_late_rows_and_why_a_value_is_what_it_is(page: Any
 def test_an_app_shows_its_rounds_and_what_stopped(page: Any, picture: Any) -> None:
     page.goto("/apps/strict")
     text = page.inner_text("main")
-    assert "stopped by a fault; the others go on" in text
+    assert "strict is stopped by a fault in every partition that it reads." in text
     assert "tidegate app resume strict --partition" in text
     page.goto("/apps/shop")
     text = page.inner_text("main")

@@ -144,12 +144,18 @@ def renderings(leaf: Leaf) -> set[str]:
     if leaf.metric.endswith("_bytes"):
         return {figures.size(value)}
     if leaf.metric.endswith("_seconds"):
-        return _times(value) if isinstance(value, int) else {figures.decimals(value, 1, " s")}
+        return _times(value) if isinstance(value, int) else {figures.seconds(value)}
     return {str(value), figures.number(value), *(figures.decimals(value, digits) for digits in range(3))}
 
 
 def _times(value: int) -> set[str]:
-    return {figures.moment(value), figures.clock(value), figures.duration(value), format_moment(value)}
+    return {
+        figures.moment(value),
+        figures.clock(value),
+        figures.duration(value),
+        figures.age(value),
+        format_moment(value),
+    }
 
 
 def own_words(document: Any, schema: Mapping[str, Any]) -> re.Pattern[str]:

@@ -24,6 +24,8 @@ def test_a_number_keeps_its_value_in_base_units() -> None:
     assert (figures.moment(1500), figures.moment(1500).value) == ("1970-01-01 00:00:01Z", 1.5)
     assert (figures.duration(93_784_000), figures.duration(93_784_000).value) == ("1d2h", 93_784)
     assert (figures.lag(0), figures.lag(7)) == ("all read", "lag 7")
+    assert (figures.age(3_923), figures.age(3_923).value, figures.age(41)) == ("3s", 3.923, "41ms")
+    assert [figures.seconds(each) for each in (0.0414, 3.94, None)] == ["0.041 s", "3.9 s", "–"]
     assert (figures.percent(0.514), figures.decimals(1.0249, 2)) == ("51", "1.02")
 
 

@@ -71,6 +71,18 @@ def duration(milliseconds: float | None) -> Figure:
     return Figure(format_duration(whole), milliseconds / 1000)
 
 
+def age(milliseconds: int) -> Figure:
+    """How long ago: nobody wants to know the milliseconds beside the seconds."""
+    return Figure(
+        duration(milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000), milliseconds / 1000
+    )
+
+
+def seconds(value: float | None) -> Figure:
+    """As many digits as can be of interest: 0.041 s, 12.3 s."""
+    return decimals(value, 3 if value is not None and abs(value) < 1 else 1, " s")
+
+
 def size(count: int | None) -> Figure:
     return Figure("–" if count is None else format_size(count), count)
 
@@ -152,5 +164,20 @@ def _quoted(value: str) -> str:
 
 FILTERS = {
     each.__name__: each
-    for each in (moment, clock, duration, size, number, decimals, percent, plural, lag, short, metric, naming)
+    for each in (
+        moment,
+        clock,
+        duration,
+        age,
+        seconds,
+        size,
+        number,
+        decimals,
+        percent,
+        plural,
+        lag,
+        short,
+        metric,
+        naming,
+    )
 }

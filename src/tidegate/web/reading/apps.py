@@ -70,7 +70,9 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     rounds = _rounds(app_commits(backend, app))
     sources = _sources(commit, {flow.name: flow.topic for flow in flows}, ends, now_ms)
     lag = sum(each.lag_records or 0 for each in sources)
-    state, sentence = _standing(status.owner, len(status.stopped), lag, commit.committed_ms, now_ms)
+    state, sentence = _standing(
+        status.owner, len(status.stopped), len(sources), lag, commit.committed_ms, now_ms
+    )
     lost = {flow.name: 0 for flow in flows}
     for loss in status.losses:
         lost[loss.flow] = lost.get(loss.flow, 0) + loss.end - loss.first
@@ -224,9 +226,13 @@ def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int) -> str:
     return "new records"
 
 
-def _standing(owner: str, stopped: int, lag: int, committed_ms: int, now_ms: int) -> tuple[str, str]:
+def _standing(
+    owner: str, stopped: int, partitions: int, lag: int, committed_ms: int, now_ms: int
+) -> tuple[str, str]:
     """The state in a word, and in a sentence."""
     if stopped:
+        if stopped == partitions:
+            return "stopped", "is stopped by a fault in every partition that it reads"
         what = "1 partition" if stopped == 1 else f"{stopped} partitions"
         return "stopped", f"has {what} stopped by a fault; the others go on"
     left = "has read everything there is" if not lag else f"has {lag:,} records left to read"

@@ -290,7 +290,7 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
     ]
     for part in parts:
         for offset in part["first_offsets"].get("duplicate", ()):
-            message = "a producer's record that stands here already"
+            message = "A record of a producer that stands here already, with the same number."
             found.append(
                 FaultShown(
                     "duplicate", part["partition"], offset, "", message, "", REMEDY[Verdict.DUPLICATE], False

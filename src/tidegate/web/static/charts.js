@@ -72,6 +72,7 @@
       if (!points.length) return [0, 1];
       const gaps = points.slice(1).map((at, place) => at - points[place]).filter((gap) => gap > 0);
       const step = (gaps.length ? Math.min(...gaps) : this.said.by === "round" ? 1 : 60000) / this.unitOfX();
+      if (points.length === 1) low = high = points[0] / this.unitOfX();  // uPlot would show years behind it
       return this.said.kind === "bars" ? [low - step * 0.6, high + step * 0.6] : low === high ? [low - step / 2, high + step / 2] : [low, high];
     }
 
