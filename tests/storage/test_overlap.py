@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.overlap import overlap
-from tidegate.storage.backends.port import MissingObjectError
+from tidegate.storage.backends.port import MissingObjectError, Part
 from tidegate.storage.index.state import PlainState
 from tidegate.storage.reading.plan import RangeRequest
 from tidegate.testing.threads import PATIENCE_S
@@ -21,7 +22,7 @@ PACKS = 8
 
 
 class FarAway(MemoryBackend):
-    """A backend whose every read (or delete) waits until `together` of them are under way."""
+    """A backend whose every read (or delete, or put of a pack) waits until `together` of them are under way."""
 
     is_remote = True
 
@@ -40,6 +41,11 @@ class FarAway(MemoryBackend):
     def read(self, name: str) -> pa.Buffer:
         self._meet(name)
         return super().read(name)
+
+    def put(self, name: str, parts: Sequence[Part]) -> None:
+        if "/packs/" in name:
+            self._meet(name)
+        super().put(name, parts)
 
     def delete(self, name: str) -> None:
         self._meet(name)
@@ -69,6 +75,21 @@ def far_worker(backend: FarAway, **settings: Any) -> tuple[Worker, PlainState]:
     assert worker.run(worker.runtime.dumping(TASK, state, state.index.all_buckets(), evict=True)) == PACKS
     assert len(worker.objects("packs")) == PACKS
     return worker, state
+
+
+def test_a_checkpoint_puts_what_several_stores_have_together() -> None:
+    """While one store's pack is on its way, or being synced, the next one's is made."""
+    backend = FarAway()
+    worker = Worker(backend=backend, load_io_parallelism=4)
+    states = [worker.attach(store(name=name)) for name in ("ids", "windows", "late")]
+    for state in states:
+        worker.append(state, [(b"k%d" % key, 1000 + key, key) for key in range(3)])
+    backend.wait_for(3)
+    token = worker.runtime.checkpoint(TASK)
+    assert (backend.most, len(backend.calls)) == (3, 3)
+    backend.together = None
+    worker.runtime.apply_checkpoint(TASK, token)
+    assert [read_all(worker, state) for state in states] == [3, 3, 3]
 
 
 def read_all(worker: Worker, state: PlainState) -> int:

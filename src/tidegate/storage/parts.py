@@ -126,22 +126,22 @@ class StorageParts:
 
     def store(self, task: TaskStorage, spec: StoreSpec, segment: int, runs: Sequence[Run]) -> list[StoredRef]:
         """Write runs of one time segment as a new pack, counted as live until `retire` says otherwise."""
-        (refs,) = self.store_all(task, spec, [(segment, runs)])
+        (refs,) = self.store_all(task, [(spec, segment, runs)])
         return refs
 
     def store_all(
-        self, task: TaskStorage, spec: StoreSpec, segments: Sequence[tuple[int, Sequence[Run]]]
+        self, task: TaskStorage, segments: Sequence[tuple[StoreSpec, int, Sequence[Run]]]
     ) -> list[list[StoredRef]]:
-        """A new pack for each time segment, all of them durable together; as `store` does."""
+        """A new pack for each time segment of each store, all of them durable together; as `store` does."""
         unique = self.randomness.uuid
         packs = [
-            NewPack(segment, runs, pack_name(task.task, spec.name, segment, unique().hex))
-            for segment, runs in segments
+            NewPack(spec, segment, runs, pack_name(task.task, spec.name, segment, unique().hex))
+            for spec, segment, runs in segments
         ]
         started = self.clock.monotonic_ms()
         at_once = self.config.load_io_parallelism if self.backend.is_remote else 1
         try:
-            refs = write_packs(self.backend, task.task, spec, packs, at_once=at_once)
+            refs = write_packs(self.backend, task.task, packs, at_once=at_once)
         except ConflictError:
             raise  # a name is somebody else's object: not ours to retire
         except BaseException:

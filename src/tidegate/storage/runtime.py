@@ -252,7 +252,7 @@ class WorkerStorageRuntime:
     ) -> Operation[int]:
         """Store the runs of these buckets, keeping or evicting their hot copies."""
         storage, store = self._store(task, state)
-        return dump(self._parts, storage, store, buckets, evict=evict)
+        return dump(self._parts, storage, [(store, buckets)], evict=evict)
 
     def rehydrating(self, task: str, state: BucketIndexState, bucket: int) -> Operation[bool]:
         """Bring one bucket's runs back into memory."""

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -188,8 +189,19 @@ class FolderBackend:
         finally:
             for _, _, temporary, _ in written:
                 self._files.unlink(temporary, missing_ok=True)
-        for folder in dict.fromkeys(path.parent for _, path, _, _ in written):
-            self._files.sync_folder(folder)
+        self._sync_folders(list(dict.fromkeys(path.parent for _, path, _, _ in written)))
+
+    def _sync_folders(self, folders: Sequence[Path]) -> None:
+        """Make the names in these folders durable; a disk that is asked for all of them at once answers sooner."""
+        beside = [] if self._files.is_watched else folders[1:]
+        syncing = [self._syncers.submit(partial(self._files.sync_folder, each)) for each in beside]
+        try:
+            for folder in folders[: len(folders) - len(beside)]:
+                self._files.sync_folder(folder)
+        finally:
+            wait(syncing)
+        for each in syncing:
+            each.result()
 
     def _link(self, name: str, path: Path, temporary: Path, parts: Sequence[Part]) -> None:
         try:

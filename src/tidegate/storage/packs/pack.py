@@ -148,27 +148,28 @@ def write_pack(
     backend: StorageBackend, task: str, spec: StoreSpec, segment: int, runs: Iterable[Run], name: str
 ) -> list[StoredRef]:
     """Put one pack; where each run lies in it, in the order given."""
-    (refs,) = write_packs(backend, task, spec, [NewPack(segment, list(runs), name)])
+    (refs,) = write_packs(backend, task, [NewPack(spec, segment, list(runs), name)])
     return refs
 
 
 class NewPack(NamedTuple):
     """A pack to be written."""
 
+    spec: StoreSpec
     segment: int
     runs: Sequence[Run]
     name: str
 
 
 def write_packs(
-    backend: StorageBackend, task: str, spec: StoreSpec, packs: Sequence[NewPack], *, at_once: int = 1
+    backend: StorageBackend, task: str, packs: Sequence[NewPack], *, at_once: int = 1
 ) -> list[list[StoredRef]]:
-    """Put several packs of one store; where each run of each lies, in the order given."""
+    """Put several packs of one task; where each run of each lies, in the order given."""
     refs: list[list[StoredRef]] = []
 
     def made() -> Iterator[tuple[str, list[Part]]]:
         for pack in packs:
-            writer = PackWriter(task, spec, pack.segment, pack.name)
+            writer = PackWriter(task, pack.spec, pack.segment, pack.name)
             refs.append([StoredRef(pack.name, writer.add(run), run.nbytes) for run in pack.runs])
             if not refs[-1]:
                 raise InvalidError(f"{pack.name}: a pack needs at least one run")

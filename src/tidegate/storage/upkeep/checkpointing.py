@@ -151,10 +151,10 @@ def _come_to_rest(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> 
     unclean = ""
     for _ in range(MAX_ATTEMPTS):
         parts.states.flush_all(task.task)
-        for store in task.attached():
-            unstored = store.state.index.unstored_buckets()
-            if unstored:
-                yield from dump(parts, task, store, unstored, evict=False, wait=True)
+        # All stores at once: while what one has is synced, what the next has is written.
+        unstored = [(store, store.state.index.unstored_buckets()) for store in task.attached()]
+        if any(buckets for _, buckets in unstored):
+            yield from dump(parts, task, unstored, evict=False, wait=True)
         cut, unclean = _cut(parts, task, pinned)
         if cut is not None:
             return cut

@@ -1,6 +1,6 @@
 """Dumping: runs that are only in memory get a stored copy; with `evict`, the hot copies of their buckets go.
 
-One pack for each time segment of the round. A run keeps its identity: only its places change, so a dump can
+One pack for each time segment of each store. A run keeps its identity: only its places change, so a dump can
 neither lose nor repeat a row. What has a stored copy already is not written again.
 
 D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies. A bucket that changed meanwhile
@@ -24,46 +24,45 @@ from tidegate.storage.index.entries import Bucket, RunEntry, StoredRef
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.runs.run import Run
+from tidegate.storage.spec import StoreSpec
 from tidegate.storage.tasks import AttachedStore, TaskStorage
 from tidegate.storage.upkeep.operations import WAITING, Operation, Undo, undoing
 
 Places = dict[int, StoredRef]  # by the identity of the run's entry
+Chosen = tuple[AttachedStore, Sequence[int]]  # buckets of a store
 
 
 def dump(
     parts: StorageParts,
     task: TaskStorage,
-    store: AttachedStore,
-    buckets: Sequence[int],
+    chosen: Sequence[Chosen],
     *,
     evict: bool,
     wait: bool = False,
 ) -> Operation[int]:
     """Store the buckets' runs; how many buckets were published. Busy buckets are passed over unless `wait`."""
-    index = store.state.index
     with ExitStack() as held:
         undo = held.enter_context(undoing())
         while (permit := parts.scratch.try_permit(Scratch.MAINTENANCE)) is None:
             yield WAITING
         held.callback(permit.close)
-        captured: list[Bucket] = []
-        for start in buckets:
+        captured: list[tuple[AttachedStore, Bucket]] = []
+        for store, start in [(store, start) for store, buckets in chosen for start in buckets]:
             while (unlock := parts.locks.try_lock(task.task, store.spec.name, start)) is None and wait:
                 yield WAITING
             if unlock is None:
                 continue
             held.callback(unlock)
-            bucket = index.snapshot(start)
+            bucket = store.state.index.snapshot(start)
             if bucket is not None and any(_concerned(run, evict=evict) for run in bucket.runs):
-                captured.append(bucket)
+                captured.append((store, bucket))
         if not captured:
             return 0
         yield "captured"
-        places = yield from store_runs(
-            parts, task, store, [run for each in captured for run in each.runs], undo, held
-        )
+        runs = [(store, run) for store, bucket in captured for run in bucket.runs]
+        places = yield from store_runs(parts, task, runs, undo, held)
         published = 0
-        for bucket in captured:
+        for store, bucket in captured:
             published += publish_places(parts, task, store, bucket, places, undo, evict=evict)
             yield "published"
         return published
@@ -76,21 +75,21 @@ def _concerned(run: RunEntry, *, evict: bool) -> bool:
 def store_runs(
     parts: StorageParts,
     task: TaskStorage,
-    store: AttachedStore,
-    runs: Iterable[RunEntry],
+    runs: Iterable[tuple[AttachedStore, RunEntry]],
     undo: Undo,
     held: ExitStack,
 ) -> Operation[Places]:
-    """Write those of these runs that have no stored copy, a pack for each time segment, pinned (D3)."""
-    spec = store.spec
-    segments: dict[int, list[tuple[RunEntry, Run]]] = {}
-    for run in runs:
+    """Write those of these runs that have no stored copy, a pack for each time segment of a store, pinned (D3)."""
+    specs: dict[str, StoreSpec] = {}
+    segments: dict[tuple[str, int], list[tuple[RunEntry, Run]]] = {}
+    for store, run in runs:
         if run.stored is None and run.hot is not None:
-            segments.setdefault(spec.segment_of(run.bucket), []).append((run, run.hot.run))
+            specs[store.spec.name] = store.spec
+            place = store.spec.name, store.spec.segment_of(run.bucket)
+            segments.setdefault(place, []).append((run, run.hot.run))
     places: Places = {}
-    stored = parts.store_all(
-        task, spec, [(segment, [hot for _, hot in members]) for segment, members in segments.items()]
-    )
+    packs = [(specs[name], segment, [hot for _, hot in each]) for (name, segment), each in segments.items()]
+    stored = parts.store_all(task, packs)
     for members, refs in zip(segments.values(), stored, strict=True):
         for (entry, _), ref in zip(members, refs, strict=True):
             places[id(entry)] = ref

@@ -107,8 +107,8 @@ def _evict_store(
         if not captured:
             return 0, missed
         yield "captured"
-        entries = [each.entry for _, chosen in captured for each in chosen]
-        places = yield from store_runs(parts, task, store, entries, undo, held)
+        entries = [(store, each.entry) for _, chosen in captured for each in chosen]
+        places = yield from store_runs(parts, task, entries, undo, held)
         for bucket, chosen in captured:
             given_back = _publish(parts, task, store, bucket, chosen, places, hashes, undo)
             if given_back is None:

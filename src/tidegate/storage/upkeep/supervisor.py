@@ -207,7 +207,8 @@ class MaintenanceSupervisor:
             index = store.state.index
             hot = self._cold(store, index.hot_buckets())
             for start in range(0, len(hot), DUMP_BUCKETS):
-                yield from dump(self._parts, task, store, hot[start : start + DUMP_BUCKETS], evict=True)
+                chosen = [(store, hot[start : start + DUMP_BUCKETS])]
+                yield from dump(self._parts, task, chosen, evict=True)
                 yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:
