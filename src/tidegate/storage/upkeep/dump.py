@@ -29,13 +29,12 @@ from tidegate.storage.tasks import AttachedStore, TaskStorage
 from tidegate.storage.upkeep.operations import WAITING, Operation, Undo, undoing
 
 Places = dict[int, StoredRef]  # by the identity of the run's entry
-Chosen = tuple[AttachedStore, Sequence[int]]  # buckets of a store
 
 
 def dump(
     parts: StorageParts,
     task: TaskStorage,
-    chosen: Sequence[Chosen],
+    buckets: Sequence[tuple[AttachedStore, Sequence[int]]],
     *,
     evict: bool,
     wait: bool = False,
@@ -47,7 +46,7 @@ def dump(
             yield WAITING
         held.callback(permit.close)
         captured: list[tuple[AttachedStore, Bucket]] = []
-        for store, start in [(store, start) for store, buckets in chosen for start in buckets]:
+        for store, start in [(store, start) for store, starts in buckets for start in starts]:
             while (unlock := parts.locks.try_lock(task.task, store.spec.name, start)) is None and wait:
                 yield WAITING
             if unlock is None:

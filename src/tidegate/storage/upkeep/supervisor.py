@@ -207,8 +207,8 @@ class MaintenanceSupervisor:
             index = store.state.index
             hot = self._cold(store, index.hot_buckets())
             for start in range(0, len(hot), DUMP_BUCKETS):
-                chosen = [(store, hot[start : start + DUMP_BUCKETS])]
-                yield from dump(self._parts, task, chosen, evict=True)
+                some = hot[start : start + DUMP_BUCKETS]
+                yield from dump(self._parts, task, [(store, some)], evict=True)
                 yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:
