@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from served_shop import shop
 from tidegate.cli.demo_shop import plant
 from tidegate.errors import InvalidError
 from tidegate.metrics import Metrics
+from tidegate.web import pages
 from tidegate.web.questions import QUESTIONS
-from tidegate.web.reading.integrity import audits, integrity
+from tidegate.web.reading.integrity import MOST_CELLS, audits, integrity, measured_first
 from tidegate.web.reading.integrity_documents import CellShown, IntegrityQuestion, ProducerShown
-from tidegate.web.reading.measuring import MOST_CELLS, SiteInstruments, _audit, exposition, measured
+from tidegate.web.reading.measuring import SiteInstruments, _audit, exposition, measured
 from tidegate.web.reading.site import Site
 
 BY_THE_CLOCK = {"tidegate_lag_seconds", "tidegate_watermark_age_seconds", "tidegate_round_seconds"}
@@ -79,12 +81,18 @@ def test_what_cannot_be_read_is_left_out_and_the_rest_is_there(data: Path, tmp_p
 
 def test_producers_of_an_audit_are_bounded(site: Site) -> None:
     document = integrity(site, "hostile", IntegrityQuestion(wait_ms=20_000))
-    cells = [CellShown(number, 3, 1, 0, None) for number in range(40)]
-    many = [ProducerShown(f"p{number}", 120, 40, 0, cells) for number in range(100)]
+    cells = [CellShown(number, 3, 1, 0, number) for number in range(30)]
+    many = measured_first([ProducerShown(f"p{number}", 90, 30, 0, cells) for number in range(100)])
+    shown = msgspec.structs.replace(document, producers=many, partitions=list(range(30)))
     metrics = Metrics()
-    _audit(msgspec.structs.replace(document, producers=many), SiteInstruments(metrics))
+    _audit(shown, SiteInstruments(metrics))
     found = [each for each in metrics.samples() if each.name == "tidegate_audit_producer_records"]
-    assert len(found) == MOST_CELLS < 40 * 100
+    whole = MOST_CELLS // 30
+    assert len(found) == whole * 30, "producers with all their cells"
+    said = {"path": "/topics/hostile/integrity", "nav": "topics", "api": "/api", "can_leave": False}
+    page = pages.document_page("integrity.html", msgspec.json.encode(shown), ask={}, **said).decode()
+    named = set(re.findall(r"tidegate_audit_producer_[^}]*producer=[^}]*?(p\d+)", page))
+    assert named == {f"p{number}" for number in range(whole)}, "a page names what is there, and no more"
 
 
 def test_without_prometheus_client_it_says_what_to_install(site: Site, monkeypatch: Any) -> None:

@@ -12,7 +12,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.web.reading.copying import cli, copied, log_python
@@ -36,6 +39,7 @@ KEPT: Final = 32
 SHOWN_MS: Final = 100
 MOST_FAULTS: Final = 200
 MOST_PRODUCERS: Final = 100
+MOST_CELLS: Final = 1000
 FAULTS: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
 
 
@@ -159,7 +163,7 @@ def known_audits(site: Site) -> list[IntegrityDocument]:
 
 def _document(site: Site, found: _Audit) -> IntegrityDocument:
     topic, parts = found.topic, found.parts
-    producers = _producers(parts)
+    producers, producers_total = _producers(parts)
     faults = _faults(found, parts)
     total = sum(high - low for low, high in found.ends.values())
     count = sum(part["faults"] for part in parts)
@@ -187,8 +191,8 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
         metadata_share=managed / judged if judged else None,
         verdicts=verdicts,
         partitions=sorted(found.ends),
-        producers=producers[:MOST_PRODUCERS],
-        producers_total=len(producers),
+        producers=producers,
+        producers_total=producers_total,
         faults=faults,
         faults_total=count,
         open_chains=sum(part["open_chains"] for part in parts),
@@ -241,7 +245,8 @@ def _sentence(audit: _Audit, faults: int, duplicates: int, total: int) -> str:
     return f"All {audit.read:,} records were checked: {told}."
 
 
-def _producers(parts: list[dict[str, Any]]) -> list[ProducerShown]:
+def _producers(parts: list[dict[str, Any]]) -> tuple[list[ProducerShown], int]:
+    """Those with the most faults, and how many there are."""
     cells: dict[str, list[CellShown]] = {}
     for part in parts:
         for tally in part["producers"]:
@@ -267,7 +272,17 @@ def _producers(parts: list[dict[str, Any]]) -> list[ProducerShown]:
         )
         for name, mine in cells.items()
     ]
-    return sorted(found, key=lambda each: (-each.faults, -each.duplicates, -each.records, each.producer))
+    found.sort(key=lambda each: (-each.faults, -each.duplicates, -each.records, each.producer))
+    return measured_first(found[:MOST_PRODUCERS]), len(found)
+
+
+def measured_first(producers: list[ProducerShown]) -> list[ProducerShown]:
+    """The first ones are measured, each with all its cells or not at all: their sum is what the producer's row says."""
+    counts = accumulate(len(each.cells) for each in producers)
+    return [
+        msgspec.structs.replace(each, is_measured=count <= MOST_CELLS)
+        for each, count in zip(producers, counts, strict=True)
+    ]
 
 
 def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:

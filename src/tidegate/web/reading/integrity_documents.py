@@ -34,6 +34,8 @@ class ProducerShown(msgspec.Struct, frozen=True):
     faults: ProducerFaults
     duplicates: ProducerDuplicates
     cells: list[CellShown]
+    is_measured: bool = True
+    """Whether its cells are among the metrics, where there is room for so many of a topic."""
 
 
 class FaultShown(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
 M1  a number that a page shows as measured (`numbers`) has the same value here: both come out of one document.
 M2  nothing is read for it but what lists read: ends and sizes of partitions, apps' commits, tables' lists of commits.
     Audits and late rows are as they were last looked at; asking for metrics begins none.
-M3  what is bounded on a screen is bounded here: producers, and their cells (`MOST_CELLS` of a topic).
+M3  what is bounded on a screen is bounded here: producers, and their cells (`integrity.MOST_CELLS` of a topic); a page
+    names no metric of a producer beyond.
 
 Gauges of apps have the names that a run gives them (`tidegate run --metrics`) and say the same; they are here while
 nobody runs the app, too. Counters begin with the app, not with a process.
@@ -11,8 +12,7 @@ nobody runs the app, too. Counters begin with the app, not with a process.
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.metrics import Metrics, prometheus_text
@@ -27,8 +27,6 @@ from tidegate.web.reading.topics import MOST_ASKED, partition_rows, sizes_of, sk
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.metrics import RunInstruments
-
-MOST_CELLS: Final = 1000
 
 
 class SiteInstruments:
@@ -236,8 +234,9 @@ def _audit(audit: IntegrityDocument, to: SiteInstruments) -> None:
         to.audit_chains.set(audit.open_chains_of.get(partition, 0), partition=partition, **topic)
     for gap in audit.gaps:
         to.audit_gaps.set(gap.count, partition=gap.partition, reason=gap.reason, **topic)
-    cells = ((each.producer, cell) for each in audit.producers for cell in each.cells)
-    for producer, cell in islice(cells, MOST_CELLS):
+    for producer, cell in [
+        (each.producer, cell) for each in audit.producers if each.is_measured for cell in each.cells
+    ]:
         place = topic | {"partition": str(cell.partition), "producer": producer}
         to.producer_records.set(cell.records, **place)
         to.producer_faults.set(cell.faults, **place)
