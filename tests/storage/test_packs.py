@@ -23,7 +23,8 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.port import MissingObjectError, total_size
 from tidegate.storage.index.entries import StoredRef
 from tidegate.storage.packs.layout import belongs_to, escape, manifest_name, pack_name, task_prefix
-from tidegate.storage.packs.pack import PackCache, PackReader, PackWriter, write_pack
+from tidegate.storage.packs.open_packs import PackCache
+from tidegate.storage.packs.pack import PackReader, PackWriter, write_pack
 from tidegate.storage.packs.slots import read_slot, slot_parts, take_apart
 from tidegate.storage.packs.steps import BadSlot
 from tidegate.storage.runs.building import build_runs

@@ -22,7 +22,8 @@ from tidegate.storage.backends.published import seal_published, unseal_published
 from tidegate.storage.index.entries import RunEntry, StoredRef
 from tidegate.storage.packs.layout import pack_name
 from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.pack import PackCache, PackReader, write_pack
+from tidegate.storage.packs.open_packs import PackCache
+from tidegate.storage.packs.pack import PackReader, write_pack
 from tidegate.storage.packs.token import Token
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.runs.run import Run

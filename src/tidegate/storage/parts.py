@@ -27,7 +27,8 @@ from tidegate.storage.memory.caches import RunCache
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.pack import NewPack, PackCache, write_packs
+from tidegate.storage.packs.open_packs import PackCache
+from tidegate.storage.packs.pack import NewPack, write_packs
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import StoreSpec
 from tidegate.storage.state.handle import StateCaches

@@ -32,7 +32,7 @@ from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.packs.garbage import GarbageReport, collect_garbage
 from tidegate.storage.packs.manifest import ManifestChain
-from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.packs.token import Token
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.state.handle import StateHandle

@@ -17,7 +17,7 @@ from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.caches import RunCache
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.state.handle import StateCaches

@@ -23,7 +23,8 @@ from tidegate.storage.index.state import PlainState
 from tidegate.storage.memory.key_clock import KeyClock
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.pack import PackCache, write_pack
+from tidegate.storage.packs.open_packs import PackCache
+from tidegate.storage.packs.pack import write_pack
 from tidegate.storage.reading.plan import RangeRequest
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.runs.building import build_runs

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tidegate.errors import InvalidError
 from tidegate.storage.index.entries import RunEntry, StoredRef
-from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import StoreSpec
 

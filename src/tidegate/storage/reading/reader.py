@@ -27,7 +27,7 @@ from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.entries import Bucket
 from tidegate.storage.index.state import BucketIndexState
 from tidegate.storage.memory.scratch import Permit, Scratch, ScratchLimiter
-from tidegate.storage.packs.pack import PackCache
+from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.reading.joining import Joined, join_buckets
 from tidegate.storage.reading.loaded import (
     Answer,
