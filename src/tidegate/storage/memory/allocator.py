@@ -7,7 +7,7 @@ of the time of a chain of operators.
 A1  at most `KEPT_BYTES` of free memory are kept at the end of the heap; what is freed beyond that goes back at once.
 A2  columns of `MAPPED_BYTES` and more are never part of the heap: they go back when they are dropped.
 A3  threads that begin later share the one heap. With heaps of their own each would keep what it freed from the others,
-    and ask the system for more: a quarter of what the system does for an engine of several threads.
+    and ask the system for more.
 A4  it is a hint: where the C library has no such setting, nothing happens, and nothing depends on it.
 
 For the whole process, once. Safe from any thread.
