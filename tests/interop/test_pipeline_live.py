@@ -54,7 +54,7 @@ from tidegate.storage import open_backend
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
 
-pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
 ROWS = 600
 ONCE: dict[str, Any] = {"until": "caught_up", "lease_ms": 2000}
@@ -205,7 +205,7 @@ def test_a_broker_restarts_while_apps_run(broker: Broker, tmp_path: Path) -> Non
 class LookingTogether(KafkaLog):
     """A log whose two users both look at a partition before either writes."""
 
-    meeting = threading.Barrier(2, timeout=60)
+    meeting = threading.Barrier(2, timeout=300)
 
     def bounds(self, *where: Any, **how: Any) -> dict[int, tuple[int, int]]:
         found = super().bounds(*where, **how)
@@ -225,7 +225,7 @@ def test_an_app_killed_between_commit_and_delivery(broker: Broker, tmp_path: Pat
     killed = subprocess.run(
         [sys.executable, "-c", script],
         cwd=Path(__file__).parent,
-        timeout=120,
+        timeout=600,
         capture_output=True,
         check=False,
     )
@@ -265,7 +265,7 @@ def deliver_twice_at_once(broker: Broker, state: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     backend.close()
     assert failures == []
 

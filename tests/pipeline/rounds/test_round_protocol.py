@@ -81,7 +81,7 @@ class Actor:
     def resume(self) -> None:
         """Let it run to its next point, or to its end."""
         self._go.release()
-        assert self._stopped.acquire(timeout=30), f"{self.name} hangs after {self.points[-3:]}"
+        assert self._stopped.acquire(timeout=300), f"{self.name} hangs after {self.points[-3:]}"
 
     def point(self, what: str) -> None:
         if self.kill_at is not None and len(self.points) == self.kill_at:
