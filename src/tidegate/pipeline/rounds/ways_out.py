@@ -21,6 +21,7 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
+from tidegate.pipeline.rounds.planning import RECREATED
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
@@ -207,6 +208,14 @@ def resume_partition(
                 lines.append(line)
                 continue
             to = line.next_offset if skip_to is None else skip_to
+            if line.stopped is not None and line.stopped.reason == RECREATED:
+                if skip_to is None:
+                    raise InvalidError(
+                        f"{partition} stopped because its topic was deleted and created again, and offset {to} is of "
+                        f"the old one: say where to begin in the new one, `{line.stopped.remedy}`"
+                    )
+                lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id=""))
+                continue
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
@@ -245,6 +254,13 @@ def rebase_outputs(
         for each in commit.deliveries:
             bases = []
             for section in each.parcel.sections:
+                if section.partition not in ends.get(section.topic, {}):
+                    raise InvalidError(
+                        f"partition {section.partition} of topic {section.topic} does not exist, and round "
+                        f"{each.round} has results for it: create it (`tidegate topic create "
+                        f"{section.topic} --partitions {max(commit.ends[section.topic], default=0) + 1}`), then "
+                        "try again"
+                    )
                 bases.append(ends[section.topic][section.partition])
                 ends[section.topic][section.partition] += section.records
             deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))

@@ -51,6 +51,7 @@ from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.building.applying import Letters, take_records
 from tidegate.tables.building.commits import Commits, lease_name
 from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.consuming import TopicWatch
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, Lease
 from tidegate.tables.building.materialiser import kept_checkpoints
 from tidegate.tables.building.shape import TableRules
@@ -119,7 +120,7 @@ def ingest_partition(
         )
     try:
         rules = TableRules(shape, Bytes(), Bytes(), Consumed(), "fail")
-        commits = Commits(backend, shape, lease.epoch)
+        commits = Commits(backend, shape, lease.epoch, TopicWatch(log, shape).topic_id)
         known = commits.take_over()
         runtime = WorkerStorageRuntime.open(
             chosen.storage, kept_open(backend), clock=clock, randomness=randomness, scheduler=NoScheduler()
