@@ -77,15 +77,19 @@ class KafkaLog:
         }
 
     def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Id and number of partitions of each of these topics that exists now."""
-        names = list(topics)
-        if not names:
-            return {}
+        """Id and number of partitions of each of these topics that exists now.
+
+        Ids come from the controller; they are empty while there is none that can be asked.
+        """
+        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
+        names = [topic for topic in topics if topic in found.topics]
+        if not names or found.controller_id not in found.brokers:
+            return {name: TopicState("", len(found.topics[name].partitions)) for name in names}
         wanted = load_client().TopicCollection(names)
         futures = self._calling(
             "describe topics", lambda: self._admin.describe_topics(wanted, request_timeout=TIMEOUT_SECONDS)
         )
-        found: dict[str, TopicState] = {}
+        states: dict[str, TopicState] = {}
         for name, future in futures.items():
             try:
                 described = self._calling(f"describe topic {name}", future.result)
@@ -94,8 +98,9 @@ class KafkaLog:
                     raise
                 continue
             topic_id = str(described.topic_id)
-            found[name] = TopicState("" if topic_id.strip("A") == "" else topic_id, len(described.partitions))
-        return found
+            is_known = topic_id.strip("A") != ""  # all zero where brokers have no ids
+            states[name] = TopicState(topic_id if is_known else "", len(described.partitions))
+        return states
 
     def describe(self, topic: str) -> KafkaTopicDescription:
         """Partitions and settings, with the broker's source of each."""

@@ -229,6 +229,16 @@ class Records:
         """The numbers of all commits there are, in order."""
         return sorted(self._numbers("commits"))
 
+    def newest_sound(self) -> tuple[CommitRecord, bytes]:
+        """The newest commit that can be read, and its digest; raises what is wrong with the last one otherwise."""
+        damage: CorruptError | None = None
+        for round in reversed(self.rounds()):
+            try:
+                return self.read_commit(round)
+            except CorruptError as error:
+                damage = damage or error
+        raise damage or InvalidError(f"app {self.app} was never started; run it first")
+
     def newest(self) -> int | None:
         """The number of the last commit; None before the first."""
         return max(self._numbers("commits"), default=None)
@@ -343,8 +353,21 @@ class Records:
                 raise
             return found[0], found[0] == data
 
+    def _remedy(self, name: str) -> str:
+        if name == f"{self.folder}/app":
+            return "restore it from a copy, or run the app under a new name"
+        return (
+            f"restore it from a copy, go back to a commit that `tidegate app checkpoints {self.app}` lists with "
+            f"`tidegate app replay {self.app} --to-round N`, or start over with `tidegate app reset {self.app}`"
+        )
+
     def _load(self, name: str, kind: type[Record]) -> tuple[Record, bytes] | None:
-        found = self._backend.read_published(name)
+        try:
+            found = self._backend.read_published(name)
+        except CorruptError as error:
+            raise CorruptError(
+                f"{name} of app {self.app} is damaged; {self._remedy(name)}", path=name, kafka_name=None
+            ) from error
         return None if found is None else (self._decoded(name, found[0], kind), digest(found[0]))
 
     def _decoded(self, name: str, data: bytes, kind: type[Record]) -> Record:
@@ -353,8 +376,7 @@ class Records:
         except msgspec.DecodeError as error:
             self._require_readable(name, data)
             raise CorruptError(
-                f"{name} of app {self.app} cannot be read ({error}); restore it from a copy, or start over with "
-                f"`tidegate app reset {self.app}`",
+                f"{name} of app {self.app} cannot be read ({error}); {self._remedy(name)}",
                 path=name,
                 kafka_name=None,
             ) from None

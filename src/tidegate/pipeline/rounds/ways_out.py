@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
@@ -118,7 +118,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     records = _existing(backend, app)
     app_record = records.load_app()
     known = {} if app_record is None else app_record[0].definitions
-    found = (records.load_commit(round) for round in records.rounds())
+    found = (_sound(records, round) for round in records.rounds())
     return [
         CommitInfo(
             commit.round,
@@ -131,8 +131,18 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             sum(line.memory_bytes for line in commit.tasks),
             sum(line.backlog_bytes for line in commit.tasks),
         )
-        for commit in (each[0] for each in found if each is not None)
+        for commit in found
+        if commit is not None
     ]
+
+
+def _sound(records: Records, round: int) -> CommitRecord | None:
+    """A commit that is there and can be read."""
+    try:
+        found = records.load_commit(round)
+    except CorruptError:
+        return None
+    return None if found is None else found[0]
 
 
 def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
@@ -156,7 +166,9 @@ def reset_app(
 
     Results that were delivered stay in their topics; new ones follow them.
     """
-    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness)
+    return _edited(
+        backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness, repairs=True
+    )
 
 
 def replay_app(
@@ -183,7 +195,7 @@ def replay_app(
             return _from_offsets(commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
-    return _edited(backend, app, edit, clock, randomness)
+    return _edited(backend, app, edit, clock, randomness, repairs=from_offsets is None)
 
 
 def resume_partition(
@@ -281,15 +293,22 @@ def _edited(
     edit: Callable[[Records, CommitRecord], CommitRecord],
     clock: Clock | None,
     randomness: Randomness | None,
+    *,
+    repairs: bool = False,
 ) -> CommitInfo:
-    """Commit a change under the app's lease."""
+    """Commit a change under the app's lease; one that `repairs` needs no more than a commit that can be read."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     records = _existing(backend, app)
     with _turn(backend, records, clock, randomness) as generation:
-        commit, digest = _newest(records)
+        commit, digest = records.newest_sound() if repairs else _newest(records)
+        number = max(records.rounds()) + 1
+        if (
+            number > commit.round + 1
+        ):  # the last one is damaged; what this one had to deliver was delivered before it
+            commit = msgspec.structs.replace(commit, deliveries=())
         changed = msgspec.structs.replace(
             edit(records, commit),
-            round=commit.round + 1,
+            round=number,
             generation=generation.number,
             base=digest,
             plan=b"",
@@ -372,13 +391,13 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
     these results would not be sent again, and topics would keep the older ones."""
     is_ahead = False
     for round in range(then.round + 1, commit.round + 1):
-        found = records.load_commit(round)
+        found = _sound(records, round)
         if found is None:
             continue
-        reached = {(line.flow, line.partition): line.next_offset for line in found[0].sources}
+        reached = {(line.flow, line.partition): line.next_offset for line in found.sources}
         if all(reached.get((line.flow, line.partition), -1) >= line.next_offset for line in then.sources):
             is_ahead = False
-        elif found[0].plan and not found[0].change:
+        elif found.plan and not found.change:
             is_ahead = True
     if is_ahead:
         raise InvalidError(

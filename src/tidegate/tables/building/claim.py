@@ -17,7 +17,7 @@ from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
-from tidegate.tables.building.commits import Commits, lease_name
+from tidegate.tables.building.commits import Commits, lease_name, next_epoch
 from tidegate.tables.building.consuming import TopicWatch
 from tidegate.tables.building.lease import Held, Lease
 from tidegate.tables.building.materialiser import Cadence, Materialiser, ValidationOf, kept_checkpoints
@@ -74,7 +74,7 @@ class Claim:
             randomness=self._randomness,
             ttl_ms=self._ttl_ms,
         )
-        self.held = lease.acquire()
+        self.held = lease.acquire(at_least=next_epoch(self._backend, self._rules.shape.name))
         if self.held is not None:
             return None
         try:

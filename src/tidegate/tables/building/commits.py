@@ -65,16 +65,18 @@ def stored_tables(backend: StorageBackend) -> list[str]:
 
 def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] | None:
     """The list as it is now, and its version; None when there is no such table yet."""
-    found = backend.read_published(commits_name(table))
-    if found is None:
-        return None
-    data, version = found
     try:
+        found = backend.read_published(commits_name(table))
+        if found is None:
+            return None
+        data, version = found
         commits = msgspec.msgpack.decode(data, type=CommitList)
-    except msgspec.DecodeError as error:
+    except (CorruptError, msgspec.DecodeError) as error:
         raise CorruptError(
             f"the commits of table {table} cannot be read ({error}); restore them from a copy, or build the table anew "
-            "in another state folder"
+            "in another state folder",
+            path=commits_name(table),
+            kafka_name=None,
         ) from None
     if commits.version not in READABLE:
         raise InvalidError(
@@ -82,6 +84,12 @@ def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] 
             f"{VERSION}): use that release, or a later one"
         )
     return commits, version
+
+
+def next_epoch(backend: StorageBackend, table: str) -> int:
+    """The least epoch that a new builder may have, also where the lease was deleted."""
+    found = load_commits(backend, table)
+    return 1 if found is None else found[0].epoch + 1
 
 
 def recreated(shape: TableShape, was: str, topic_id: str) -> InvalidError:
