@@ -297,7 +297,7 @@ class Worker:
     def _changelog(
         self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
     ) -> list[Batches]:
-        if not rows and not tick.closing:
+        if not rows:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:
