@@ -229,3 +229,19 @@ def test_without_a_sound_checkpoint_the_active_segment_is_still_whole(tmp_path: 
             assert log.compacted_below("prices", 0)() == active
         code, _ = verified(capsys, "prices", tmp_path / "log")
         assert code == 0
+
+
+def test_explain_says_where_gaps_prove_nothing(tmp_path: Path) -> None:
+    clock = ManualClock(TEN)
+    with compacted(tmp_path / "log", lag_ms=0, clock=clock) as log:
+        bound = log.compacted_below("prices", 0)()
+        log.create_topic("orders", 1)
+    for topic, expected in (
+        ("prices", f"prices-0: compaction may have removed records below offset {bound}"),
+        ("orders", None),
+    ):
+        app = tg.App("shop", log=tmp_path / "log", state=tmp_path / "state")
+        app.stream(topic).validate().to("copied")
+        told = app.explain()
+        assert ("a gap that is no fault" in told) == (expected is not None)
+        assert expected is None or expected in told
