@@ -102,7 +102,10 @@ def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
     """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
     audit.doubt = tolerance.doubt(audit.log_start)
     audit.compacted.reason = audit.compaction
-    audit.suspect.reason = f"{audit.compaction}; but the gap ends above what was compacted, or at a young record: loss could hide"
+    audit.suspect.reason = (
+        f"{audit.compaction}; but the gap ends above what was compacted, "
+        "or at a young record: loss could hide"
+    )
     audit.head.reason = (
         f"the log starts at offset {audit.log_start}: the producer's first records aged out"
         if audit.log_start
