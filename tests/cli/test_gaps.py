@@ -64,7 +64,7 @@ def test_nothing_but_results_lies_in_the_topic_of_an_app_and_all_of_it_is_proven
 ) -> None:
     app = produced(tmp_path, window)
     with tg.Log(app.log) as log:
-        for batch in log.reader("counts"):
+        for batch in log.reader("counts", control_records=True):
             columns = read_columns(batch.column("headers"))
             assert (columns.state == 1).all(), "every record is numbered"
             assert not columns.is_control.any()
@@ -165,7 +165,7 @@ def test_break_applies_the_tolerance_of_the_topic(tmp_path: Path, capsys: Any, w
         bound = log.compacted_below("prices", 0)()
         data = [
             int(offset)
-            for batch in log.reader("prices")
+            for batch in log.reader("prices", control_records=True)
             for offset, control in zip(
                 batch.column("offset").to_pylist(),
                 read_columns(batch.column("headers")).is_control.tolist(),

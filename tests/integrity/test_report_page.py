@@ -76,7 +76,11 @@ def folder(tmp_path: Path) -> Path:
         for _ in range(2):
             with log.writer("orders", integrity=True) as sender:
                 sender.write(rows)
-        sent = log.reader("orders").read_all().select(("key", "value", "headers", "timestamp"))
+        sent = (
+            log.reader("orders", control_records=True)
+            .read_all()
+            .select(("key", "value", "headers", "timestamp"))
+        )
         changed = sent.to_pylist()
         changed[7]["value"] = b"other"
         changed[30], changed[31] = changed[31], changed[30]
@@ -185,7 +189,11 @@ def test_expected_gaps_stand_there_with_their_reason(tmp_path: Path) -> None:
         log.create_topic("sent", 1)
         with log.writer("sent", integrity=True) as sender:
             sender.write(pa.table({"key": [b"k%d" % n for n in range(9)], "value": [b"v"] * 9}))
-        sent = log.reader("sent").read_all().select(("key", "value", "headers", "timestamp"))
+        sent = (
+            log.reader("sent", control_records=True)
+            .read_all()
+            .select(("key", "value", "headers", "timestamp"))
+        )
         with log.writer("orders") as writer:
             writer.write(pa.concat_tables([sent[:4], sent[6:]]))
     code, html = shown(tmp_path / "log", "orders", tmp_path)

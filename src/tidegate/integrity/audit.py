@@ -70,7 +70,7 @@ def audit_partition(
         return
     validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
     counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
-    with log.reader(audit.topic, [audit.partition]) as reader:
+    with log.reader(audit.topic, [audit.partition], control_records=True) as reader:
         for batch in _around_damage(log, reader, audit):
             before = audit.total.faults
             judged = validator.validate(batch, now_ms)

@@ -129,7 +129,7 @@ def _survey(log: Log, topic: str, partition: int) -> Survey:
     times = [np.zeros(0, np.int64)]
     listed: frozenset[bytes] = frozenset()
     log_start = log.view(topic, partition).bounds().log_start
-    for batch in log.reader(topic, [partition]):
+    for batch in log.reader(topic, [partition], control_records=True):
         columns = read_columns(batch.column("headers"))
         offsets.append(batch.column("offset").to_numpy())
         rows.append(columns.rows)
@@ -185,7 +185,9 @@ def _record(log: Log, topic: str, survey: Survey, slot: Slot) -> pa.RecordBatch:
 
 def _row(log: Log, topic: str, survey: Survey, row: int) -> dict[str, Any]:
     offset = int(survey.offsets[row])
-    found = log.reader(topic, [survey.partition], start=offset, stop=offset + 1).read_all()
+    found = log.reader(
+        topic, [survey.partition], start=offset, stop=offset + 1, control_records=True
+    ).read_all()
     fields: dict[str, Any] = found.select(SCHEMA.names).to_pylist()[0]
     return fields
 
@@ -225,7 +227,7 @@ def _copy(
             edited = np.array(sorted(edits), np.int64)
             row = compacted = 0
             below = log.compacted_below(topic, number)
-            for batch in log.reader(topic, [number]):
+            for batch in log.reader(topic, [number], control_records=True):
                 compacted += int((batch.column("offset").to_numpy() < below()).sum())
                 low, high = np.searchsorted(edited, [row, row + batch.num_rows])
                 here = {place - row: edits[place] for place in edited[low:high].tolist()}

@@ -119,7 +119,9 @@ def audit_broker_partition(
     tolerance, audit.compaction = tolerance_by_settings(log.describe(audit.topic).config)
     audit.log_start = first
     tap = JudgingTap(audit, rules_of(audit, tolerance), now_ms, first=first, end=end)
-    with log.reader(audit.topic, [number], start={number: first}, stop={number: end}) as reader:
+    with log.reader(
+        audit.topic, [number], start={number: first}, stop={number: end}, control_records=True
+    ) as reader:
         for batch in reader:
             before = audit.total.faults
             tap.take(batch)
@@ -152,7 +154,9 @@ def _read(order: BrokerRange, tap: JudgingTap | SummingTap) -> int:
         return 0
     with (
         open_log(order.url, client=order.client) as log,
-        log.reader(order.topic, [order.partition], start=order.start, stop=order.stop) as reader,
+        log.reader(
+            order.topic, [order.partition], start=order.start, stop=order.stop, control_records=True
+        ) as reader,
     ):
         for batch in reader:
             tap.take(batch)

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
-from tidegate.integrity.columns import read_columns
 from tidegate.integrity.tolerance import tolerance_of
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
@@ -85,11 +84,9 @@ def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
 
 
 def _newest(log: Any, topic: str, numbers: tuple[int, ...]) -> Iterator[pa.RecordBatch]:
-    """The last records of every partition, without those that only carry the numbering."""
+    """The last records of every partition."""
     with log.reader(topic, start=-max(1, MAX_RECORDS // len(numbers))) as reader:
-        for batch in reader:
-            control = read_columns(batch.column("headers")).is_control
-            yield batch.filter(pa.array(~control)) if control.any() else batch
+        yield from reader
 
 
 def _events(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[EventBatch]:

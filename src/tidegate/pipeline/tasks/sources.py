@@ -185,7 +185,7 @@ class Reading:
 
     def _reader(self, start: int, stop: int) -> Any:
         number, log = self._order.partition, self._parts.log
-        settings: dict[str, Any] = {"isolation": "read_committed"}
+        settings: dict[str, Any] = {"isolation": "read_committed", "control_records": True}
         if isinstance(log, Log):  # a cluster's client decides for itself how much it fetches
             room = (stop - start) * ROOM_BYTES
             settings["max_bytes"] = min(max(room, LEAST_FETCH_BYTES), DEFAULT_MAX_BYTES)

@@ -268,7 +268,8 @@ class _Ingest:
     def _read(self) -> Iterator[pa.RecordBatch]:
         size = {"max_bytes": READ_BYTES} if isinstance(self._log, Log) else {}
         topic, number = self._version.topic, self.partition
-        with self._log.reader(topic, [number], start={number: self._state.next_offset}, **size) as reader:
+        start = {number: self._state.next_offset}
+        with self._log.reader(topic, [number], start=start, control_records=True, **size) as reader:
             yield from reader  # ends where the partition ends now, or says that nothing comes any more
 
     def _keep(self, records: pa.RecordBatch, _: Judged) -> None:
