@@ -18,6 +18,7 @@ from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import iter_headers
+from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
 
 Rows = list[dict[str, Any]]
 
@@ -170,6 +171,9 @@ def test_a_gap_in_a_compacted_topic_is_expected_once_it_is_old_enough(
     young = damaged(log, lambda rows: without(rows, [4]), "compacted")
     assert faults(young)[Verdict.MISSING] == [4] and young.expected == []
     manual_clock.advance(60_000)
+    uncleaned = audit_topic(log, "compacted").partitions[0]
+    assert faults(uncleaned)[Verdict.MISSING] == [4], "compaction has not been here, so it took nothing"
+    CleanerCheckpoint(log.path, files=log.files, clock=manual_clock).put("compacted", 0, 10)
     old = audit_topic(log, "compacted").partitions[0]
     assert old.total.faults == 0
     assert old.compacted.first[0] == 4

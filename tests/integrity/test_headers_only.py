@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import struct
+import zlib
 from typing import Any
 
 import pyarrow as pa
@@ -72,6 +74,19 @@ def test_only_the_rows_are_sent_and_every_one_is_proven() -> None:
     assert columns.sequence.tolist() == list(range(15))
     assert set(columns.chain.tolist()) == {0} and set(columns.flags.tolist()) == {HEADERS_ONLY}
     assert verdicts_of(batch) == ["OK"] * 15
+
+
+def test_golden_bytes() -> None:
+    rows = RecordColumns(
+        pa.array([b"key"]), pa.array([b"value"], pa.binary()), pa.array([7], pa.int64()), None
+    )
+    (piece,) = Chains(GUID, headers_only=True).data(ChainState(), rows, 1_800_000_000_000).pieces
+    (header,) = piece.headers.to_pylist()[0]
+    fixed = "0100ff08" + GUID.hex() + "00000000" + "00000000" + "000001a3185c5000"
+    covered = struct.pack(">ii", 0, 3) + b"key" + struct.pack(">i", 0) + b"value"
+    crc = zlib.crc32(covered + struct.pack(">iq", 8, 1_800_000_000_000))
+    assert header == {"key": "div", "value": bytes.fromhex(fixed) + crc.to_bytes(4, "big")}
+    assert f"{crc:08x}" == "8472c9c9"
 
 
 def test_the_numbering_goes_on_in_the_next_chain_behind_the_last_sequence_there_is() -> None:

@@ -22,6 +22,7 @@ from tidegate.integrity.report_page import page
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import iter_headers
+from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction, PartitionTarget
@@ -196,9 +197,11 @@ def test_expected_gaps_stand_there_with_their_reason(tmp_path: Path) -> None:
         )
         with log.writer("orders") as writer:
             writer.write(pa.concat_tables([sent[:4], sent[6:]]))
+        CleanerCheckpoint(log.path, files=log.files, clock=clock).put("orders", 0, 9)
     code, html = shown(tmp_path / "log", "orders", tmp_path)
     found = Page(html)
     assert code == 0 and "Expected gaps" in found.text
+    assert "health unsure" in html and "below offset 9, so loss there would not show" in found.text
     assert "cleanup.policy=compact, min.compaction.lag.ms=0" in found.text
 
 

@@ -339,7 +339,8 @@ def _future_clock(survey: Survey, row: int) -> Plan:
 
 def _judged(plan: Plan) -> Plan:
     """The plan with what a validator tolerates put apart from what it says."""
-    seen, tolerated = [], []
+    seen: list[Seen] = []
+    tolerated: list[Seen] = []
     for one in plan.seen:
         (tolerated if _is_tolerated(plan, one) else seen).append(one)
     return replace(plan, seen=tuple(seen), tolerated=tuple(tolerated))
