@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +19,20 @@ STREAMS = 2_400
 GROUPS = 12
 
 
+def bound_of(chance: random.Random) -> Callable[[], int] | None:
+    bound = chance.choice([None, None, 0, chance.randrange(40)])
+    return None if bound is None else lambda: bound
+
+
 def rules_of(chance: random.Random) -> ValidationRules:
     actions = list(OnFault)
     lag = chance.choice([-1, -1, 0, LAG])
     return ValidationRules(
         during_push=chance.choice(actions),
         otherwise=chance.choice([OnFault.WARN, *actions]),
-        tolerance=Tolerance(lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1),
+        tolerance=Tolerance(
+            lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1, bound_of(chance)
+        ),
         head_may_be_gone=chance.random() < 0.3,
         strict=chance.random() < 0.2,
         batch_only=chance.random() < 0.3,

@@ -32,7 +32,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def controls(stage: Stage, control: int) -> list[dict[str, Any]]:
     found = []
-    with stage.log.reader(VERSION, [0]) as reader:
+    with stage.log.reader(VERSION, [0], control_records=True) as reader:
         for batch in reader:
             for row in batch.to_pylist():
                 headers = {each["key"]: each["value"] for each in row["headers"]}
@@ -103,7 +103,7 @@ def test_a_live_topic_that_falls_silent_behind_repeats_leaves_no_lag(stage: Stag
     stage.write(stage.sender(LIVE), alice="1", bob="2")
     first, second = stage.replica("a"), stage.replica("b")
     stage.settle(first, second)
-    with stage.log.reader(LIVE) as reader:
+    with stage.log.reader(LIVE, control_records=True) as reader:
         again = pa.Table.from_batches(list(reader)).slice(1).select(["key", "value", "timestamp", "headers"])
     stage.log.writer(LIVE).write(again, partition=0)
     while first.step() or second.step():
@@ -146,7 +146,7 @@ def test_bytes_that_a_live_producer_sent_twice_are_copied_once_by_whoever_leads(
     stage.write(live, alice="2")
     stage.settle(first)
     first.close()
-    with stage.log.reader(LIVE, [0]) as reader:
+    with stage.log.reader(LIVE, [0], control_records=True) as reader:
         again = next(iter(reader)).slice(0, 2)  # the start of the chain and the first value
     names = ("key", "value", "timestamp", "headers")
     plain = pa.RecordBatch.from_arrays([again.column(name) for name in names], list(names))

@@ -178,7 +178,7 @@ def test_offsets_that_aged_out_stop_the_partition(tmp_path: Path) -> None:
 def numbered(rig: TaskRig, *values: object) -> pa.Table:
     """The records of a sender, control records among them."""
     rig.write(rows(*values), integrity=True)
-    with rig.log.reader("events") as reader:
+    with rig.log.reader("events", control_records=True) as reader:
         return reader.read_all().combine_chunks()
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
+from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
 from tidegate.log.kafka.client import calling, load_client, translated
 from tidegate.log.kafka.consumer import Fetched, MessageConsumer
@@ -61,12 +62,15 @@ class KafkaReader:
         stop: StartLike | None = None,
         isolation: str = "read_uncommitted",
         follow: bool = False,
+        control_records: bool = False,
         admin: Any | None = None,
     ) -> None:
+        """`control_records` hands out Tidegate's own records, too (see the embedded log's reader)."""
         self.topic = topic
         self.partitions = tuple(partitions)
         self.isolation = isolation
         self.follow = follow
+        self._control_records = control_records
         self._servers = servers
         load_client()
         self._clock = SystemClock()
@@ -126,7 +130,11 @@ class KafkaReader:
             self._take(left_ms)
             if left_ms == 0:
                 break
-        return self._ready.popleft() if self._ready else None
+        batch = self._ready.popleft() if self._ready else None
+        if batch is None or self._control_records:
+            return batch
+        data = data_records(batch)
+        return data if data.num_rows else None
 
     @property
     def is_done(self) -> bool:

@@ -15,7 +15,7 @@ from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import described
-from tidegate.pipeline.definition.sampling import Sample, sample_flow
+from tidegate.pipeline.definition.sampling import Sample, gap_doubts, sample_flow
 from tidegate.pipeline.definition.sizing import ASSUMED, StateSize, state_sizes
 from tidegate.pipeline.definition.steps import (
     Aggregate,
@@ -58,7 +58,8 @@ def explain_app(app: App, *, sample: bool | None) -> str:
         lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
     for flow in app.flows:
         found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
-        lines += ["", *_flow_lines(flow, found, app.storage)]
+        doubts = gap_doubts(flow, app.log, app.client) if looks and _validate(flow) is not None else []
+        lines += ["", *_flow_lines(flow, found, doubts, app.storage)]
     return "\n".join(lines)
 
 
@@ -69,7 +70,9 @@ def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
     return "\n".join(lines)
 
 
-def _flow_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iterator[str]:
+def _flow_lines(
+    flow: Flow, found: Sample | str, doubts: Sequence[str], storage: StorageConfig
+) -> Iterator[str]:
     yield f"Flow {flow.name}"
     yield from _step_lines(flow.source, flow.steps, flow.schemas)
     for sink in flow.sinks:
@@ -79,6 +82,8 @@ def _flow_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iter
     yield "  where each record goes"
     for what, where in _fates(flow):
         yield f"    {what:<24} {where}"
+    for doubt in doubts:
+        yield f"    {'a gap that is no fault':<24} {doubt}"
     if flow.is_stateful:
         yield from _size_lines(flow, found, storage)
 
@@ -169,9 +174,13 @@ def _tasks(flow: Flow, found: Sample | str) -> str:
     return f"one for each partition of {flow.source.topic}"
 
 
+def _validate(flow: Flow) -> Validate | None:
+    return next((step for step in flow.steps if isinstance(step, Validate)), None)
+
+
 def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
     """What becomes of every kind of record, in the order it is decided."""
-    validate = next((step for step in flow.steps if isinstance(step, Validate)), None)
+    validate = _validate(flow)
     if validate is not None:
         yield "producer's fault", _FAULTS[validate.on_fault]
     if flow.source.value is not None or flow.source.windows is not None:

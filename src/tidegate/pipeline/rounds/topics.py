@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.tolerance import INTEGRITY_LAG_MS
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.definition.flow import Flow
@@ -35,11 +36,15 @@ def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, 
 
 
 def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
-    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says."""
+    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says.
+
+    Numbered records stay for a day at least before compaction may take them: a gap among younger ones is loss.
+    """
     window = flow.window
     if window is None:
         return {}
+    own = {"min.compaction.lag.ms": str(INTEGRITY_LAG_MS)} if sink.integrity else {}
     if isinstance(window.kind, Unlimited):
-        return changelog_settings("key-value")
+        return changelog_settings("key-value", own=own)
     kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
-    return changelog_settings(kind, retention=window.kind.retention_ms)
+    return changelog_settings(kind, retention=window.kind.retention_ms, own=own)

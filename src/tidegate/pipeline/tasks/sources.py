@@ -29,6 +29,7 @@ import pyarrow as pa
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError
 from tidegate.integrity.policy import Throttle
+from tidegate.integrity.tolerance import Tolerance
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
@@ -62,7 +63,7 @@ class SourceParts:
     clock: Clock
     randomness: Randomness
     stages: Stateless
-    compaction_lag_ms: int
+    tolerance: Tolerance
     buffers: FetchBuffers
     throttle: Throttle = field(default_factory=Throttle)
     """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
@@ -115,7 +116,7 @@ class Reading:
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
-        rules = None if step is None else rules_for(step, parts.compaction_lag_ms, is_cut=self._is_cut)
+        rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
         self._validation = SourceValidation(
             step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
         )
@@ -184,7 +185,7 @@ class Reading:
 
     def _reader(self, start: int, stop: int) -> Any:
         number, log = self._order.partition, self._parts.log
-        settings: dict[str, Any] = {"isolation": "read_committed"}
+        settings: dict[str, Any] = {"isolation": "read_committed", "control_records": True}
         if isinstance(log, Log):  # a cluster's client decides for itself how much it fetches
             room = (stop - start) * ROOM_BYTES
             settings["max_bytes"] = min(max(room, LEAST_FETCH_BYTES), DEFAULT_MAX_BYTES)

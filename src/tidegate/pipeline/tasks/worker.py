@@ -41,7 +41,7 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.sources import FetchBuffers, Reading, SourceParts
 from tidegate.pipeline.tasks.stateless import Around
 from tidegate.pipeline.tasks.timing import Timings
-from tidegate.pipeline.tasks.validation import compaction_lag_ms
+from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.port import StorageBackend
@@ -118,7 +118,7 @@ class Worker:
         with self._guard:
             parts = self._sources.get(place)
         if parts is None:
-            lag_ms = compaction_lag_ms(self._log, flow)
+            tolerance = source_tolerance(self._log, flow, order.partition)
             front = front_of(flow, self._around)
             parts = SourceParts(
                 self.setup.app,
@@ -128,7 +128,7 @@ class Worker:
                 self._clock,
                 self._randomness,
                 front,
-                lag_ms,
+                tolerance,
                 self._buffers,
             )
             with self._guard:
@@ -297,7 +297,7 @@ class Worker:
     def _changelog(
         self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
     ) -> list[Batches]:
-        if not rows and not tick.closing:
+        if not rows:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import InternalError
-from tidegate.integrity import Replica, Tolerance, ValidationRules
+from tidegate.integrity import Replica, ValidationRules
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.verdicts import Verdict
 from tidegate.metrics import Metrics
 from tidegate.tables.building.partition_state import PartitionState
@@ -76,11 +77,9 @@ class Validation:
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
     """How a topic's records are judged: gaps of compaction are tolerated, and a head that aged out."""
-    config = log.describe(topic).config
-    lag_ms = config.min_compaction_lag_ms if config.compacts else -1
     with log.reader(topic, [partition], start="earliest") as probe:
         head_is_gone = probe.positions()[partition] > 0
-    return ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
 
 
 def has_headers(records: pa.RecordBatch) -> bool:
