@@ -47,7 +47,8 @@ def run(
         rows, starts, np.array([record[1] for record in records], np.int64),
         np.array([record[2] for record in records], np.int64), bounds,
         np.array([session[0] for session in flat], np.int64), np.array([session[1] for session in flat], np.int64),
-        gap, allowed, reach, int(stays_final), np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
+        gap, allowed, reach, int(stays_final),
+        np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
         np.empty(len(flat) + len(records), np.int32), groups, gone, late_by, out_start, out_end, out_key,
     )  # fmt: skip
     names = [f"found {at}" for at in range(len(flat))] + [f"record {at}" for at in range(len(records))]
