@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import defaultdict
@@ -12,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.pipeline.definition.changes import compare
+from tidegate.windows.keys.layouts import KeyFormat, TimeWindow, Windowed
 
 T0 = 1_767_261_600_000
 MINUTE = 60_000
@@ -182,9 +186,7 @@ def test_what_was_late_for_a_window_is_in_none(tmp_path: Path, emit: str, record
     summary = first.run("local", until="caught_up", round_records=records[0])
     assert first.late("windows").num_rows > 0 and summary.caught_up
     with first, first.windowed_table("windows", "2m", retention="30d") as table:
-        final = [
-            (row.key, row.window.end - 1, row.value["n"], row.value["total"]) for row in table.all()
-        ]
+        final = [(row.key, row.window.end - 1, row.value["n"], row.value["total"]) for row in table.all()]
     again = tg.Tumbling("5m", retention="1d")
     second = second_app(tmp_path, again, False, emit, window_size="2m", grace="30s")
     second.run("local", until="caught_up", round_records=records[1], close=emit == "close")
@@ -199,28 +201,41 @@ def test_a_topic_that_was_compacted_between_writer_and_reader_gives_the_same(tmp
         write(tmp_path, share)
         first_app(tmp_path, window).run("local", until="caught_up", round_records=13)
         with tg.Log(tmp_path / "log") as log:
-            before = sum(1 for _ in _values(log))
-            log.alter_topic("windows", {"min.compaction.lag.ms": "0", "segment.ms": "1"})
-            log.compact("windows", force=True)
-            assert sum(1 for _ in _values(log)) < before
+            before = len(_values(log))
+            settings = {
+                "min.compaction.lag.ms": "0",
+                "min.cleanable.dirty.ratio": "0.01",
+                "retention.ms": "-1",
+            }
+            log.alter_topic("windows", settings)
+            for partition in range(2):
+                log.partition("windows", partition).roll()
+            parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
+            Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=["windows"])
+            assert len(_values(log)) < before
         if number != 1:  # of the second share only what compaction left is ever read
             second_app(tmp_path, again, False, **said).run("local", until="caught_up", round_records=31)
     app = second_app(tmp_path, again, False, **said)
     assert committed(app) == naive(tumbling_rows(rows, MINUTE), 5 * MINUTE, False)
 
 
-def _values(log: tg.Log) -> Any:
+def _values(log: tg.Log) -> list[Any]:
     with log.reader("windows") as reader:
-        yield from reader.read_all()["value"].to_pylist()
+        return list(reader.read_all()["value"].to_pylist())
 
 
 def test_a_kafka_streams_changelog_is_read_as_updates(tmp_path: Path) -> None:
     """Nothing is known of a topic that this app does not write: its rows may come again, and deletions take back."""
-    from tidegate.windows.keys.layouts import KeyFormat, TimeWindow, Windowed
-
     serde = tg.windowed(tg.String(), size="1m", key_format=KeyFormat.CHANGELOG)
     app = tg.App("reader", data=tmp_path)
-    changes = [("ann", 0, 1), ("ann", 0, 2), ("bob", 0, 7), ("ann", MINUTE, 5), ("bob", 0, None), ("ann", 0, 4)]
+    changes = [
+        ("ann", 0, 1),
+        ("ann", 0, 2),
+        ("bob", 0, 7),
+        ("ann", MINUTE, 5),
+        ("bob", 0, None),
+        ("ann", 0, 4),
+    ]
     with tg.Log(app.log) as log:
         log.create_topic("counts", 1)
         with log.writer("counts") as writer:
@@ -259,7 +274,9 @@ ORDERS = tg.Json(n="int64", total="double")
 def test_what_cannot_be_undone_is_refused_over_updates(tmp_path: Path, made: Any) -> None:
     app = tg.App("a", data=tmp_path)
     changes = app.changes("windows", window_size="1m", value=ORDERS)
-    with pytest.raises(tg.InvalidError, match=r"emit='update'.*cannot take back.*count, sum, mean can.*emit='close'"):
+    with pytest.raises(
+        tg.InvalidError, match=r"emit='update'.*cannot take back.*count, sum, mean can.*emit='close'"
+    ):
         changes.window(tg.Tumbling("1h")).aggregate(x=made)
     close = app.changes("windows", window_size="1m", value=ORDERS, emit="close")
     close.window(tg.Tumbling("1h")).aggregate(x=made)
@@ -314,7 +331,9 @@ def test_reading_its_own_topic_as_something_else_is_refused(
 
     def write_windows() -> None:
         stream = app.stream("events", value=tg.Json(amount="double"))
-        stream.window(tg.Tumbling("1m", grace="2m")).aggregate(n=tg.count(), total=tg.sum("amount")).to("windows")
+        stream.window(tg.Tumbling("1m", grace="2m")).aggregate(n=tg.count(), total=tg.sum("amount")).to(
+            "windows"
+        )
 
     def read_windows() -> None:
         app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to("hours")
@@ -334,7 +353,6 @@ def test_windows_of_its_own_are_not_read_as_plain_records(tmp_path: Path) -> Non
 
 def test_state_that_does_not_know_what_rows_were_is_not_gone_on_with(tmp_path: Path) -> None:
     """Of an earlier release, which added every change up, and of a flow that read each window once."""
-    from tidegate.pipeline.definition.changes import compare
 
     def flow(**said: Any) -> Any:
         app = tg.App("a", data=tmp_path)
@@ -344,9 +362,9 @@ def test_state_that_does_not_know_what_rows_were_is_not_gone_on_with(tmp_path: P
 
     now = flow()
     document = dict(now.document)
-    document["source"] = {name: said for name, said in now.document["source"].items() if name not in ("emit", "settles_ms")}
-    import json
-
+    document["source"] = {
+        name: said for name, said in now.document["source"].items() if name not in ("emit", "settles_ms")
+    }
     before = json.dumps(document).encode()
     assert compare({"hours": before}, [now]).kind == "incompatible"
     assert "could not be taken back" in compare({"hours": before}, [now]).notes[0]

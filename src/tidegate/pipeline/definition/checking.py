@@ -292,8 +292,8 @@ def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema, source: Sou
     for each in step.aggregates if source.has_updates else ():
         if each.kind not in RETRACTABLE:
             raise InvalidError(
-                f"{where}: {_UPDATES.format(topic=source.topic)} {each.name} = {each.kind}({', '.join(each.columns)}) cannot "
-                f"take back what a window was before; {', '.join(RETRACTABLE)} can. For {each.kind}, {_ON_CLOSE}"
+                f"{where}: {_UPDATES.format(topic=source.topic)} {each.name} = {each.kind}({', '.join(each.columns)}) "
+                f"cannot take back what a window was before; {', '.join(RETRACTABLE)} can. For {each.kind}, {_ON_CLOSE}"
             )
     try:
         return resolve(step.aggregates, schema, retractable=source.has_updates).result_schema

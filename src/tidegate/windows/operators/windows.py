@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
@@ -259,17 +260,22 @@ class WindowOperator:
         return self._is_heard and self._emit is Emit.UPDATE
 
     def _count(self, batch: EventBatch, stamped: Stamped, assigned: Assigned) -> None:
-        count = self._state.progress.count
-        count("records", len(batch))
-        count("accepted", assigned.accepted)
-        count("late_windows", assigned.closed)
+        count, told = self._state.progress.count, _told(batch)
+        if told is None:
+            count("records", len(batch))
+            count("accepted", assigned.accepted)
+            count("late_windows", assigned.closed)
+        else:
+            count("records", int(np.count_nonzero(told)))
+            count("accepted", int(np.count_nonzero(told & (assigned.taken != 0))))
+            count("late_windows", int(assigned.late_windows[told].sum()))
         if assigned.accepted == len(batch) and self._future is None:
             return
-        by_verdict = np.bincount(stamped.verdicts, minlength=4)
+        by_verdict = np.bincount(stamped.verdicts if told is None else stamped.verdicts[told], minlength=4)
         count("no_key", by_verdict[NO_KEY])
         count("negative_time", by_verdict[NEGATIVE])
         count("future", by_verdict[FUTURE])
-        gone = assigned.taken == 0
+        gone = assigned.taken == 0 if told is None else told & (assigned.taken == 0)
         if isinstance(self._kind, Unlimited):
             count("before_start", int(np.count_nonzero(gone & (stamped.verdicts == GOOD))))
         else:
@@ -286,13 +292,18 @@ class WindowOperator:
         rows, starts, how_late = ahead, np.full(len(ahead), NO_TIME), batch.ts[ahead] - latest
         reasons = np.full(len(ahead), FUTURE_REASON, object)
         if assigned.closed and not isinstance(self._kind, Unlimited):
-            lines = late_lines(self._kind, np.ascontiguousarray(batch.ts), stamped, assigned)
-            rows = np.concatenate([lines.rows, rows])
+            lines, told = (
+                late_lines(self._kind, np.ascontiguousarray(batch.ts), stamped, assigned),
+                _told(batch),
+            )
+            kept = slice(None) if told is None else np.flatnonzero(told[lines.rows])
+            late_rows = lines.rows[kept]
+            rows = np.concatenate([late_rows, rows])
             order = np.argsort(rows, kind="stable")
             rows = rows[order]
-            starts = np.concatenate([lines.window_start, starts])[order]
-            how_late = np.concatenate([lines.how_late_ms, how_late])[order]
-            reasons = np.concatenate([np.full(len(lines.rows), LATE, object), reasons])[order]
+            starts = np.concatenate([lines.window_start[kept], starts])[order]
+            how_late = np.concatenate([lines.how_late_ms[kept], how_late])[order]
+            reasons = np.concatenate([np.full(len(late_rows), LATE, object), reasons])[order]
         events = batch.take(rows)
         judged = EventBatch(
             events.key, events.ts, events.offset, events.partition, stamped.judged[rows], events.values
@@ -347,3 +358,13 @@ class WindowOperator:
             if number != before.get(name, 0)
         }
         return Output(rows, late, counters)
+
+
+def _told(batch: EventBatch) -> npt.NDArray[np.bool_] | None:
+    """Which events are counted and set aside as records: of a row's old and new content only the new; None: all are."""
+    if batch.changes is None:
+        return None
+    told = np.ones(len(batch), np.bool_)
+    is_same = (batch.offset[1:] == batch.offset[:-1]) & (batch.partition[1:] == batch.partition[:-1])
+    told[:-1] = ~(is_same & (batch.changes.weight[:-1] < 0))
+    return told
