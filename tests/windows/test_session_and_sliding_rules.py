@@ -272,6 +272,15 @@ def test_as_kafka_streams_does_it_a_session_can_be_joined_while_it_is_kept(
     assert emitted(operator.process(batch([22], first_offset=2), Moment(0)).rows) == expected
 
 
+@pytest.mark.parametrize(("compat", "ends"), [(None, [20]), ("kafka-streams", [10, 20])])
+def test_on_close_kafka_streams_reads_sliding_windows_a_millisecond_longer(
+    compat: str | None, ends: list[int]
+) -> None:
+    operator = operator_of(Sliding(5, retention=15), emit="close", compat=compat)
+    one_by_one(operator, [10, 20])
+    assert [end for _, end, _, _ in emitted(operator.windows()) if end in (10, 20)] == ends
+
+
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -98,3 +98,34 @@ def test_first_and_last_go_by_event_time(tmp_path: Path, rekeyed: bool, records:
         assert in_order != sorted(in_order), (
             "event time and place in the log must differ for this to say anything"
         )
+
+
+def test_windows_that_missed_a_record_are_counted_apart_from_records_that_no_window_took(
+    tmp_path: Path,
+) -> None:
+    """A record late for one of its two windows is no late record; Kafka Streams counts the windows."""
+    from tidegate.metrics import Metrics
+
+    rows = [("a", T0, 1), ("a", T0 + 90_000, 2), ("a", T0 + 50_000, 3), ("a", T0 + 150_000, 4), ("a", T0, 5)]
+    app = tg.App("late", log=filled(tmp_path, rows), state=tmp_path / "state")
+    app.stream("events").window(tg.Hopping("1m", "30s")).count().table("hops")
+    metrics = Metrics()
+    app.run("local", until="caught_up", metrics=metrics)
+    values = {sample.name: sample.value for sample in metrics.samples() if "late" in sample.name}
+    assert values == {"tidegate_late_total": 1, "tidegate_late_windows_total": 3}
+
+
+def test_compat_of_windows_is_checked_recorded_and_kept(tmp_path: Path) -> None:
+    from tidegate.pipeline.definition.changes import compare
+
+    def flow(**settings: Any) -> Any:
+        app = tg.App("a", data=tmp_path)
+        app.stream("events").window(tg.Session("1m")).count(**settings).table("t")
+        return app.flows[0]
+
+    with pytest.raises(tg.InvalidError, match="only 'kafka-streams' is known"):
+        flow(compat="flink")
+    ours, theirs = flow(), flow(compat="kafka-streams")
+    assert "compat" not in str(ours.document) and theirs.fingerprint != ours.fingerprint
+    assert compare({"t": ours.description}, [theirs]).kind == "incompatible"
+    assert compare({"t": theirs.description}, [theirs]).kind == "same"

@@ -277,6 +277,10 @@ def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema, source: Sou
         raise TypeError(
             f"{where}: {step.kind!r} is no kind of window; use Tumbling, Hopping, Sliding, Session or Unlimited"
         )
+    if step.compat not in (None, "kafka-streams"):
+        raise InvalidError(
+            f"{where}: compat is {step.compat!r}; only 'kafka-streams' is known, or leave it out"
+        )
     if step.emit is Emit.CLOSE and isinstance(step.kind, Unlimited):
         raise InvalidError(f"{where}: an unlimited window never closes; use emit='update'")
     if step.future is not None and step.future.policy == "late" and step.late is None:

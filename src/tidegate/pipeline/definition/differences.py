@@ -265,6 +265,9 @@ def _aggregate(name: str, was: Document, now: Document, lone: Sequence[str]) -> 
         changes.append(
             Change(name, False, said, "which windows were sent as final is not known for the other one")
         )
+    if was.get("compat") != now.get("compat"):
+        said = f"compat was {was.get('compat')!r} and is {now.get('compat')!r}"
+        changes.append(Change(name, False, said, "the windows that are kept were made by the other rules"))
     for field in ("future", "idle_close_ms"):
         if was[field] != now[field]:
             changes.append(

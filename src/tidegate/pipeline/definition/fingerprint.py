@@ -143,6 +143,7 @@ def document(said: Any) -> Document:
                 "keep_late": _late(said),
                 "future": None if said.future is None else [said.future.ahead_ms, said.future.policy],
                 "idle_close_ms": said.idle_close_ms,
+                **({} if said.compat is None else {"compat": said.compat}),
             }
         case Lookup():
             return {

@@ -23,7 +23,7 @@ from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimite
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 WindowKind: TypeAlias = Tumbling | Hopping | Sliding | Session | Unlimited
 ArrowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
@@ -136,6 +136,7 @@ class Aggregate(ByContent):
     future: FutureGuard | None = None
     idle_close_ms: int | None = None
     layout: StateLayout | None = None  # of a store from before; None: what suits the kind
+    compat: Compat | None = None  # whose rules apply where they differ; None: Tidegate's
 
 
 @dataclass(frozen=True, eq=False)

@@ -189,6 +189,7 @@ class TaskChain:
             "idle_close": _idle(flow, step),
             "stamped": True,
             "layout": step.layout,
+            "compat": step.compat,
             "heard": bool(flow.topics),  # a table is read where its windows are kept
         }
         if isinstance(step.kind, Session):

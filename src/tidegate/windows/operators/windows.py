@@ -125,7 +125,8 @@ class WindowOperator:
 
         `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
         needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored. `layout` is that of a store
+        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, and on close windows can be
+        read for a millisecond longer, as in its stores of that kind. `layout` is that of a store
         which was made for a shorter retention, or fewer aggregates. `heard=False`: nobody takes rows that are sent on,
         the windows are read where they are kept; so none are made, which is a third of the work.
         """
@@ -143,6 +144,8 @@ class WindowOperator:
         if future is not None and future.policy == "late" and late is None:
             raise InvalidError("a future guard with policy 'late' needs a late table: give `late`")
         self._future, self._is_stamped = future, stamped
+        # Kafka Streams' time-ordered store, which it emits from on close, reads one millisecond further back.
+        self._reach_ms = 0 if compat is not None and self._emit is Emit.CLOSE else 1
         self._idle_ms = None if idle_close is None else duration_ms(idle_close)
         self._folds = Folds(aggregates)
         layout = window_layout(kind) if layout is None else layout
@@ -345,7 +348,7 @@ class WindowOperator:
         if isinstance(self._kind, Unlimited) or floor in (NO_TIME, LATEST):
             return 0
         observed = floor // self._kind.advance_ms * self._kind.advance_ms
-        return max(0, observed - self._kind.retention_ms + 1)
+        return max(0, observed - self._kind.retention_ms + self._reach_ms)
 
     def _output(self, pieces: Sequence[WindowRows], late: LateRows | None, before: dict[str, int]) -> Output:
         rows = join_rows(pieces) if pieces else no_rows(self._folds.results)
