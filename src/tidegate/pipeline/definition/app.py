@@ -131,9 +131,9 @@ class App:
 
         `emit` is how the topic is written: `"update"`, a window's new value whenever it changes (the default, and what
         Kafka Streams writes), or `"close"`, each window once. Of updates, windows behind it take back what a row was,
-        so that every row counts once, with its last value; deletions take a row back. `grace` is for how long after its
-        end a window that is read may still change: the grace of its windows, of sessions gap and grace. Both are known
-        of what this app itself writes.
+        so that every row counts once, with its last value; deletions take a row back. `emit` is known of what this
+        app itself writes. `grace` is for topics that Tidegate did not write, whose records do not say which windows
+        are final: for how long after its end a window may still change (its grace; of sessions gap and grace).
         """
         if (window_size is None) is not sessions:
             raise InvalidError(

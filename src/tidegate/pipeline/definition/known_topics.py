@@ -119,12 +119,6 @@ def check_reading(flows: Sequence[Flow]) -> None:
                 f"changes of {source.topic} are read as emit={str(source.emit)!r}, and the app writes them with "
                 f"emit={str(window.emit)!r}: leave emit= out of app.changes, after the flow that writes the topic"
             )
-        if source.settles_ms < settles_ms(window):
-            raise InvalidError(
-                f"changes of {source.topic} are read as if its windows may change for "
-                f"{format_duration(source.settles_ms)} after their end, and they may for "
-                f"{format_duration(settles_ms(window))}: leave grace= out of app.changes, after the flow that writes it"
-            )
 
 
 def _size_ms(kind: WindowKind) -> int | None:

@@ -59,7 +59,7 @@ class Source(ByContent):
     With `windows` the topic is the changelog of a table: its keys are read by it, an event's key is the key inside,
     and the columns `window_start` and `window_end` come before those of the value. `emit` is then what its writer
     sends: each window's new value whenever it changes, or each window once. `settles_ms` is for how long after its end
-    (in the writer's stream time) a window may still change.
+    (in the writer's stream time) a window may still change, where records do not say which are final.
     """
 
     topic: str

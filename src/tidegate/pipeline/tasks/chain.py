@@ -23,14 +23,14 @@ from tidegate.randomness import Randomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import NO_TIME, EventBatch
-from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding
+from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.layout import window_layout
 from tidegate.windows.operators.retractions import Retractions
 from tidegate.windows.operators.sessions import SessionOperator
 from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
 from tidegate.windows.operators.sliding import SlidingOperator
-from tidegate.windows.operators.windows import WindowOperator
+from tidegate.windows.operators.windows import Emit, WindowOperator
 
 WindowOperators: TypeAlias = WindowOperator | SessionOperator | SlidingOperator
 Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless | Retractions"
@@ -89,6 +89,18 @@ class TaskChain:
     def operators(self) -> list[DedupeOperator | WindowOperators]:
         """Those that keep state, in their order."""
         return [link for link in self.links if not isinstance(link, Stateless | Retractions)]
+
+    @property
+    def settled(self) -> int | None:
+        """Windows that end at or before this get no update any more; None where windows are not sent on update."""
+        window = self._flow.window
+        if window is None or window.emit is not Emit.UPDATE or isinstance(window.kind, Unlimited):
+            return None
+        floor = self.operators[-1].clocks.floor
+        if floor in (NO_TIME, LATEST):  # after the end of the input nothing comes, and nobody needs to know
+            return NO_TIME
+        # sliding windows include their end
+        return max(NO_TIME, window.kind.close_time(floor) - isinstance(window.kind, Sliding))
 
     def look_up(self, commits: Mapping[str, int]) -> None:
         """Of tables that are looked into, the commits to look into from now on."""

@@ -6,9 +6,10 @@ Stream time is the source's own: the largest event time of all its records so fa
 the future guard, also of those that a filter leaves out. Every event carries it, and all operators judge by it,
 so that results do not depend on cuts, nor on whether the flow is re-keyed.
 
-Of a changelog it is the largest timestamp of its records, less the time for which its windows may still change
-(`Source.settles_ms`): a change that its writer made in time is late for nobody. Where the changelog has updates and the
-flow keeps state, events are changes of rows (`RowChanges`), and deletions are, too.
+Of a changelog it is what its records say is final (header `settled`, see `changelog`); of records that do not say it,
+their timestamp less the time for which windows may still change (`Source.settles_ms`). So a change that its writer made
+in time is late for nobody. Where the changelog has updates and the flow keeps state, events are changes of rows
+(`RowChanges`), and deletions are, too.
 
 Nothing but a function of the log, the order and the tick is in the result: a repeated order gives the same events.
 
@@ -39,6 +40,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 from tidegate.pipeline.rounds.orders import SourceOrder, SourceResult, Stop, Tick
 from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.changelog import settled_times
 from tidegate.pipeline.tasks.decoding import Decoded, RecordDecoder
 from tidegate.pipeline.tasks.letters import letters_of, write_letters
 from tidegate.pipeline.tasks.source_state import SourceState, decode_state, encode_state
@@ -221,7 +223,7 @@ class Reading:
             self._stop("integrity", str(checked.fault), following)
         taken = records if checked.rows == records.num_rows else records.slice(0, checked.rows)
         aside, reasons = checked.aside, checked.reasons
-        going = taken.select(list(_COLUMNS))
+        going = taken.select([*_COLUMNS, "headers"] if self._has_windows else list(_COLUMNS))
         if checked.kept is not None:
             going = going.filter(pa.array(checked.kept))
         with self.timings("decode"):
@@ -285,10 +287,12 @@ class Reading:
             return _Made(None, self.stream_time, counters, letters)
         with self.timings("stamp"):
             ts = written = self._decoder.event_time(values, records.column("timestamp"))
-            stream_time = self._stream_times(written)
             changes = None
             if self._has_windows:
                 ts = self._decoder.window_time(values)
+                stream_time = self._running(self._settled(written, records.column("headers")))
+            else:
+                stream_time = self._running(self._guarded(ts))
             if self._has_rows:
                 there = np.ones(len(ts), np.int64) if absent is None else (~absent).astype(np.int64)
                 changes = RowChanges(records.column("key"), there, written)
@@ -311,11 +315,18 @@ class Reading:
         counters["left_out"] += int(weights(events).sum() - weights(made).sum())
         return _Made(made, int(stream_time[-1]), counters, letters)
 
-    def _stream_times(self, ts: Int64s) -> Int64s:
-        counted = ts if int(ts.max()) <= self._latest else np.where(ts <= self._latest, ts, NO_TIME)
-        if self._has_windows and self._source.settles_ms:
-            counted = np.maximum(counted - self._source.settles_ms, NO_TIME)
-        running: Int64s = np.maximum.accumulate(counted)
+    def _guarded(self, times: Int64s) -> Int64s:
+        """Times that may move the clock: none that lie beyond the future guard."""
+        return times if int(times.max()) <= self._latest else np.where(times <= self._latest, times, NO_TIME)
+
+    def _settled(self, written: Int64s, headers: pa.ListArray) -> Int64s:
+        """What each record of a changelog says is final."""
+        said, says_it = settled_times(headers)
+        times = np.where(says_it, said, written - self._source.settles_ms)
+        return np.maximum(self._guarded(times), NO_TIME)
+
+    def _running(self, times: Int64s) -> Int64s:
+        running: Int64s = np.maximum.accumulate(times)
         if int(running[0]) < self.stream_time:  # times before the epoch are below any stream time, too
             np.maximum(running, self.stream_time, out=running)
         return running

@@ -178,8 +178,10 @@ class Worker:
             with timings("restore"):
                 task = self._standing_at(flow, order, name)
             task.chain.look_up(order.lookups)
+            before = task.chain.settled
             rows = self._through(flow, task, tick, events, counters, timings)
-            contents = self._changelog(task, rows, tick, life, timings)
+            settled = None if before is None else (before, max(before, task.chain.settled or before))
+            contents = self._changelog(task, rows, tick, life, timings, settled)
             parcel = self._parcel(order, round, contents, timings)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
@@ -302,13 +304,19 @@ class Worker:
         return rows
 
     def _changelog(
-        self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
+        self,
+        task: _Task,
+        rows: list[Rows],
+        tick: Tick,
+        life: str,
+        timings: Timings,
+        settled: tuple[int, int] | None,
     ) -> list[Batches]:
         if not rows and not tick.closing:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:
-            contents += changelog.batches(rows, task.outbox, life, tick, timings)
+            contents += changelog.batches(rows, task.outbox, life, tick, timings, settled=settled)
         return contents
 
     def _parcel(
