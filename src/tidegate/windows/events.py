@@ -64,7 +64,9 @@ class EventBatch:
 
     def take(self, rows: Int64s | npt.NDArray[np.bool_]) -> EventBatch:
         """Some of the events: by position, or where a mask is true."""
-        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        positions: Int64s = (
+            np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
+        )
         if len(positions) == len(self) and rows.dtype == np.bool_:
             return self
         indices = pa.array(positions)

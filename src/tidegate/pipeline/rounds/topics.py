@@ -38,7 +38,7 @@ def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, 
 def require_one_writer(
     flows: Sequence[Flow], facts: Mapping[str, FlowFacts], counts: Mapping[str, int]
 ) -> None:
-    """Refuse windows over changes of a topic whose partitions several tasks write: each says for itself what is final."""
+    """Refuse windows over changes of a topic whose partitions several tasks write: none knows what is final for all."""
     for flow in flows:
         if flow.source.windows is None or not flow.is_stateful:
             continue

@@ -25,7 +25,6 @@ from tidegate.storage import Mean, Sum
 from tidegate.storage.runs.aggregates import input_column
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.storage.runs.hashing import Int32s
-from tidegate.storage.runs.summing import merge_states, refuse_unsummable, sum_state, sum_values
 
 WEIGHT: Final = "at:weight"
 _INT64, _DOUBLE = pa.int64(), pa.float64()
@@ -74,7 +73,7 @@ class RetractableSum:
     type: pa.DataType = _DOUBLE
 
     def __post_init__(self) -> None:
-        refuse_unsummable(self.name, self.type)
+        self._sum()  # refuses what cannot be summed
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -84,13 +83,13 @@ class RetractableSum:
     def state(self) -> tuple[pa.Field, ...]:
         counted = ("count", *_NOT_FINITE) if pa.types.is_floating(self.type) else ("count",)
         return (
-            pa.field(f"{self.name}.sum", sum_state(self.type)),
+            *self._sum().state,
             *(pa.field(f"{self.name}.{each}", _INT64, nullable=False) for each in counted),
         )
 
     @property
     def result(self) -> pa.DataType:
-        return Sum(self.name, self.input, self.type).result
+        return self._sum().result
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
         column = input_column(rows, self.name, self.input, self.type)
@@ -104,21 +103,43 @@ class RetractableSum:
             ]
             column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, self.type))
         return [
-            _summed(column, words(rows.column(WEIGHT)), groups, count),
+            self._summed(column, words(rows.column(WEIGHT)), groups, count),
             *(_counted(rows, each, groups, count) for each in counted),
         ]
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         return [
-            merge_states(states[0], groups, count),
+            *self._sum().merge([states[0]], groups, count),
             *(_added(words(each), groups, count) for each in states[1:]),
         ]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
-        return self._whole(states, Sum(self.name, self.input, self.type).finish([states[0]]))
+        return self._whole(states, self._sum().finish([states[0]]))
 
     def fingerprint(self) -> str:
         return f"retractable-sum/1({self.input}:{self.type})"
+
+    def _sum(self) -> Sum:
+        return Sum(f"{self.name}.sum", self.input, self.type)
+
+    def _summed(
+        self, column: pa.Array, weight: npt.NDArray[np.int64], groups: Int32s, count: int
+    ) -> pa.Array:
+        """The state of a sum in which values of rows taken back count against it."""
+
+        def summed(values: pa.Array, of: Int32s) -> pa.Array:
+            return self._sum().partial(pa.RecordBatch.from_arrays([values], [self.input]), of, count)[0]
+
+        if not (weight < 0).any():
+            return summed(column, groups)
+        if pa.types.is_floating(column.type):
+            return summed(pc.if_else(pa.array(weight < 0), pc.negate(column), column), groups)
+        states = [
+            summed(column.take(pa.array(chosen)), groups[chosen])
+            for chosen in (np.flatnonzero(weight > 0), np.flatnonzero(weight < 0))
+        ]
+        both = np.concatenate([np.arange(count, dtype=np.int32)] * 2)
+        return self._sum().merge([pa.concat_arrays([states[0], pc.negate(states[1])])], both, count)[0]
 
     def _whole(self, states: Sequence[pa.Array], finite: pa.Array) -> pa.Array:
         """Results of the finite values, with what the others make of them; null where no value is left."""
@@ -152,20 +173,6 @@ class RetractableMean(RetractableSum):
 
     def fingerprint(self) -> str:
         return f"retractable-mean/1({self.input}:{self.type})"
-
-
-def _summed(column: pa.Array, weight: npt.NDArray[np.int64], groups: Int32s, count: int) -> pa.Array:
-    """The state of a sum in which values of rows taken back count against it."""
-    if not (weight < 0).any():
-        return sum_values(column, groups, count)
-    if pa.types.is_floating(column.type):
-        return sum_values(pc.if_else(pa.array(weight < 0), pc.negate(column), column), groups, count)
-    states = []
-    for is_chosen in (weight > 0, weight < 0):
-        chosen = np.flatnonzero(is_chosen)
-        states.append(sum_values(column.take(pa.array(chosen)), groups[chosen], count))
-    both = np.concatenate([np.arange(count, dtype=np.int32)] * 2)
-    return merge_states(pa.concat_arrays([states[0], pc.negate(states[1])]), both, count)
 
 
 def _counted(rows: pa.RecordBatch, is_counted: pa.Array | None, groups: Int32s, count: int) -> pa.Array:
