@@ -99,7 +99,8 @@ def advance_clocks(
     """Go on from record `first`; the record that has an unknown partition, or the number of records.
 
     `key_valid` is a bitmap from bit `key_start` on, no bytes when every record has a key. `stamped` are stream
-    times from before a shuffle, no elements when there are none. `seen[p]` becomes 1 when a clock was asked.
+    times from before a shuffle, which move the clocks; no elements when there are none. `seen[p]` becomes 1 when a
+    clock was asked.
     """
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
@@ -139,7 +140,7 @@ def advance_clocks(
         elif time > latest:
             verdict = FUTURE
         else:
-            if is_stamped and stamped[row] > time:
+            if is_stamped:
                 time = stamped[row]
             seen[at] = 1
             if time > clock or idle[at] == 1:

@@ -94,7 +94,13 @@ def _flow_lines(
 def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -> Iterator[str]:
     value = "bytes" if source.value is None else source.value.name
     time = "the record's timestamp" if source.timestamp is None else f"column {source.timestamp}"
+    if source.windows is not None:
+        time = "the last millisecond of the window where state is kept"
     yield f"    {source.topic} from {source.start}: key {source.key.name}, value {value}, time is {time}"
+    if source.has_updates:
+        yield "      changes of windows: where state is kept, what a window was is taken back for its new value"
+    elif source.emit is not None:
+        yield "      windows that are final, each once"
     yield f"      {described(schemas[0])}"
     for step, before, after in zip(steps, schemas[:-1], schemas[1:], strict=True):
         yield f"    → {_step(step)}"
@@ -127,7 +133,8 @@ def _step(step: Step) -> str:
         case Aggregate():
             aggregates = ", ".join(map(_aggregate, step.aggregates))
             when = "on update, once a round" if step.emit is Emit.UPDATE else "on close, once"
-            return f"window {_kind(step.kind)}: {aggregates}; sent {when}"
+            rules = "" if step.compat is None else "; by the rules of Kafka Streams"
+            return f"window {_kind(step.kind)}: {aggregates}; sent {when}{rules}"
         case Lookup():
             columns = [column if column == name else f"{column} as {name}" for column, name in step.columns]
             missing = "left out" if step.required else "null"
@@ -185,7 +192,8 @@ def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
         yield "producer's fault", _FAULTS[validate.on_fault]
     if flow.source.value is not None or flow.source.windows is not None:
         yield "cannot be read", _BAD[flow.source.on_bad]
-        yield "no value (a deletion)", "left out"
+        takes_back = flow.source.has_updates and flow.is_stateful
+        yield "no value (a deletion)", "takes back what its window was" if takes_back else "left out"
     if any(isinstance(step, Filter) for step in flow.steps):
         yield "filtered", "left out"
     for step in flow.steps:

@@ -45,7 +45,7 @@ from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
@@ -241,6 +241,7 @@ class WindowedStream:
         late: LateSettings | None = KEEP_LATE,
         future: FutureGuard | None = GUARD,
         idle_close: DurationLike | None = None,
+        compat: Compat | None = None,
         **aggregates: AggregateDefinition,
     ) -> Stream:
         """What to make of a window's records: `aggregate(orders=count(), revenue=sum("amount"))`.
@@ -248,6 +249,7 @@ class WindowedStream:
         `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
         come after that are kept as `late` says. `future` keeps records from clocks that run ahead from closing
         windows for all others. After `idle_close` without records a silent partition is not waited for any more.
+        `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs: differences-from-kafka-streams).
         """
         given = [*unnamed]
         for name, each in aggregates.items():
@@ -265,6 +267,7 @@ class WindowedStream:
             late,
             future,
             None if idle_close is None else duration_ms(idle_close),
+            compat=compat,
         )
         return self._stream._then(step)
 

@@ -159,6 +159,7 @@ def _step(said: Document) -> Step:
                 _late(said["keep_late"]),
                 None if future is None else FutureGuard(*future),
                 said["idle_close_ms"],
+                compat=said.get("compat"),
             )
         case other:
             raise TypeError(f"a step {other!r}")

@@ -52,6 +52,11 @@ class RunInstruments:
             "Records that came too late or lie too far ahead",
             ("app", "flow", "policy"),
         )
+        self.late_windows = metrics.counter(
+            "tidegate_late_windows_total",
+            "Windows that did not take a record because they were final",
+            ("app", "flow"),
+        )
         self.duplicates = metrics.counter(
             "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
         )
@@ -90,6 +95,8 @@ class RoundMetrics:
                 if is_late(name):
                     policy = name.partition(".")[2]
                     self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
+                elif name.partition(".")[2] == "late_windows":
+                    self._to.late_windows.add(count, app=self._app, flow=task.flow)
                 elif is_duplicate(name):
                     self._to.duplicates.add(count, app=self._app, flow=task.flow)
         for loss in commit.losses:

@@ -16,11 +16,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InternalError, InvalidError
@@ -46,7 +48,7 @@ from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.source import kept_open
-from tidegate.windows.events import EventBatch
+from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys.columns import partitions_of_inner_keys
 from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
 from tidegate.windows.operators.windows import Emit
@@ -138,7 +140,8 @@ class Worker:
     def split(self, flow: str, events: EventBatch) -> list[tuple[int, EventBatch]]:
         """Events of a re-keyed flow by the task that owns their key: Kafka's partition of the key among the tasks.
 
-        Events without a key go with task 0, which counts them.
+        Events without a key go with task 0, which counts them. Changes of a table's rows go to every task: to the one
+        that owns the new key with the row's content, to the others as gone, since the old key may have been theirs.
         """
         shards = self.setup.flow(flow).shards
         if shards is None:
@@ -146,6 +149,8 @@ class Worker:
         if shards == 1 or not len(events):
             return [(0, events)] if len(events) else []
         chosen = np.maximum(partitions_of_inner_keys(events.key, shards), 0)
+        if events.changes is not None:
+            return [(shard, _seen_by(chosen == shard, events, events.changes)) for shard in range(shards)]
         order = np.argsort(chosen, kind="stable")
         bounds = np.searchsorted(chosen[order], np.arange(shards + 1))
         together = events.take(order)
@@ -173,8 +178,10 @@ class Worker:
             with timings("restore"):
                 task = self._standing_at(flow, order, name)
             task.chain.look_up(order.lookups)
+            before = task.chain.settled
             rows = self._through(flow, task, tick, events, counters, timings)
-            contents = self._changelog(task, rows, tick, life, timings)
+            settled = None if before is None else (before, max(before, task.chain.settled or before))
+            contents = self._changelog(task, rows, tick, life, timings, settled)
             parcel = self._parcel(order, round, contents, timings)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
@@ -290,18 +297,26 @@ class Worker:
         if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
             with timings("consolidate"):
                 rows = [last_of_each([piece for piece in rows if isinstance(piece, WindowRows)])]
+        if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE:
+            rows = [_by_time(piece) if isinstance(piece, WindowRows) else piece for piece in rows]
         if closed is not None:
             rows.append(closed)
         return rows
 
     def _changelog(
-        self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
+        self,
+        task: _Task,
+        rows: list[Rows],
+        tick: Tick,
+        life: str,
+        timings: Timings,
+        settled: tuple[int, int] | None,
     ) -> list[Batches]:
         if not rows:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:
-            contents += changelog.batches(rows, task.outbox, life, tick, timings)
+            contents += changelog.batches(rows, task.outbox, life, tick, timings, settled=settled)
         return contents
 
     def _parcel(
@@ -313,6 +328,27 @@ class Worker:
         name = names.parcel_name(self.setup.app, order.flow, order.task, round, unique)
         with timings("parcel"):
             return write_parcel(self._backend, name, contents)
+
+
+def _seen_by(is_own: npt.NDArray[np.bool_], events: EventBatch, changes: RowChanges) -> EventBatch:
+    """Changes as a task sees them that owns some of their keys."""
+    is_there = is_own & (changes.weight > 0)
+    chosen = pa.array(np.arange(len(events)), mask=~is_there)
+    return replace(
+        events,
+        key=events.key.take(chosen),
+        values=pa.RecordBatch.from_arrays(
+            [each.take(chosen) for each in events.values.columns], schema=events.values.schema
+        ),
+        changes=replace(changes, weight=is_there.astype(np.int64)),
+    )
+
+
+def _by_time(rows: WindowRows) -> WindowRows:
+    """Rows in the order of their timestamps: whoever reads them again finds none late for those before it."""
+    if len(rows) < 2 or (np.diff(rows.ts) >= 0).all():
+        return rows
+    return rows.take(np.argsort(rows.ts, kind="stable"))
 
 
 def _place(batch: EventBatch) -> tuple[int, int]:

@@ -281,6 +281,8 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
             return "tidegate_records_total"
         if is_late(counter):
             return "tidegate_late_total"
+        if counter.partition(".")[2] == "late_windows":
+            return "tidegate_late_windows_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
         return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
