@@ -136,7 +136,9 @@ def advance_clocks(
             verdict = NO_KEY
         elif time < 0:
             verdict = NEGATIVE
-        elif time > latest:
+        elif time > latest or (
+            is_stamped and time > stamped[row]
+        ):  # it moved no clock before the shuffle either
             verdict = FUTURE
         else:
             if is_stamped and stamped[row] > time:

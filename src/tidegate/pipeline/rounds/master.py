@@ -125,7 +125,10 @@ class Master:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, *, targets: Targets | None = None, closing: bool = False) -> StepOutcome:
-        """One round, or rest when there is nothing to do; reading goes no further than the targets."""
+        """One round, or rest when there is nothing to do; reading goes no further than the targets.
+
+        With targets the run ends there: what only waits for records behind them waits no longer (`planning`, P4).
+        """
         try:
             return self._step(targets, closing)
         except FencedError:
@@ -141,7 +144,9 @@ class Master:
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
         if found is None:
-            planned = plan_round(self._situation(closing), self._brake)
+            planned = plan_round(
+                self._situation(closing, ending=targets is not None and not self._settings.close), self._brake
+            )
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
@@ -238,7 +243,7 @@ class Master:
                 furthest[source] = max(furthest.get(source, 0), line.next_offset)
         return furthest
 
-    def _situation(self, closing: bool) -> Situation:
+    def _situation(self, closing: bool, *, ending: bool) -> Situation:
         now_ms = self._clock.monotonic_ms()
         silent = {
             (line.flow, line.partition): now_ms
@@ -260,6 +265,7 @@ class Master:
             size=self._sizes.records,
             on_loss=self._settings.on_loss,
             closing=closing,
+            ending=ending,
             lookups=self._tables.newest(tables),
         )
 
@@ -299,6 +305,14 @@ class Master:
             ),
             ticks=plan.ticks,
             life=self.commit.life,
+            frontiers={
+                flow: {
+                    number: (sources[flow, number].stream_time, sources[flow, number].next_offset)
+                    for number in tick.waits
+                }
+                for flow, tick in plan.ticks.items()
+                if tick.waits
+            },
         )
 
     def _looked_up(self, plan: PlanRecord, flow: str) -> dict[str, int]:

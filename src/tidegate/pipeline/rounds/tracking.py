@@ -85,6 +85,7 @@ class Tracker:
             counters={name: count for name, count in counters.items() if not name.startswith("verdict.")},
             late=sum(count for name, count in counters.items() if is_late(name)),
             duplicates=sum(count for name, count in counters.items() if is_duplicate(name)),
+            held=sum(line.held.events for line in commit.tasks if line.held and line.flow in self._topics),
             stopped=stopped_of(commit, self._topics),
             round_seconds=old.round_seconds if old else 0.0 if outcome is None else outcome.took_ms / 1000,
             timings_ms=old.timings_ms if old else {} if outcome is None else outcome.timings_ms or {},
