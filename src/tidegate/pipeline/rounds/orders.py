@@ -30,11 +30,15 @@ class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Events that a task has read and not worked on yet, because an earlier one may still come."""
+    """Events that a task has read and not worked on yet, because an earlier one may still come.
+
+    `waits_for` is how far the source partition has come that is furthest behind: stream time, partition, next offset.
+    Nothing that is held back is below it. `offsets` are, by source partition, offsets that nothing held back is below.
+    """
 
     events: int
-    first: tuple[int, int, int]  # stamp, source partition and offset of the first of them
-    offsets: dict[int, int]  # source partition → the lowest offset that is held back
+    waits_for: tuple[int, int, int]
+    offsets: dict[int, int]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

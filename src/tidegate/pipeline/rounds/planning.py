@@ -18,7 +18,7 @@ Thread rule: pure functions, but for the brake's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.pipeline.rounds.admission import Brake, Source
@@ -112,7 +112,7 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
     return Planned(_record(now, draft), lag - read, tuple(draft.waiting))
 
 
-def held_of(flows: Mapping[str, FlowFacts], commit: CommitRecord) -> dict[str, Held]:
+def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
     """What flows hold back for the sake of order, all tasks together; flows that hold nothing back are left out."""
     found: dict[str, Held] = {}
     for line in commit.tasks:
@@ -126,7 +126,9 @@ def held_of(flows: Mapping[str, FlowFacts], commit: CommitRecord) -> dict[str, H
         for partition, offset in line.held.offsets.items():
             offsets[partition] = min(offset, offsets.get(partition, offset))
         found[line.flow] = Held(
-            have.events + line.held.events, min(have.first, line.held.first), dict(sorted(offsets.items()))
+            have.events + line.held.events,
+            min(have.waits_for, line.held.waits_for),
+            dict(sorted(offsets.items())),
         )
     return found
 
@@ -307,7 +309,10 @@ def _order(
             continue
         lines = [sources[flow.name, each] for each in waits]
         least = min(lines, key=lambda line: (line.stream_time, line.partition), default=None)
-        if least is None or (least.stream_time, least.partition, least.next_offset) > held[flow.name].first:
+        if (
+            least is None
+            or (least.stream_time, least.partition, least.next_offset) > held[flow.name].waits_for
+        ):
             draft.tasks.update((flow.name, task) for task in range(flow.tasks))
             continue
         if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:

@@ -53,14 +53,14 @@ class _Lane(msgspec.Struct, array_like=True):
 
 
 class _Saved(msgspec.Struct, array_like=True):
-    first: Cursor = (0, 0, 0)
+    waits_for: Cursor = (0, 0, 0)
     lanes: dict[int, _Lane] = {}
 
 
 class HeldState:
     """The store of held-back events, and beside it which of its rows still are.
 
-    Version u8 (1) | MessagePack array: first cursor, {partition: [events, lowest offset]}.
+    Version u8 (1) | MessagePack array: what is waited for, {partition: [events, lowest offset]}.
     """
 
     def __init__(self, values: pa.Schema) -> None:
@@ -106,11 +106,11 @@ class HeldEvents:
     @property
     def held(self) -> Held | None:
         """What is held back now; None: nothing."""
-        first, lanes = self._state.saved.first, self._state.saved.lanes
+        waits_for, lanes = self._state.saved.waits_for, self._state.saved.lanes
         if not lanes:
             return None
         offsets = {partition: lane.lowest for partition, lane in sorted(lanes.items())}
-        return Held(sum(lane.events for lane in lanes.values()), first, offsets)
+        return Held(sum(lane.events for lane in lanes.values()), waits_for, offsets)
 
     def take(self, pieces: Iterable[EventBatch], frontiers: Frontiers) -> Iterator[EventBatch]:
         """Give the events that nothing can come before any more, in order, and hold back the others.
@@ -141,7 +141,7 @@ class HeldEvents:
         When they are very many only the earliest go, and the bound that is returned is the one to go by.
         """
         saved = self._state.saved
-        if not saved.lanes or bound <= saved.first:
+        if not saved.lanes or bound <= saved.waits_for:
             return [], bound
         bound = self._bound_within(bound)
         with self._runtime.reader().scan(self._task, self._state, Time(EARLIEST, bound[0])) as scan:
@@ -158,7 +158,7 @@ class HeldEvents:
             left = lanes.pop(number).events - len(piece)
             if left:
                 lanes[number] = _Lane(left, int(piece.offset[-1]) + 1)
-        saved.lanes, saved.first = lanes, bound
+        saved.lanes, saved.waits_for = lanes, bound
         self._runtime.writer().prune(self._task, self._state, bound[0] if lanes else LATEST)
         return pieces, bound
 
@@ -215,7 +215,7 @@ class HeldEvents:
                 }
             )
             self._state.index.insert(self._runtime.writer().append(self._task, self._state, rows))
-        saved.lanes, saved.first = lanes, bound
+        saved.lanes, saved.waits_for = lanes, bound
 
 
 def merged(lanes: Sequence[Sequence[EventBatch]]) -> Iterator[EventBatch]:
