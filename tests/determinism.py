@@ -234,7 +234,7 @@ def _run(app: tg.App, engine: Any, stop: int | None, size: int, *, close: bool) 
 
 
 def outcome(folder: Path, app: tg.App, name: str) -> dict[str, Any]:
-    """A flow's table, what lies in its topic, and its counters."""
+    """A flow's table, what lies in its topic, what came too late, and its counters."""
     found: dict[str, Any] = {}
     with tg.Log(folder / "log", read_only=True) as log:
         sent = log.reader(name).read_all().sort_by([("partition", "ascending"), ("offset", "ascending")])
@@ -248,6 +248,8 @@ def outcome(folder: Path, app: tg.App, name: str) -> dict[str, Any]:
     if name.rpartition(".")[2] in WINDOWS:
         with app.read(f"{name}.table") as table:
             found["table"] = sorted(table.all().to_arrow().to_pylist(), key=repr)
+    if app.flow(name).is_stateful:
+        found["late"] = sorted(app.late(name).to_pylist(), key=repr)
     backend = open_backend(app.state)
     try:
         records = Records(backend, app.name)

@@ -167,3 +167,32 @@ def test_held_back_records_count_as_backlog_and_overload_names_who_is_waited_for
     assert len(sent(tmp_path)) == rows + 1
     app_of(tmp_path).run("local", until="caught_up", close=True)
     assert len(sent(tmp_path)) == rows + 2
+
+
+def test_a_record_from_the_future_stays_one_while_it_is_held_back(tmp_path: Path) -> None:
+    """It moved no clock where it was read; that time has come meanwhile must not let it move one later."""
+    now = TEN + 60_000
+    write(tmp_path, [(0, 1, "a"), (1, 50, "b"), (1, 1000, "ahead"), (1, 51, "c")])
+
+    def app() -> tg.App:
+        made = tg.App("clicks", data=tmp_path, idle_after=None)
+        stream = made.stream("clicks", value=tg.Json(id="string", user="string")).key_by("user", shards=1)
+        stream.window(tg.Session("5s", grace="0s", retention="1d")).aggregate(n=tg.count()).table("visits")
+        return made
+
+    app().run("local", until="caught_up", clock=ManualClock(now))
+    write(tmp_path, [(0, 52, "d"), (1, 53, "e"), (0, 54, "f")])
+    app().run("local", until="caught_up", clock=ManualClock(now + 3_600_000), close=True)
+    with app().read("visits") as table:
+        assert [(row.window.start - TEN, row.value["n"]) for row in table.all()] == [(1_000, 1), (50_000, 5)]
+        assert [row["reason"] for row in table.late().to_pylist()] == ["future"]
+
+
+def test_a_table_can_be_read_while_records_are_held_back(tmp_path: Path) -> None:
+    write(tmp_path, [(0, 1, "a"), (1, 5, "e"), (0, 3, "b")])
+    app = tg.App("clicks", data=tmp_path, idle_after=None)
+    stream = app.stream("clicks", value=tg.Json(id="string", user="string")).key_by("user", shards=1)
+    stream.window(tg.Session("1m")).aggregate(n=tg.count()).table("visits")
+    assert app.run("local", until="caught_up").progress.held == 1
+    with app.read("visits") as table:
+        assert [row.value for row in table.all()] == [{"n": 2}]
