@@ -136,9 +136,7 @@ def advance_clocks(
             verdict = NO_KEY
         elif time < 0:
             verdict = NEGATIVE
-        elif time > latest or (
-            is_stamped and time > stamped[row]
-        ):  # it moved no clock before the shuffle either
+        elif time > latest or (is_stamped and time > stamped[row]):  # that moved no clock at its source
             verdict = FUTURE
         else:
             if is_stamped and stamped[row] > time:
