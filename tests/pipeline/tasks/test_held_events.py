@@ -145,6 +145,20 @@ def test_merging_many_lanes_in_batches_is_sorting(monkeypatch: Any) -> None:
             assert max(map(len, batches)) <= 7
 
 
+def test_offsets_that_begin_anew_lose_nothing(tmp_path: Path) -> None:
+    """A topic that was made again, and that somebody had the app go on with, begins at offset 0."""
+    bench = Bench(tmp_path)
+    before, after = [(20, 0, 50), (30, 0, 51), (30, 0, 52)], [(30, 0, 0), (30, 0, 1), (40, 0, 2)]
+    assert rows_of(bench.held.take([events(before)], {0: (30, 53), 1: (25, 7)})) == [(20, 0, 50)]
+    assert rows_of(bench.held.take([events(after)], {0: (40, 3), 1: (25, 7)})) == []
+    held = bench.held.held
+    assert held is not None and (held.events, held.offsets) == (5, {0: 0})
+    bench.restart()
+    assert rows_of(bench.held.take([], {0: (40, 3), 1: (35, 9)})) == [*before[1:], *after[:2]]
+    assert rows_of(bench.held.take([], {})) == after[2:]
+    assert bench.held.held is None and bench.runtime.charge_of(TASK) == 0
+
+
 def test_an_unknown_format_is_refused() -> None:
     state = HeldState(VALUES)
     for damaged, said in ((b"\x09", "format 9"), (b"\x01\xc1", "cannot be read")):

@@ -6,12 +6,13 @@ partitions together is a merge. A partition's *frontier* (stream time, partition
 later events can be below. An event is worked on once it is below the frontiers of all partitions that are waited for;
 until then it is held back, in a store of the task:
 
-    key = source partition, 4 bytes | ts = stamp | payload: offset, event time, the event's key, the user's columns
+    key = source partition, 4 bytes | ts = stamp | payload: the row's number, offset, event time, key, the user's columns
 
 O1  what is worked on over all rounds is the same sequence, however the log is cut into rounds, as long as every
     partition with records to come is waited for. Which ones are is said by the round's plan (`rounds.ticks`).
-O2  events of one partition leave in the order of their offsets, always. So two numbers for each partition say which
-    rows of the store are still held back: how many, and an offset that none of them is below.
+O2  events of one partition leave in the order they came, always, also when offsets begin anew because somebody had the
+    app go on with a topic that was made again. Rows are numbered as they are held back, so one number for each
+    partition says which rows of the store are still held back.
 
 Thread rule: one task, one thread.
 """
@@ -49,23 +50,26 @@ class _Lane(msgspec.Struct, array_like=True):
     """What is held back of one source partition."""
 
     events: int
-    lowest: int  # no offset that is held back is below
+    offset: int  # no offset that is held back is below
+    number: int  # nor is a row's number
 
 
 class _Saved(msgspec.Struct, array_like=True):
     waits_for: Cursor = (0, 0, 0)
+    next_number: int = 0
     lanes: dict[int, _Lane] = {}
 
 
 class HeldState:
     """The store of held-back events, and beside it which of its rows still are.
 
-    Version u8 (1) | MessagePack array: what is waited for, {partition: [events, lowest offset]}.
+    Version u8 (1) | MessagePack array: what is waited for, next number, {partition: [events, offset, number]}.
     """
 
     def __init__(self, values: pa.Schema) -> None:
         payload = pa.schema(
             [
+                pa.field("number", pa.int64(), nullable=False),
                 pa.field("offset", pa.int64(), nullable=False),
                 pa.field("event_ts", pa.int64(), nullable=False),
                 pa.field("event_key", pa.binary()),
@@ -109,7 +113,7 @@ class HeldEvents:
         waits_for, lanes = self._state.saved.waits_for, self._state.saved.lanes
         if not lanes:
             return None
-        offsets = {partition: lane.lowest for partition, lane in sorted(lanes.items())}
+        offsets = {partition: lane.offset for partition, lane in sorted(lanes.items())}
         return Held(sum(lane.events for lane in lanes.values()), waits_for, offsets)
 
     def take(self, pieces: Iterable[EventBatch], frontiers: Frontiers) -> Iterator[EventBatch]:
@@ -145,19 +149,23 @@ class HeldEvents:
             return [], bound
         bound = self._bound_within(bound)
         with self._runtime.reader().scan(self._task, self._state, Time(EARLIEST, bound[0])) as scan:
-            found = [events for batch in scan if len(events := self._events(batch, bound))]
+            found = [rows for batch in scan if (rows := self._wanted(batch, bound)).num_rows]
         pieces: list[EventBatch] = []
-        if found:
-            together = join_events(found)
-            together = together.take(np.lexsort((together.offset, together.partition)))
-            cuts = (np.flatnonzero(np.diff(together.partition)) + 1).tolist()
-            pieces = [together.slice(start, stop) for start, stop in pairwise([0, *cuts, len(together)])]
         lanes = dict(saved.lanes)
-        for piece in pieces:
-            number = int(piece.partition[0])
-            left = lanes.pop(number).events - len(piece)
-            if left:
-                lanes[number] = _Lane(left, int(piece.offset[-1]) + 1)
+        if found:
+            rows = pa.concat_batches(found)
+            number, partition = rows.column("number").to_numpy(), _numbers(rows.column("key"))
+            order = np.lexsort((number, partition))
+            together, number = self._events(rows.take(pa.array(order))), number[order]
+            cuts = (np.flatnonzero(np.diff(together.partition)) + 1).tolist()
+            for start, stop in pairwise([0, *cuts, len(together)]):
+                piece = together.slice(start, stop)
+                pieces.append(piece)
+                left = lanes.pop(int(piece.partition[0])).events - len(piece)
+                if left:
+                    lanes[int(piece.partition[0])] = _Lane(
+                        left, int(piece.offset[-1]) + 1, int(number[stop - 1]) + 1
+                    )
         saved.lanes, saved.waits_for = lanes, bound
         self._runtime.writer().prune(self._task, self._state, bound[0] if lanes else LATEST)
         return pieces, bound
@@ -172,26 +180,27 @@ class HeldEvents:
             rows += 0 if bucket is None else sum(run.rows for run in bucket.runs)
         return bound
 
-    def _events(self, rows: pa.RecordBatch, bound: Cursor) -> EventBatch:
-        """Rows of the store that are still held back and below the bound, as events."""
+    def _wanted(self, rows: pa.RecordBatch, bound: Cursor) -> pa.RecordBatch:
+        """Rows of the store that are still held back, and below the bound."""
         lanes = self._state.saved.lanes
         partition = _numbers(rows.column("key"))
-        stamp, offset = rows.column("ts").to_numpy(), rows.column("offset").to_numpy()
-        lowest = np.full(1 + max(int(partition.max()), *lanes), LATEST, np.int64)
+        first = np.full(1 + max(int(partition.max()), *lanes), LATEST, np.int64)
         for number, lane in lanes.items():
-            lowest[number] = lane.lowest
+            first[number] = lane.number
         time, least, next_offset = bound
+        stamp, offset = rows.column("ts").to_numpy(), rows.column("offset").to_numpy()
         is_before = (partition < least) | ((partition == least) & (offset < next_offset))
-        wanted = (offset >= lowest[partition]) & ((stamp < time) | ((stamp == time) & is_before))
-        chosen = rows.filter(pa.array(wanted))
-        columns = chosen.column("values").flatten()
+        is_held = rows.column("number").to_numpy() >= first[partition]
+        return rows.filter(pa.array(is_held & ((stamp < time) | ((stamp == time) & is_before))))
+
+    def _events(self, rows: pa.RecordBatch) -> EventBatch:
         return EventBatch(
-            key=chosen.column("event_key"),
-            ts=chosen.column("event_ts").to_numpy(),
-            offset=offset[wanted],
-            partition=partition[wanted],
-            stream_time=stamp[wanted],
-            values=pa.RecordBatch.from_arrays(columns, schema=self._values),
+            key=rows.column("event_key"),
+            ts=rows.column("event_ts").to_numpy(),
+            offset=rows.column("offset").to_numpy(),
+            partition=_numbers(rows.column("key")),
+            stream_time=rows.column("ts").to_numpy(),
+            values=pa.RecordBatch.from_arrays(rows.column("values").flatten(), schema=self._values),
         )
 
     def _hold(self, early: Sequence[EventBatch], bound: Cursor) -> None:
@@ -201,13 +210,15 @@ class HeldEvents:
             return
         lanes = dict(saved.lanes)
         for piece in early:
-            number, lane = int(piece.partition[0]), lanes.get(int(piece.partition[0]))
-            lowest = int(piece.offset[0]) if lane is None else lane.lowest
-            lanes[number] = _Lane(len(piece) + (0 if lane is None else lane.events), lowest)
+            partition, number, offset = int(piece.partition[0]), saved.next_number, int(piece.offset[0])
+            lane = lanes.get(partition, _Lane(0, offset, number))
+            lanes[partition] = _Lane(lane.events + len(piece), min(lane.offset, offset), lane.number)
+            saved.next_number += len(piece)
             rows = pa.RecordBatch.from_pydict(
                 {
                     "key": _keys(piece.partition),
                     "ts": int64_column(np.ascontiguousarray(piece.stream_time)),
+                    "number": int64_column(np.arange(number, saved.next_number)),
                     "offset": int64_column(np.ascontiguousarray(piece.offset)),
                     "event_ts": int64_column(np.ascontiguousarray(piece.ts)),
                     "event_key": piece.key,
