@@ -94,9 +94,9 @@ def status(
         for each in found
     ]
     print_rows(rows, format=format, columns=columns)
-    for each in found:
-        for flow, held in each.held.items():
-            waited = f"{each.topics[flow]}-{held.waits_for[1]}"
+    for one in found:
+        for flow, held in one.held.items():
+            waited = f"{one.topics[flow]}-{held.waits_for[1]}"
             say(f"held back: {held.events:,} records of {flow}, until {waited} has come as far as they are")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:

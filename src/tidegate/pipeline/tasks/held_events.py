@@ -6,7 +6,7 @@ partitions together is a merge. A partition's *frontier* (stream time, partition
 later events can be below. An event is worked on once it is below the frontiers of all partitions that are waited for;
 until then it is held back, in a store of the task:
 
-    key = source partition, 4 bytes | ts = stamp | payload: the row's number, offset, event time, key, the user's columns
+    key = source partition, 4 bytes | ts = stamp | payload: number, offset, event time, event's key, user's columns
 
 O1  what is worked on over all rounds is the same sequence, however the log is cut into rounds, as long as every
     partition with records to come is waited for. Which ones are is said by the round's plan (`rounds.ticks`).
