@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.errors import OverloadError, UnavailableError
+from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.ways_out import app_status, resume_partition
 from tidegate.storage import StorageConfig, open_backend
@@ -41,10 +43,10 @@ def sent(folder: Path) -> list[str]:
     return [row["value"].decode()[7:].partition('"')[0] for row in rows]
 
 
-def test_what_waits_is_told_and_comes_when_the_others_have_come_as_far(tmp_path: Path) -> None:
+def test_what_waits_is_told_and_comes_when_the_others_have_come_as_far(tmp_path: Path, capsys: Any) -> None:
     write(tmp_path, [(0, 1, "a"), (1, 5, "e"), (1, 9, "f"), (0, 3, "b")])
-    app = app_of(tmp_path)
-    summary = app.run("local", until="caught_up")
+    app, metrics = app_of(tmp_path), Metrics()
+    summary = app.run("local", until="caught_up", metrics=metrics)
     assert sent(tmp_path) == ["a", "b"]
     assert (summary.caught_up, summary.progress.held) == (True, 2)
     (waits,) = summary.progress.waiting_for
@@ -53,6 +55,12 @@ def test_what_waits_is_told_and_comes_when_the_others_have_come_as_far(tmp_path:
     assert "held back" in summary._repr_html_()
     status = app_status(open_backend(app.state), "clicks")
     assert (status.held["unique"].events, status.held["unique"].waits_for[:2]) == (2, (TEN + 3000, 0))
+    assert run(["app", "status", "--state", app.state]) == 0
+    assert (
+        "held back: 2 records of unique, until clicks-0 has come as far as they are"
+        in capsys.readouterr().err
+    )
+    assert metrics.gauge("tidegate_held_records", "", ("app", "flow")).value(app="clicks", flow="unique") == 2
     write(tmp_path, [(0, 7, "c"), (0, 9, "d")])
     assert app_of(tmp_path).run("local", until="caught_up").progress.held == 1
     assert sent(tmp_path) == ["a", "b", "e", "c", "d"]  # 9 s of partition 0 is before 9 s of partition 1
@@ -94,15 +102,15 @@ def test_a_stopped_partition_is_waited_for_until_it_goes_on(tmp_path: Path) -> N
 
 def test_who_waits_for_what_is_there_waits_for_what_is_held_back_too(tmp_path: Path) -> None:
     write(tmp_path, [(0, 1, "a"), (1, 5, "e")])
-    with app_of(tmp_path).start("local", trigger="10ms") as run:
+    with app_of(tmp_path).start("local", trigger="10ms") as running:
         with pytest.raises(UnavailableError, match="1 records held back, waiting for clicks-0"):
-            run.await_caught_up("1s")
+            running.await_caught_up("1s")
         write(tmp_path, [(0, 9, "i")])
         with pytest.raises(UnavailableError, match="waiting for clicks-1"):
-            run.await_caught_up("2s")
+            running.await_caught_up("2s")
         assert sent(tmp_path) == ["a", "e"]
-    with app_of(tmp_path, "10ms").start("local", trigger="10ms") as run:
-        run.await_caught_up("60s")
+    with app_of(tmp_path, "10ms").start("local", trigger="10ms") as running:
+        running.await_caught_up("60s")
         assert sent(tmp_path) == ["a", "e", "i"]
 
 
@@ -110,26 +118,26 @@ def test_a_silent_partition_that_comes_back_is_waited_for_again(tmp_path: Path) 
     clock = ManualClock(TEN + 3_600_000)
     write(tmp_path, [(0, 1, "a"), (1, 5, "e")])
     app = app_of(tmp_path, "30s")
-    run = app.start("local", clock=clock, trigger="1s")
+    running = app.start("local", clock=clock, trigger="1s")
     try:
-        while run.progress.held != 1:
-            run.join("10ms")
+        while running.progress.held != 1:
+            running.join("10ms")
         assert sent(tmp_path) == ["a"]
         clock.advance(31_000)
-        while run.progress.held:
+        while running.progress.held:
             clock.advance(1_000)
-            run.join("10ms")
+            running.join("10ms")
         assert sent(tmp_path) == ["a", "e"]
         write(tmp_path, [(0, 2, "b"), (1, 9, "i")])
-        while run.progress.held != 1:
+        while running.progress.held != 1:
             clock.advance(1_000)
-            run.join("10ms")
+            running.join("10ms")
         assert sent(tmp_path) == ["a", "e", "b"]
     finally:
-        run.stop()
-        while run.is_running:
+        running.stop()
+        while running.is_running:
             clock.advance(1_000)
-            run.join("10ms")
+            running.join("10ms")
 
 
 def test_state_from_before_there_was_an_order_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
