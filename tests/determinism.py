@@ -137,8 +137,13 @@ def summed() -> AggregateDefinition:
 
 
 def defined(app: tg.App, chain: Sequence[str]) -> str | None:
-    """Add a chain's flow to an app; its name, None: the API refuses it."""
+    """Add a chain's flow to an app; its name, None: the API refuses it.
+
+    What stands behind `changes` is a flow of its own over the topic that the flow in front of it writes.
+    """
     name = ".".join(chain)
+    if "changes" in chain:
+        return _changes_defined(app, chain, name)
     steps = (
         (chain[1], chain[0], *chain[2:]) if chain[1:2] == ("validate",) else chain
     )  # it comes before a key_by
@@ -151,6 +156,24 @@ def defined(app: tg.App, chain: Sequence[str]) -> str | None:
             stream.table(f"{name}.table")
     except InvalidError:
         return None
+    return name
+
+
+def _changes_defined(app: tg.App, chain: Sequence[str], name: str) -> str | None:
+    place = chain.index("changes")
+    kind = KINDS[chain[place - 1].partition("-")[0]]
+    upstream = defined(app, chain[:place])
+    if upstream is None:
+        return None
+    size = {"sessions": True} if isinstance(kind, tg.Session) else {"window_size": kind.size_ms}
+    stream = app.changes(upstream, value=tg.Json(n="int64", high="int64"), **size)
+    again, emit, _ = chain[-1].split("-")
+    stream.window(KINDS[again]).aggregate(n=tg.sum("n"), high=tg.max("high"), emit=emit).to(
+        name, integrity=False
+    )
+    stream.window(KINDS[again]).aggregate(n=tg.sum("n"), high=tg.max("high"), emit=emit).table(
+        f"{name}.table"
+    )
     return name
 
 

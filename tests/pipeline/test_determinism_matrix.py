@@ -54,6 +54,21 @@ def test_flows_that_depend_on_order_come_to_one_result(tmp_path: Path, partition
     assert agree(tmp_path, list(SOME), partitions, 24, full=False) == len(SOME) * (len(SIZES) + 3)
 
 
+def test_windows_over_changes_of_final_windows_come_to_one_result(tmp_path: Path) -> None:
+    flows = [
+        (key, f"{kind}-close-mergeable", "changes", "hopping-update-mergeable")
+        for key, kind in (("re-keyed", "tumbling"), ("co-partitioned", "session"))
+    ]
+    log, expected = lines(5, 3, 30), None
+    for number, way in enumerate(
+        (Way(1000, closes=True), Way(8, closes=True), Way(15, stops=2, closes=True))
+    ):
+        found = ran(tmp_path / str(number), flows, log, 3, way, "local")
+        expected = found if expected is None else expected
+        assert differing(found, expected) == [], way
+        assert all(rows["table"] for rows in found.values())
+
+
 MATRIX = list(chains(full=False))
 GROUP = 25
 
