@@ -76,6 +76,22 @@ def test_a_run_to_the_end_gives_all_there_is_unless_told_to_wait(tmp_path: Path)
     assert "held back" not in str(summary)
 
 
+def test_the_end_of_a_run_is_not_taken_for_the_end_of_a_partition(tmp_path: Path) -> None:
+    write(tmp_path, [(0, 1, "a"), (1, 5, "e"), (1, 9, "f"), (0, 3, "b")])
+    later = [(0, 7, "c"), (0, 10, "d")]
+
+    def grow(_: Any) -> None:
+        while later:
+            write(tmp_path, [later.pop(0)])
+
+    summary = app_of(tmp_path, "30s").run("local", until="caught_up", round_records=1, progress=grow)
+    assert summary.records == 4, "the run reads what was there when it began"
+    assert sent(tmp_path) == ["a", "b"]
+    assert "clicks-0, which goes on behind what this run reads: 2 records" in summary.progress.waiting_for[0]
+    app_of(tmp_path, "30s").run("local", until="caught_up")
+    assert sent(tmp_path) == ["a", "b", "e", "c", "f", "d"]
+
+
 def test_a_partition_without_any_record_holds_all_others_back(tmp_path: Path) -> None:
     write(tmp_path, [(0, 1, "a"), (1, 5, "e")], partitions=3)
     summary = app_of(tmp_path).run("local", until="caught_up")

@@ -499,3 +499,18 @@ def test_partitions_that_are_ahead_are_read_when_nobody_waits_for_what_they_brin
     assert [(each.partition, each.stop - each.start) for each in plan.ranges] == [(0, 90)]
     ended = plan_of(planned(many, {**ends, 0: 5}, flow=ORDERED, size=90))
     assert [each.partition for each in ended.ranges] == [1, 2], "who is waited for has nothing to read"
+
+
+def test_a_partition_that_goes_on_behind_the_end_of_a_run_is_not_silent() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    ends = {0: Head(0, 5, goes_on=True), 1: 7, 2: 9}
+    silent = dict.fromkeys(range(3), IDLE)
+    assert isinstance(
+        planned(commit_with(*lines, watermarks={"f": 50}), ends, flow=REKEYED, silent_ms=silent), Rest
+    )
+    held = commit_with(*lines, tasks=holding(3, (50, 0, 5), 1, 2), watermarks={"f": 50})
+    rest = planned(held, ends, flow=ORDERED, silent_ms=silent, ending=True)
+    assert isinstance(rest, Rest) and "in-0, which goes on behind what this run reads" in rest.waiting_for[0]
+    assert plan_of(planned(held, ends, flow=ORDERED, closing=True)).ticks["f"].waits == (), (
+        "the input ends there"
+    )

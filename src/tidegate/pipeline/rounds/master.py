@@ -238,7 +238,7 @@ class Master:
                 head = heads[topic][number]
                 # A target never cuts what was read already: the app may stand behind it.
                 limit = max(end, positions.get((topic, number), 0))
-                heads[topic][number] = Head(head.start, min(head.end, limit))
+                heads[topic][number] = Head(head.start, min(head.end, limit), head.end > limit)
         self.heads = heads
 
     def _states(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ P3  a co-partitioned task takes part when its source has records or its tick is 
 P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
     back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
     for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
-    a run that reads up to a mark, partitions that were read up to it are not waited for, unless silence never counts.
+    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts.
 P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
     recorded as a loss for ever ("accept"), also when they took it out before.
 P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
@@ -326,8 +326,13 @@ def _order(
             ends = all(each in now.commit.closed for each in flow.upstream)
         else:
             ends = now.ending and now.watch.idle_after_ms is not None and not held.keys() & flow.upstream
-        if ends and is_read:  # but for those that a fault stopped, there is nothing more to come
-            waits = tuple(each for each in waits if sources[flow.name, each].stopped is not None)
+        if ends and is_read:  # of most there is nothing more to come
+            heads = now.heads[flow.topic]
+            waits = tuple(
+                each
+                for each in waits
+                if sources[flow.name, each].stopped is not None or (heads[each].goes_on and not now.closing)
+            )
         tick = draft.ticks.get(flow.name, Tick(now.watch.now_ms))
         draft.ticks[flow.name] = Tick(tick.now_ms, tick.watermark, tick.closing, waits)
         if flow.name not in held:
@@ -342,7 +347,9 @@ def _order(
             continue
         if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:
             continue  # it comes on as it is read
-        why = "has no more records" if least.stopped is None else "is stopped"
+        goes_on = now.heads[flow.topic][least.partition].goes_on
+        why = "goes on behind what this run reads" if goes_on else "has no more records"
+        why = why if least.stopped is None else "is stopped"
         draft.waiting.append(
             f"{flow.topic}-{least.partition}, which {why}: {held[flow.name].events} records of {flow.name} are held "
             "back until it has come as far as they are"

@@ -3,7 +3,8 @@
 A re-keyed flow's watermark is the least stream time of its source partitions that are not silent. What a plan says is
 recorded in it, so a round that is repeated says the same; it never falls.
 
-W1  a partition with records to read is never silent, however long ago the last one came.
+W1  a partition with records to read is never silent, however long ago the last one came, also when this run ends before
+    them.
 W2  a partition is silent when this process watched it for `idle_after_ms` without a record, by the clock that never
     jumps; time in which nobody watched (the app was not running) does not count.
 W3  a stopped partition holds the watermark back: what it would have brought is not there, so no window over it is
@@ -66,7 +67,7 @@ def watermark_of(
         if line.stopped is not None:
             moving.append(line)
             holders.append(line.partition)
-        elif heads[line.partition].end > line.next_offset:
+        elif heads[line.partition].end > line.next_offset or heads[line.partition].goes_on:
             moving.append(line)
         elif wait_ms is None or silent_ms < wait_ms:
             moving.append(line)
