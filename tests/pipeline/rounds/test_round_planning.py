@@ -477,6 +477,9 @@ def test_the_end_of_a_run_waits_for_nothing_but_stopped_partitions() -> None:
     still = plan_of(planned(commit, {**ends, 1: 8}, flow=ORDERED, ending=True))
     assert still.ticks["f"].waits == (0, 1, 2), "there is something left to read"
     assert isinstance(planned(commit, ends, flow=ORDERED, ending=True, idle=None), Rest)
+    assert isinstance(planned(commit, ends, flow=ORDERED, ending=True, closes=True), Rest), (
+        "the end comes first"
+    )
     closing = plan_of(planned(commit, ends, flow=ORDERED, closing=True, idle=None))
     assert closing.ticks["f"] == Tick(NOW, 50, closing=False, waits=()), (
         "what waits goes before windows close"
@@ -514,3 +517,16 @@ def test_a_partition_that_goes_on_behind_the_end_of_a_run_is_not_silent() -> Non
     assert plan_of(planned(held, ends, flow=ORDERED, closing=True)).ticks["f"].waits == (), (
         "the input ends there"
     )
+
+
+def test_a_full_backlog_of_what_waits_is_no_reason_to_read_more_of_it() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    full = TaskLine("f", 1, backlog_bytes=LIMIT * 8 // 10, held=Held(5000, (50, 0, 5), {1: 0, 2: 0}))
+    commit = commit_with(*lines, tasks=(TaskLine("f", 0), full), watermarks={"f": 50})
+    rest = planned(commit, {0: 5, 1: 700, 2: 900}, flow=ORDERED, idle=None)
+    assert isinstance(rest, Rest) and rest.lag_records == 693 + 891
+    assert "in-0, which has no more records" in rest.waiting_for[0] and "backlog" in rest.waiting_for[1]
+    plan = plan_of(planned(commit, {0: 6, 1: 700, 2: 900}, flow=ORDERED, idle=None))
+    assert [each.partition for each in plan.ranges] == [0], "who is waited for is always read"
+    ending = plan_of(planned(commit, {0: 5, 1: 700, 2: 900}, flow=ORDERED, idle=None, ending=True))
+    assert [each.partition for each in ending.ranges] == [1, 2], "a run that ends fills the rest, and says so"

@@ -145,9 +145,7 @@ class Master:
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
         if found is None:
-            planned = plan_round(
-                self._situation(closing, ending=targets is not None and not self._settings.close), self._brake
-            )
+            planned = plan_round(self._situation(closing, ending=targets is not None), self._brake)
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
@@ -282,6 +280,7 @@ class Master:
             on_loss=self._settings.on_loss,
             closing=closing,
             ending=ending,
+            closes=self._settings.close,
             lookups=self._tables.newest(tables),
             topic_ids=self._topic_ids,
         )

@@ -9,7 +9,8 @@ P3  a co-partitioned task takes part when its source has records or its tick is 
 P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
     back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
     for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
-    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts.
+    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a full
+    backlog, a run without such a mark reads nothing more that would only wait.
 P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
     recorded as a loss for ever ("accept"), also when they took it out before.
 P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
@@ -60,6 +61,7 @@ class Situation:
     on_loss: OnLoss = "stop"
     closing: bool = False
     ending: bool = False  # this run reads no further than the heads, and ends there
+    closes: bool = False  # and says then that the input ends
     lookups: Mapping[str, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
@@ -263,6 +265,8 @@ def _admit(
                 for number in mark.holders[:3]
             ]
             return
+        if not now.ending and all(flow in held and number in held[flow].offsets for flow, number in wanted):
+            return  # they would only add to what waits; who is waited for was named
         count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
         admitted = {source: min(count, lags[source]) for source in wanted}
     for source, count in admitted.items():
@@ -325,7 +329,8 @@ def _order(
         if now.closing:
             ends = all(each in now.commit.closed for each in flow.upstream)
         else:
-            ends = now.ending and now.watch.idle_after_ms is not None and not held.keys() & flow.upstream
+            guesses = now.ending and not now.closes and now.watch.idle_after_ms is not None
+            ends = guesses and not held.keys() & flow.upstream
         if ends and is_read:  # of most there is nothing more to come
             heads = now.heads[flow.topic]
             waits = tuple(
