@@ -96,8 +96,8 @@ def status(
     print_rows(rows, format=format, columns=columns)
     for one in found:
         for flow, held in one.held.items():
-            waited = f"{one.topics[flow]}-{held.waits_for[1]}"
-            say(f"held back: {held.events:,} records of {flow}, until {waited} has come as far as they are")
+            waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
+            say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")

@@ -33,7 +33,8 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Events that a task has read and not worked on yet, because an earlier one may still come.
 
     `waits_for` is how far the source partition has come that is furthest behind: stream time, partition, next offset.
-    Nothing that is held back is below it. `offsets` are, by source partition, offsets that nothing held back is below.
+    Nothing that is held back is below it. Partition -1: nobody is waited for, there are too many to work on at once.
+    `offsets` are, by source partition, offsets that nothing held back is below.
     """
 
     events: int

@@ -9,8 +9,8 @@ P3  a co-partitioned task takes part when its source has records or its tick is 
 P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
     back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
     for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
-    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a full
-    backlog, a run without such a mark reads nothing more that would only wait.
+    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a
+    full backlog, a run without such a mark reads nothing more that would only wait.
 P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
     recorded as a loss for ever ("accept"), also when they took it out before.
 P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is

@@ -171,14 +171,25 @@ class HeldEvents:
         return pieces, bound
 
     def _bound_within(self, bound: Cursor) -> Cursor:
-        """The bound, or a lower one at the edge of a bucket, so that about a batch of events is below it."""
+        """The bound, or a lower one, so that not many more events than fit a batch are below it."""
         index, rows = self._state.index, 0
         for start in index.all_buckets():
-            bucket = index.snapshot(start)
             if rows >= RELEASED_ROWS:
-                return min(bound, (start, -1, -1))
+                bound = min(bound, (start, -1, -1))
+                break
+            bucket = index.snapshot(start)
             rows += 0 if bucket is None else sum(run.rows for run in bucket.runs)
-        return bound
+        if rows <= 2 * RELEASED_ROWS:
+            return bound
+        columns = ("key", "ts", "number", "offset")  # a bucket that is too large is cut at a time
+        with self._runtime.reader().scan(
+            self._task, self._state, Time(EARLIEST, bound[0]), columns=columns
+        ) as scan:
+            due = [self._wanted(batch, bound).column("ts").to_numpy() for batch in scan]
+        stamps = np.concatenate([np.empty(0, np.int64), *due])
+        if len(stamps) <= 2 * RELEASED_ROWS:
+            return bound
+        return min(bound, (int(np.partition(stamps, RELEASED_ROWS)[RELEASED_ROWS]) + 1, -1, -1))
 
     def _wanted(self, rows: pa.RecordBatch, bound: Cursor) -> pa.RecordBatch:
         """Rows of the store that are still held back, and below the bound."""
