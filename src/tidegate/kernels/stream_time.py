@@ -100,8 +100,7 @@ def advance_clocks(
     """Go on from record `first`; the record that has an unknown partition, or the number of records.
 
     `key_valid` is a bitmap from bit `key_start` on, no bytes when every record has a key. `stamped` are stream
-    times from before a shuffle, no elements when there are none; with a guard (`latest`), a record that is ahead of its
-    own was too far ahead there. `seen[p]` becomes 1 when a clock was asked.
+    times from before a shuffle, no elements when there are none. `seen[p]` becomes 1 when a clock was asked.
     """
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
