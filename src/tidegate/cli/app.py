@@ -86,6 +86,7 @@ def status(
             "change": each.change or None,
             "generation": each.generation,
             "backlog_bytes": each.backlog_bytes,
+            "held": {flow: held.events for flow, held in each.held.items()},
             "positions": each.positions,
             "watermarks": each.watermarks,
             "totals": each.totals,
@@ -93,6 +94,10 @@ def status(
         for each in found
     ]
     print_rows(rows, format=format, columns=columns)
+    for one in found:
+        for flow, held in one.held.items():
+            waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
+            say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")

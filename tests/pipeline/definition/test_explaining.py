@@ -151,3 +151,31 @@ def test_flows_travel_between_processes(app) -> None:
     app.stream("x", value=ORDER).filter(lambda batch: batch["amount"].is_valid()).to("y")
     copy = pickle.loads(cloudpickle.dumps(app.flow("y")))
     assert copy == app.flow("y")
+
+
+@pytest.mark.parametrize(
+    ("idle_after", "idle_close", "said"),
+    [
+        ("30s", None, "silent for 30s (idle_after) is not waited for"),
+        ("30s", "10s", "silent for 10s (idle_close) is not waited for"),
+        (None, "10s", "silent for 10s (idle_close) is not waited for"),
+        (None, None, "every partition is waited for, however long it is silent (idle_after=None)"),
+    ],
+)
+def test_the_plan_says_in_which_order_partitions_meet_and_who_is_waited_for(
+    tmp_path: Path, idle_after: str | None, idle_close: str | None, said: str
+) -> None:
+    for kind, order in (
+        (tg.Session("1m"), "by stream time, partition of orders and offset"),
+        (tg.Tumbling("1m"), "any:"),
+    ):
+        app = tg.App("shop", data=tmp_path, idle_after=idle_after)
+        keyed = app.stream("orders", value=ORDER).key_by("user")
+        keyed.window(kind).aggregate(n=tg.count(), idle_close=idle_close).to("visits")
+        text = app.explain(sample=False)
+        assert f"order  {order}" in text and said in text
+        at_the_end = "at the end of a run until caught up, one that was read to its end" in text
+        assert at_the_end is (isinstance(kind, tg.Session) and idle_after is not None)
+    app = tg.App("shop", data=tmp_path)
+    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to("visits")
+    assert "  order  " not in app.explain(sample=False), "a partition's own order is that of its offsets"

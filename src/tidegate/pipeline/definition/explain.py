@@ -59,7 +59,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     for flow in app.flows:
         found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
         doubts = gap_doubts(flow, app.log, app.client) if looks and _validate(flow) is not None else []
-        lines += ["", *_flow_lines(flow, found, doubts, app.storage)]
+        lines += ["", *_flow_lines(flow, found, doubts, app)]
     return "\n".join(lines)
 
 
@@ -70,14 +70,14 @@ def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
     return "\n".join(lines)
 
 
-def _flow_lines(
-    flow: Flow, found: Sample | str, doubts: Sequence[str], storage: StorageConfig
-) -> Iterator[str]:
+def _flow_lines(flow: Flow, found: Sample | str, doubts: Sequence[str], app: App) -> Iterator[str]:
     yield f"Flow {flow.name}"
     yield from _step_lines(flow.source, flow.steps, flow.schemas)
     for sink in flow.sinks:
         yield f"    → {_sink(flow, sink)}"
     yield f"  plan   {flow.why}"
+    if flow.rekey_at is not None:
+        yield from _order_lines(flow, app.idle_after_ms)
     yield f"  tasks  {_tasks(flow, found)}"
     yield "  where each record goes"
     for what, where in _fates(flow):
@@ -85,7 +85,31 @@ def _flow_lines(
     for doubt in doubts:
         yield f"    {'a gap that is no fault':<24} {doubt}"
     if flow.is_stateful:
-        yield from _size_lines(flow, found, storage)
+        yield from _size_lines(flow, found, app.storage)
+
+
+def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
+    """In which order records of several partitions are worked on, and which partitions are waited for."""
+    topic = flow.source.topic
+    if flow.is_ordered:
+        yield (
+            f"  order  by stream time, partition of {topic} and offset: a record waits until every partition has "
+            "come as far"
+        )
+    else:
+        yield f"  order  any: these windows come to the same in whatever order partitions of {topic} are read"
+    closes_ms = None if flow.window is None else flow.window.idle_close_ms
+    silent_ms = min((each for each in (idle_after_ms, closes_ms) if each is not None), default=None)
+    if silent_ms is None:
+        yield "         every partition is waited for, however long it is silent (idle_after=None)"
+        return
+    setting = "idle_after" if silent_ms == idle_after_ms else "idle_close"
+    yield f"         a partition that was silent for {format_duration(silent_ms)} ({setting}) is not waited for"
+    if flow.is_ordered and idle_after_ms is not None:
+        yield (
+            "         nor, at the end of a run until caught up, one that was read to its end; what comes later is "
+            "worked on later. idle_after=None waits for all"
+        )
 
 
 # ── source, steps, sinks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -21,7 +21,8 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
-from tidegate.pipeline.rounds.planning import RECREATED
+from tidegate.pipeline.rounds.orders import Held
+from tidegate.pipeline.rounds.planning import RECREATED, held_of
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
@@ -50,6 +51,7 @@ class AppStatus:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
+    held: Mapping[str, Held] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def app_status(
         watermarks=commit.watermarks,
         losses=commit.losses,
         backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
+        held=held_of(topics, commit),
     )
 
 
