@@ -178,6 +178,30 @@ def many_producers(stage: Stage, like: pa.RecordBatch, count: int) -> pa.RecordB
     return row(computed_checksums(unsigned, read_columns(unsigned.column("headers"))).tolist())
 
 
+# -- a live topic that was created again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["while it is led", "between two leaders"])
+def test_a_live_topic_that_was_created_again_is_not_read_on(stage: Stage, when: str) -> None:
+    """Offsets count in one topic: those of another with the same name would leave records out."""
+    stage.push(alice="pushed")
+    live = stage.sender(LIVE)
+    first, second = stage.replica("a"), stage.replica("b")
+    stage.write(live, alice="1", bob="1")
+    stage.settle(first, second)
+    if when == "between two leaders":
+        first.close()
+    live.close()
+    stage.log.delete_topic(LIVE)
+    stage.log.create_topic(LIVE, 1)
+    stage.write(stage.sender(LIVE), alice="2", bob="2", carol="2", dave="2", erin="2", fred="2")
+    replicas = [second] if when == "between two leaders" else [first, second]
+    stage.settle(*replicas)
+    for each in replicas:
+        assert rows(each) == {"alice": "1", "bob": "1"} and each.roles[0] is Role.STANDBY
+    assert any("was deleted and created again" in each.status().partitions[0].error for each in replicas)
+
+
 # -- what aged out ------------------------------------------------------------------------------------------------
 
 

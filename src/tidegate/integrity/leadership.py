@@ -16,8 +16,9 @@ later one says how far it went, and with which validation state, so that the nex
     then the live topic's validation state at that offset as `checkpoint` writes it, or nothing: none seen yet
 
 A state that is too large for one record is cut into parts, one record each, one after the other. Version 2 is version 1
-with `u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is that of the parts joined. Parts
-of one state share a generation, which no other state of the partition has. A state counts when all its parts came.
+with `u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is that
+of the parts joined. Parts of one state share a generation, which no other state of the partition has. A state counts
+when all its parts came. Version 1 is written where there is one part and the topic has no id.
 
 *Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
 offset there. Any number of a leader's records that arrived says exactly how far it came.
@@ -66,6 +67,7 @@ LARGEST_EPOCH: Final = 2**62 - 1
 _SWITCH: Final = struct.Struct(">BqqH")
 _WHOLE, _IN_PARTS = 1, 2
 _PART: Final = struct.Struct(">QII")
+_LONGEST_ID: Final = 255
 _HALF: Final = 31
 
 
@@ -79,7 +81,8 @@ class Leadership(NamedTuple):
 class TopicSwitch(NamedTuple):
     """From where a live topic is read, or how far it was, and what was known of its producers there.
 
-    `state` is all of it, or part `part` of `parts`; `generation` tells states apart.
+    `state` is all of it, or part `part` of `parts`; `generation` tells states apart. Offsets count in the topic with
+    `topic_id`; empty where it is not known.
     """
 
     topic: str
@@ -89,12 +92,18 @@ class TopicSwitch(NamedTuple):
     part: int = 0
     parts: int = 1
     generation: int = 0
+    topic_id: str = ""
 
     def to_bytes(self) -> bytes:
-        name = self.topic.encode()
-        version = _WHOLE if self.parts == 1 else _IN_PARTS
-        place = b"" if self.parts == 1 else _PART.pack(self.generation, self.part, self.parts)
-        return _SWITCH.pack(version, self.start_ms, self.offset, len(name)) + name + place + self.state
+        name, topic_id = self.topic.encode(), self.topic_id.encode()
+        is_plain = self.parts == 1 and not topic_id
+        head = _SWITCH.pack(_WHOLE if is_plain else _IN_PARTS, self.start_ms, self.offset, len(name)) + name
+        if is_plain:
+            return head + self.state
+        if len(topic_id) > _LONGEST_ID:
+            raise InvalidError(f"topic {self.topic} has an id of {len(topic_id)} bytes: {self.topic_id}")
+        place = _PART.pack(self.generation, self.part, self.parts)
+        return head + bytes([len(topic_id)]) + topic_id + place + self.state
 
     def in_parts(self, most: int, generation: int) -> list[TopicSwitch]:
         """The switches to write, none with more than `most` bytes of state: this one, or its parts in order."""
@@ -115,14 +124,19 @@ class TopicSwitch(NamedTuple):
             )
         version, start_ms, offset, length = _SWITCH.unpack_from(data)
         end = _SWITCH.size + length
-        start = end if version == _WHOLE else end + _PART.size
-        if len(data) < start or offset < 0:
+        topic, rest = data[_SWITCH.size : end].decode(errors="replace"), data[end:]
+        if len(data) < end or offset < 0:
             raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
-        generation, part, parts = (0, 0, 1) if version == _WHOLE else _PART.unpack_from(data, end)
+        if version == _WHOLE:
+            return cls(topic, start_ms, offset, rest)
+        start = 1 + (rest[0] if rest else 0)
+        if len(rest) < start + _PART.size:
+            raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
+        generation, part, parts = _PART.unpack_from(rest, start)
         if not 0 <= part < parts:
             raise InvalidError(f"a topic switch says to be part {part} of {parts}")
-        topic = data[_SWITCH.size : end].decode(errors="replace")
-        return cls(topic, start_ms, offset, data[start:], part, parts, generation)
+        topic_id, state = rest[1:start].decode(errors="replace"), rest[start + _PART.size :]
+        return cls(topic, start_ms, offset, state, part, parts, generation, topic_id)
 
 
 # -- leadership stamps ---------------------------------------------------------------------------

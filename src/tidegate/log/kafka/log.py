@@ -86,7 +86,7 @@ class KafkaLog:
 
         Ids come from the controller; they are empty while there is none that can be asked.
         """
-        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
+        found = self._listed()
         names = [topic for topic in topics if topic in found.topics]
         if not names or found.controller_id not in found.brokers:
             return {name: TopicState("", len(found.topics[name].partitions)) for name in names}
@@ -263,12 +263,14 @@ class KafkaLog:
         return held
 
     def _metadata(self) -> dict[str, Any]:
+        topics: dict[str, Any] = self._listed().topics
+        return topics
+
+    def _listed(self) -> Any:
         admin = self._admin
-        found = self._calling(
+        return self._calling(
             "list topics", lambda: admin.list_topics(timeout=TIMEOUT_SECONDS), patience_ms=PATIENCE_MS
         )
-        topics: dict[str, Any] = found.topics
-        return topics
 
     def _await_listed(self, topic: str) -> None:
         """A cluster that has made a topic needs a moment until every broker lists it."""

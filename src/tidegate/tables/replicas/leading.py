@@ -48,11 +48,13 @@ from tidegate.randomness import Randomness
 from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.validating import rules_of
 from tidegate.tables.replicas.following import Following
-from tidegate.tables.replicas.live_topic import AgedOut, LiveTopic, kept_for, rewound
+from tidegate.tables.replicas.live_topic import AgedOut, LiveTopic, kept_for, rewound, topic_id_of
 from tidegate.tables.replicas.outgoing import Outgoing
 
 SILENT_MS: Final = 1_000
 """How long there is nothing to read before P6."""
+CHECK_MS: Final = 2_000
+"""How often the live topic is looked at, whether it is still the same."""
 SAFETY: Final = 4
 """P7: the state is written when this part of the records' life is over."""
 SPARING: Final = 10
@@ -113,6 +115,7 @@ class Leading:
         self._told_offset, self._read_ms = 0, 0
         self._since_bytes, self._since_ms = 0, -1
         self._said_ms: int | None = None
+        self._checked_ms = 0
         self._state_bytes, self._state_ms = live.state_bytes, live.state_ms
         self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
 
@@ -222,7 +225,13 @@ class Leading:
             )
         rules = rules_of(self._log, live.topic, partition)
         if upstream.is_switched:
-            switch = TopicSwitch(upstream.topic, upstream.start_ms, upstream.state_offset, upstream.state)
+            switch = TopicSwitch(
+                upstream.topic,
+                upstream.start_ms,
+                upstream.state_offset,
+                upstream.state,
+                topic_id=upstream.topic_id or topic_id_of(self._log, live.topic),
+            )
         else:
             switch = rewound(self._log, self.following, live.topic, live.rewind_ms, live.rewind_from)
         state = PartitionState(phase=Phase.PUSHED) if not switch.state else decode_state(switch.state)
@@ -237,6 +246,7 @@ class Leading:
             live.topic,
             partition,
             switch.offset,
+            topic_id=switch.topic_id,
             copied=self._copied_from,
             read_bytes=live.read_bytes,
             on_gap=live.on_gap,
@@ -244,6 +254,7 @@ class Leading:
         if not upstream.is_switched and self._outgoing is not None:
             self._outgoing.switch(switch)
         self._bound_state()
+        self._checked_ms = self._read_ms
         self._since_bytes, self._since_ms, self._said_ms = 0, -1, None
         self._pause_ms, self.error = FIRST_PAUSE_MS, None
         logger.info(
@@ -265,6 +276,9 @@ class Leading:
                 f"{self.following.place}: epoch {self.following.upstream.epoch} leads, and {self.epoch} does not any "
                 "more; this one goes on as a standby"
             )
+        if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
+            source.check()
+            self._checked_ms = self._clock.monotonic_ms()
         records = source.poll(timeout_ms)
         if records is None:
             if self._is_due():
@@ -336,6 +350,7 @@ class Leading:
         source, outgoing, switch = self._source, self._outgoing, self._switch
         if source is None or outgoing is None or switch is None or source.next_offset < self._copied_from:
             return
+        source.check()  # before an offset of another topic is written down
         offset, state = source.next_offset, self._replica.consumer.state.copy()
         state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
         outgoing.switch(switch._replace(offset=offset, state=encode_state(state)))

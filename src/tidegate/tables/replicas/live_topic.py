@@ -8,6 +8,7 @@ T2  offsets that aged out before they were copied are lost: told with a warning,
 T3  offsets that aged out after they were copied, but before what is known of their producers was written down, are no
     loss; but nobody knows their producers' numbers any more, so one that is sent again is taken for new. Told, too, and
     told apart.
+T4  offsets count in the topic that the switch names by its id: one that was deleted and created again is not read on.
 
 Thread rule: one thread.
 """
@@ -20,11 +21,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
+from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.leadership import TopicSwitch
 from tidegate.log.access.embedded import Log
+from tidegate.log.topics.topics import TopicState
 from tidegate.tables.replicas.following import Following
 
 COMPACTED_MS: Final = 240_000
@@ -66,14 +68,31 @@ def rewound(log: Any, following: Following, topic: str, rewind_ms: int, rewind_f
         moment = _start_of_push(log, version, partition, end)
     start_ms = max(0, moment - rewind_ms)
     with log.reader(topic, [partition], start=f"@{start_ms}") as reader:
-        return TopicSwitch(topic, start_ms, reader.positions()[partition])
+        return TopicSwitch(topic, start_ms, reader.positions()[partition], topic_id=topic_id_of(log, topic))
+
+
+def topic_id_of(log: Any, topic: str) -> str:
+    """The id of the topic that has this name now; empty where it is not known."""
+    states: dict[str, TopicState] = log.topic_states([topic])
+    if topic not in states:
+        raise UnavailableError(f"live topic {topic} does not exist (any more); create it again")
+    return states[topic].topic_id
 
 
 class LiveTopic:
     """One partition of a live topic, from an offset on; what lies before `copied` is in the table already."""
 
     def __init__(
-        self, log: Any, topic: str, partition: int, offset: int, *, copied: int, read_bytes: int, on_gap: str
+        self,
+        log: Any,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        topic_id: str,
+        copied: int,
+        read_bytes: int,
+        on_gap: str,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.aged_out = AgedOut()
@@ -82,6 +101,7 @@ class LiveTopic:
         self.has_skipped = False
         """Whether offsets that aged out were told of and not yet left behind for good, by a switch behind them."""
         self._log, self._copied, self._on_gap = log, copied, on_gap
+        self._topic_id = topic_id
         # A cluster's client decides for itself how much it fetches.
         self._size = {"max_bytes": read_bytes} if isinstance(log, Log) else {}
         self._reader = self._open(offset)
@@ -104,7 +124,20 @@ class LiveTopic:
     def close(self) -> None:
         self._reader.close()
 
+    def check(self) -> None:
+        """Raise when the topic is not the one any more that offsets count in (T4)."""
+        self._require_same(self.next_offset)
+
+    def _require_same(self, offset: int) -> None:
+        topic_id = topic_id_of(self._log, self.topic)
+        if self._topic_id and topic_id and topic_id != self._topic_id:
+            raise InvalidError(
+                f"{self.topic}-{self.partition} was read up to offset {offset} of the topic with id {self._topic_id}, "
+                f"and was deleted and created again, with id {topic_id}. Push a new version of the table"
+            )
+
     def _open(self, offset: int) -> Any:
+        self._require_same(offset)
         with self._log.reader(self.topic, [self.partition], start="earliest") as probe:
             first, end = probe.positions()[self.partition], probe.end_offsets()[self.partition]
         place = f"{self.topic}-{self.partition}"

@@ -25,7 +25,7 @@ from tidegate.integrity.leadership import Leadership, TopicSwitch
 
 VERSION: Final = 2
 _READABLE: Final = (1, VERSION)
-"""Version 1 has no parts of states: its last two fields are not there."""
+"""Version 1 knows nothing of topic ids and parts of states: its last three fields are not there."""
 NONE: Final = -1
 
 
@@ -48,6 +48,8 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     state: bytes = b""
     copied: int = 0
     """Records of the live topic that the table took."""
+    topic_id: str = ""
+    """Of the live topic that offsets count in; empty where it is not known."""
     unfinished: tuple[int, int, int] = (0, 0, 0)
     """Generation, offset and parts of a state of which not all parts came yet."""
     parts: tuple[bytes, ...] = ()
@@ -86,6 +88,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
                 next_offset=max(self.next_offset, switch.offset),
                 state_offset=switch.offset,
                 state=switch.state,
+                topic_id=switch.topic_id,
             )
         if switch.topic != self.topic or switch.offset < self.state_offset:
             return known  # no leader writes that; the first switch stands
@@ -94,6 +97,7 @@ class Upstream(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             next_offset=max(self.next_offset, switch.offset),
             state_offset=switch.offset,
             state=switch.state,
+            topic_id=self.topic_id or switch.topic_id,
         )
 
     def reached(self, next_offset: int, copied: int) -> Upstream:
