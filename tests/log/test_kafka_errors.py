@@ -10,9 +10,10 @@ import pytest
 
 from mock_cluster import FETCH, LIST_OFFSETS, PRODUCE, MockCluster
 from tidegate.cli.main import run as command_line
-from tidegate.errors import AuthenticationError, FencedError, InvalidError, UnavailableError
+from tidegate.errors import AuthenticationError, CorruptError, FencedError, InvalidError, UnavailableError
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.client import Heard, translated
+from tidegate.log.kafka.consumer import Fetched
 from tidegate.log.kafka.librdkafka import library
 from tidegate.log.kafka.writer import KafkaWriter
 
@@ -119,6 +120,33 @@ def test_nothing_is_skipped_behind_an_error_and_what_came_before_it_comes_first(
         reader.close()
     assert refused, "the mock did not refuse anything: nothing was tested"
     assert seen == {number: list(range(500)) for number in range(PARTITIONS)}
+
+
+def test_nothing_is_skipped_behind_records_that_cannot_be_read(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with log.writer("t") as writer:
+        for number in range(PARTITIONS):
+            writer.write(rows(0, 10), partition=number)
+    real, failing = Fetched.batch, [2]
+
+    def batch(self: Fetched, chosen: Any) -> pa.RecordBatch:
+        if int(self.rows["partition"][chosen[0]]) in failing:
+            raise CorruptError("a header's name is not UTF-8")
+        return real(self, chosen)
+
+    monkeypatch.setattr(Fetched, "batch", batch)
+    seen: dict[int, list[int]] = {number: [] for number in range(PARTITIONS)}
+    with log.reader("t") as reader:
+        with pytest.raises(CorruptError):
+            for _ in range(30):
+                found = reader.poll("1s")
+                if found is not None:
+                    seen[found.column("partition")[0].as_py()] += found.column("offset").to_pylist()
+        failing.clear()
+        for found in reader:
+            seen[found.column("partition")[0].as_py()] += found.column("offset").to_pylist()
+    assert seen == {number: list(range(10)) for number in range(PARTITIONS)}
 
 
 def test_a_write_that_timed_out_says_nothing_in_the_next(

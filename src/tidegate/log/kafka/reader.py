@@ -169,6 +169,7 @@ class KafkaReader:
         if track is None:
             raise InvalidError(f"partition {partition} of {self.topic} is not read here")
         self._ready = deque(each for each in self._ready if each[0] is not track)
+        self._failure = None  # what is wrong there still comes again
         track.offset = track.fetched = offset
         track.waiting = 0
         self._assign()
@@ -193,24 +194,25 @@ class KafkaReader:
             track.is_cut = False
 
     def _take(self, timeout_ms: int) -> None:
-        """Fetch messages and line them up as one batch a partition."""
-        fetched = self._consumer.fetch(timeout_ms)
-        if fetched is None:
-            return
-        with fetched:
-            start = 0
-            for place in np.flatnonzero(fetched.rows["error"]).tolist():
-                self._line_up(fetched, start, place)  # what came before an error counts before it
-                try:
+        """Fetch messages and line them up as one batch a partition; an error waits for what came before it (R3)."""
+        try:
+            fetched = self._consumer.fetch(timeout_ms)
+            if fetched is None:
+                return
+            with fetched:
+                start = 0
+                for place in np.flatnonzero(fetched.rows["error"]).tolist():
+                    self._line_up(fetched, start, place)
                     self._note_error(fetched, place)
-                except TidegateError as error:
-                    if not (isinstance(error, UnavailableError) and self._is_patient()):
-                        self._failure = error  # raised when what came before it is handed out
-                    self._assign()
-                    return
-                start = place + 1
-            self._line_up(fetched, start, len(fetched.rows))
+                    start = place + 1
+                self._line_up(fetched, start, len(fetched.rows))
             self._troubled_ms = None
+        except TidegateError as error:
+            if not self._consumer.is_open:
+                raise
+            if not (isinstance(error, UnavailableError) and self._is_patient()):
+                self._failure = error
+            self._assign()
 
     def _is_patient(self) -> bool:
         """Whether what passes by itself has not lasted for too long yet (R4)."""
