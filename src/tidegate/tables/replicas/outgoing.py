@@ -57,10 +57,12 @@ class Outgoing:
         """Say that this leadership begins; the offset of the record that says so."""
         with self._turn():
             writer = self._log.writer(self._topic, **self._settings)
-            written = send_leadership(
-                writer, self._partition, self.leadership, nonce=nonce, now_ms=self._clock.now_ms()
-            )
-            writer.close()
+            try:
+                written = send_leadership(
+                    writer, self._partition, self.leadership, nonce=nonce, now_ms=self._clock.now_ms()
+                )
+            finally:
+                writer.close()
         return int(written.last_offset)
 
     def switch(self, switch: TopicSwitch) -> None:

@@ -152,9 +152,11 @@ class VersionPush:
             log.create_topic(self.version.topic, self.plan.partitions, settings)
             self._watch("topic")
             sender = self._sender(log)
-            Push(sender, is_sorted=True).start()
-            self._positions = {number: sender.position(number) for number in range(self.plan.partitions)}
-            sender.close(graceful=False)
+            try:
+                Push(sender, is_sorted=True).start()
+                self._positions = {number: sender.position(number) for number in range(self.plan.partitions)}
+            finally:
+                sender.close(graceful=False)
         self._watch("started")
 
     def end(self, sent: Mapping[int, Sequence[Sent]], **counted: int) -> TableVersion:
@@ -166,9 +168,8 @@ class VersionPush:
                 for number in range(self.plan.partitions):
                     opening = partial(log.open_partition, self.version.topic, number)
                     waiting(self.clock, self.plan.patience_ms, opening)
-            sender = self._sender(log)
-            Push(sender, is_sorted=True).end(manifests)
-            sender.close()
+            with self._sender(log) as sender:
+                Push(sender, is_sorted=True).end(manifests)
         self._version = self.versions.mark(
             self.version.number, State.INGESTING, pushed_ms=self.clock.now_ms(), **counted
         )
