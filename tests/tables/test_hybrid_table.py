@@ -58,8 +58,14 @@ def test_the_switch_is_a_control_record_and_the_live_topic_is_read_from_the_rewi
     stage.settle(table)
     assert rows(table) == {"alice": "rewound", "carol": "live", "early": "pushed"}
     assert table.roles == {0: Role.LEADER}
-    (record,) = controls(stage, 7)
-    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(LIVE, pushed_ms - DAY, 2)
+    record, later = controls(stage, 7)
+    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(
+        LIVE, pushed_ms - DAY, 2, topic_id=stage.log.topic_states([LIVE])[LIVE].topic_id
+    )
+    said = TopicSwitch.from_bytes(later["payload"])
+    assert (said.start_ms, said.offset) == (pushed_ms - DAY, 5) and said.state, (
+        "and how far, when it fell silent"
+    )
     assert table.get("alice") == "rewound" and table.get("bob") is None
 
 
