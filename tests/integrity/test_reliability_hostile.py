@@ -16,7 +16,7 @@ from tidegate.integrity.checksum import checksum_of, record_checksum
 from tidegate.integrity.header import ControlType, RecordKind, Stamp
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.roles import Replica
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Rule, Verdict
@@ -25,6 +25,7 @@ from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA
 HEADERS = 20_000
 SOAK_HEADERS = 5_000_000
 GROUPS = 4
+NOW = 1_800_000_000_000
 OF_ONE_BATCH = 250
 CAP = 300
 FLOOD = 1_000_000
@@ -77,15 +78,15 @@ def attack(streams: Any, seed: str, count: int) -> Counter[Verdict]:
     healthy = healthy_push(streams)
     while met.total() < count:  # a partition that stops has looked at fewer
         rules = ValidationRules(
-            during_push=chance.choice(list(OnFault)),
-            otherwise=chance.choice(list(OnFault)),
+            during_push=chance.choice(list(OnError)),
+            otherwise=chance.choice(list(OnError)),
             head_may_be_gone=chance.random() < 0.5,
             strict=chance.random() < 0.2,
             max_producers=CAP,
         )
         replicas = [Replica("orders", number, rules=rules, max_age_ms=1000) for number in range(3)]
         for replica in replicas:
-            replica.to_standby()
+            replica.to_standby(now_ms=NOW)
         stored: list[int] = [0, 0, 0]
         sound = [*streams.Pen(5).chain_of(4), *healthy]
         attacking = [hostile(streams, chance, sound) for _ in range(OF_ONE_BATCH)]
@@ -171,9 +172,9 @@ def test_a_million_producers_are_held_found_again_saved_and_expired(row: str, st
     again = flood(0, step, streams.NOW)
     again = again.set_column(2, RECORD_SCHEMA.field("offset"), pa.array(np.arange(FLOOD, FLOOD + step)))
     assert validator.validate(again, streams.NOW).counts[Verdict.DUPLICATE] == step
-    data = take_checkpoint(validator.state)
+    data = take_checkpoint(validator.state, now_ms=NOW)
     assert len(data) < FLOOD * 100
-    kept = restore_checkpoint(data, max_age_ms=1999)
+    kept = restore_checkpoint(data, now_ms=NOW, max_age_ms=1999)
     assert len(kept.producers) == 2 * step, "those of the last two seconds"
     assert kept.next_offset == validator.state.next_offset
 
@@ -195,7 +196,7 @@ def test_a_flood_of_a_million_producers_stays_under_the_cap_and_says_so(row: str
 @pytest.mark.parametrize("row", ["R-29"])
 def test_a_push_ends_against_a_hundred_thousand_producers(row: str, streams: Any) -> None:
     driver = streams.Pen(99)
-    validator = PartitionValidator("orders", 0, rules=ValidationRules(during_push=OnFault.WARN))
+    validator = PartitionValidator("orders", 0, rules=ValidationRules(during_push=OnError.KEEP))
     validator.validate(streams.batch_of([driver.start(), driver.start_push()]), streams.NOW)
     validator.validate(flood(2, 100_000, streams.NOW), streams.NOW)
     row = validator.state.producers.known[1]

@@ -26,7 +26,7 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
@@ -58,8 +58,8 @@ class RangeJudge:
             if found is not None and found[1] >= log_start:
                 state, self.start = found
         rules = ValidationRules(
-            during_push=OnFault.WARN,
-            otherwise=OnFault.WARN,
+            during_push=OnError.KEEP,
+            otherwise=OnError.KEEP,
             tolerance=_tolerance(description),
             head_may_be_gone=log_start > 0,
         )

@@ -39,7 +39,7 @@ from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import OnFault
+from tidegate.integrity.rules import OnError
 from tidegate.integrity.state import Phase
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Note, Verdict
@@ -141,7 +141,7 @@ def push_rules(log: Any, topic: str) -> ValidationRules:
     config = log.describe(topic).config
     lag_ms = config.min_compaction_lag_ms if config.compacts else -1
     return ValidationRules(
-        otherwise=OnFault.STOP,  # also before its start of push came (I1)
+        otherwise=OnError.FAIL,  # also before its start of push came (I1)
         tolerance=Tolerance(compaction_lag_ms=lag_ms),
         strict=True,
         batch_only=True,
@@ -261,7 +261,7 @@ class _Ingest:
     def _count_behind(self, piece: pa.RecordBatch) -> None:
         """Look at what stands behind the end of push, and take nothing of it (I5)."""
         if self._behind is None:
-            rules = replace(self._rules, otherwise=OnFault.WARN)
+            rules = replace(self._rules, otherwise=OnError.KEEP)
             self._behind = self._judging(rules, encode_state(self._replica.drainer.state))
         judged = self._behind.drain(piece, self._clock.now_ms(), lambda *_: None)
         self._unexpected += judged.noted(Note.UNEXPECTED)
