@@ -40,7 +40,7 @@ def numbered(pen: Pen, first: int, stop: int) -> list[Row]:
 def app_over(folder: Path, change: Any = None) -> App:
     """Every valid record of `orders` goes to another topic."""
     app = App("rows", data=folder)
-    orders = app.stream("orders", value=Json(n="int64")).validate("warn")
+    orders = app.stream("orders", value=Json(n="int64")).validate()
     if change is not None:
         orders = orders.map(change, pa.schema([("n", pa.int64())]))
     orders.to(COPY)

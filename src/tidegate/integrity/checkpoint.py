@@ -26,6 +26,7 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
+from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.header import ChecksumType, ControlType
 from tidegate.integrity.state import NEVER, PartitionState, Phase, ProducerTable
@@ -103,6 +104,11 @@ def _corrupt(why: str) -> CorruptError:
 
 
 # -- how old a producer may be -------------------------------------------------------------------
+
+
+def max_age_of(given: DurationLike | None) -> int:
+    """A maximum age as users give it, in milliseconds; None and -1 are never."""
+    return NEVER if given is None or given == NEVER else duration_ms(given)
 
 
 def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> int:

@@ -90,6 +90,14 @@ class Judged:
         return _fatal(self.verdicts, self.rules)
 
     @property
+    def dropped(self) -> NDArray[np.bool_]:
+        """Faulty data records that are left out and not set aside."""
+        left_out = self.is_fatal & ~self.kept & ~self.aside & ~self.columns.is_control
+        if self.stop_at is not None:
+            left_out[self.stop_at] = False
+        return left_out
+
+    @property
     def counts(self) -> dict[Verdict, int]:
         """How often each verdict was given."""
         counted = np.bincount(self.verdicts, minlength=len(Verdict))
@@ -274,6 +282,18 @@ class _Findings(Sequence[Finding]):
             computed_crc=int(run.crcs[row]),
             shortfall=self._shortfall if run.rules[row] == Rule.M1 else "",
         )
+
+
+def reasons_of(rows: NDArray[np.int64], judged: Judged, batch: pa.RecordBatch) -> tuple[str, ...]:
+    """Why each of these rows of a judged batch is faulty: its finding, or its verdict alone in a flood of them."""
+    if not len(rows):
+        return ()
+    told = {finding.offset: str(finding) for finding in judged.findings}
+    reasons = []
+    for row, offset in zip(rows.tolist(), int64s(batch, "offset")[rows].tolist(), strict=True):
+        verdict, rule = Verdict(int(judged.verdicts[row])), Rule(int(judged.rules[row]))
+        reasons.append(told.get(offset, f"{verdict.name} ({rule.name}); one of many in its batch"))
+    return tuple(reasons)
 
 
 def _fatal(verdicts: NDArray[np.uint8], rules: NDArray[np.uint8]) -> NDArray[np.bool_]:

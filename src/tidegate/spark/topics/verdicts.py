@@ -30,7 +30,7 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.topics.topics import TopicDescription
@@ -72,7 +72,9 @@ class RangeJudge:
         Control records are left out unless asked for; one with a fault always stays.
         """
         found = self._validator.validate(batch, self._now_ms)
-        labels = pa.DictionaryArray.from_arrays(pa.array(found.verdicts.astype(np.int32)), _LABELS)
+        # A record behind a gap that is damaged itself is `corrupt`: whoever filters by the column must not count it.
+        verdicts = np.where(found.notes & Note.DAMAGED, np.uint8(Verdict.CORRUPT), found.verdicts)
+        labels = pa.DictionaryArray.from_arrays(pa.array(verdicts.astype(np.int32)), _LABELS)
         rows = batch.append_column("verdict", labels.cast(pa.string()))
         keep = batch.column("offset").to_numpy() >= self._range.start
         if not control_records:

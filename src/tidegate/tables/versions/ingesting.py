@@ -225,7 +225,7 @@ class _Ingest:
 
     def _judging(self, rules: ValidationRules, state: bytes | None) -> Replica:
         replica = Replica(self._version.topic, self.partition, rules=rules, metrics=self._metrics)
-        replica.to_standby(state)
+        replica.to_standby(state, now_ms=self._clock.now_ms())
         return replica
 
     def _unlisted(self, piece: pa.RecordBatch) -> Fault | None:
@@ -317,7 +317,7 @@ class _Ingest:
         self._cadence.taken(now_ms)
 
     def _saved(self) -> bytes:
-        data = self._replica.checkpoint()
+        data = self._replica.checkpoint(now_ms=self._clock.now_ms())
         if data is None:  # I2
             raise self._replica.error or IntegrityError(f"{self._version.topic}-{self.partition} has failed")
         return data
