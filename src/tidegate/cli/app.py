@@ -70,7 +70,7 @@ def status(
     Exit codes are those of `tidegate run`: 1 when validation found faults that nobody acknowledged, or stopped a
     partition; 5 when a partition is stopped because it cannot be read.
     """
-    from tidegate.pipeline.rounds.stops import exit_code_of
+    from tidegate.pipeline.rounds.stops import exit_code_of, faults_of, new_faults
     from tidegate.pipeline.rounds.ways_out import app_status, list_apps
 
     with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
@@ -99,7 +99,7 @@ def status(
             "committed": format_moment(each.committed_ms),
             "run_by": each.owner or None,
             "stopped": len(each.stopped),
-            "faults": sum(each.faults.values()),
+            "faults": sum(faults_of(each.totals).values()),
             "losses": len(each.losses),
             "change": each.change or None,
             "generation": each.generation,
@@ -107,8 +107,8 @@ def status(
             "positions": each.positions,
             "watermarks": each.watermarks,
             "totals": each.totals,
-            "faults_by_kind": each.faults,
-            "new_faults": each.new_faults,
+            "faults_by_kind": faults_of(each.totals),
+            "new_faults": new_faults(each.totals),
         }
         for each in found
     ]
@@ -118,10 +118,10 @@ def status(
         say(f"stopped ({each.reason}): {each.message}")
         say(f"  resume with: {each.command}")
     for one in found:
-        if one.new_faults:
-            kinds = ", ".join(f"{count:,} {kind}" for kind, count in one.faults.items())
+        if new_faults(one.totals):
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults_of(one.totals).items())
             say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}")
-    return exit_code_of(stopped, sum(one.new_faults for one in found))
+    return exit_code_of(stopped, sum(new_faults(one.totals) for one in found))
 
 
 @command.command("checkpoints")

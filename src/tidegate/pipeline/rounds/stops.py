@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
+
 from tidegate.integrity.verdicts import FATAL
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.orders import Stop
@@ -68,15 +70,13 @@ def new_faults(totals: Mapping[str, Mapping[str, int]]) -> int:
     )
 
 
-def acknowledged(
-    totals: Mapping[str, Mapping[str, int]], flows: Collection[str]
-) -> dict[str, dict[str, int]]:
-    """The totals with all faults of these flows acknowledged."""
-    made = {flow: dict(counters) for flow, counters in totals.items()}
-    for flow in made.keys() & set(flows):
-        if faults := sum(faults_of({flow: made[flow]}).values()):
-            made[flow][ACKNOWLEDGED] = faults
-    return made
+def acknowledged(commit: CommitRecord, flows: Collection[str]) -> CommitRecord:
+    """The commit with all faults of these flows acknowledged; they stay counted."""
+    totals = {flow: dict(counters) for flow, counters in commit.totals.items()}
+    for flow in totals.keys() & set(flows):
+        if faults := sum(faults_of({flow: totals[flow]}).values()):
+            totals[flow][ACKNOWLEDGED] = faults
+    return msgspec.structs.replace(commit, totals=totals)
 
 
 def exit_code_of(stopped: Sequence[StoppedPartition], faults: int) -> int:

@@ -23,7 +23,7 @@ from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
-from tidegate.pipeline.rounds.stops import acknowledged, faults_of, new_faults, stopped_of
+from tidegate.pipeline.rounds.stops import acknowledged, new_faults, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
@@ -46,10 +46,6 @@ class AppStatus:
     change: str = ""
     lag_records: int | None = None
     totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    faults: Mapping[str, int] = field(default_factory=dict)
-    """How many faults of each kind validation found in what it read."""
-    new_faults: int = 0
-    """Those that nobody acknowledged."""
     watermarks: Mapping[str, int] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
@@ -65,8 +61,7 @@ class CommitInfo:
     records: int
     positions: Mapping[str, Mapping[int, int]]
     change: str
-    stream_times: Mapping[str, int] = field(default_factory=dict)
-    """TOPIC-PARTITION → the event time it had reached; one that had none is left out."""
+    stream_times: Mapping[str, int] = field(default_factory=dict)  # TOPIC-PARTITION → event time reached
     memory_bytes: int = 0
     backlog_bytes: int = 0
 
@@ -110,8 +105,6 @@ def app_status(
         change=commit.change,
         lag_records=None if log is None else _lag(commit, topics, log),
         totals=commit.totals,
-        faults=faults_of(commit.totals),
-        new_faults=new_faults(commit.totals),
         watermarks=commit.watermarks,
         losses=commit.losses,
         backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
@@ -216,35 +209,22 @@ def resume_partition(
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
+        known = acknowledged(commit, {line.flow for line in chosen})
         return msgspec.structs.replace(
-            commit,
-            sources=tuple(lines),
-            losses=tuple(losses),
-            totals=acknowledged(commit.totals, {line.flow for line in chosen}),
-            change=f"{partition} resumed",
+            known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
         )
 
     return _edited(backend, app, edit, clock, randomness)
 
 
-def acknowledge_faults(
-    backend: StorageBackend,
-    app: str,
-    *,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
-) -> CommitInfo:
-    """Say that the faults found so far are known: exit codes are about new ones from here on. They stay counted."""
+def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
+    """Say that the faults found so far are known: exit codes are about new ones from here on."""
 
     def edit(_: Records, commit: CommitRecord) -> CommitRecord:
-        faults = new_faults(commit.totals)
-        return msgspec.structs.replace(
-            commit,
-            totals=acknowledged(commit.totals, commit.totals),
-            change=f"{faults:,} faults acknowledged",
-        )
+        known = acknowledged(commit, commit.totals)
+        return msgspec.structs.replace(known, change=f"{new_faults(commit.totals):,} faults acknowledged")
 
-    return _edited(backend, app, edit, clock, randomness)
+    return _edited(backend, app, edit, None, None)
 
 
 def rebase_outputs(

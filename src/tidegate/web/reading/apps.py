@@ -58,6 +58,7 @@ def app_names(site: Site) -> list[str]:
 
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
+    from tidegate.pipeline.rounds.stops import faults_of
     from tidegate.pipeline.rounds.ways_out import app_commits, app_status
     from tidegate.storage import StorageConfig
 
@@ -112,7 +113,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         stopped_total=len(status.stopped),
         lost_records=sum(lost.values()),
         lost=lost,
-        faults=sum(status.faults.values()),
+        faults=sum(faults_of(commit.totals).values()),
         by_hand=copied(
             [
                 cli("tidegate app status", app, log=site.log_path, state=site.state_path),
