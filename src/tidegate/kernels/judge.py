@@ -134,8 +134,9 @@ def is_gap(outcome: Outcome) -> bool:
 
 @register_jitable
 def stops(outcome: Outcome, note: int, footing: Footing) -> bool:
-    is_damaged = note & DAMAGED and footing.stops >> CORRUPT & 1
-    return is_damaged or (footing.stops >> outcome.verdict) & 1 != 0
+    if note & DAMAGED and (footing.stops >> CORRUPT) & 1 != 0:
+        return True
+    return (footing.stops >> outcome.verdict) & 1 != 0
 
 
 @register_jitable
