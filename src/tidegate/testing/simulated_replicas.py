@@ -93,7 +93,7 @@ class Node:
         records = reader.poll(most=most)
         if records is None:
             return False
-        self.following.drain(records, self.clock.now_ms(), self._put)
+        self.following.drain(records, self.clock.now_ms(), self._put, lambda *_: None)
         self.state.next_offset = reader.positions()[0]
         return True
 

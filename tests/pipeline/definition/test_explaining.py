@@ -22,7 +22,7 @@ def app(tmp_path) -> tg.App:
     app = tg.App("shop", data=tmp_path / "data")
     orders = app.stream("orders", value=ORDER, on_bad="keep")
     (
-        orders.validate("quarantine")
+        orders.validate({"missing": "fail"})
         .filter("amount > 0")
         .deduplicate("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s", retention="1h"))
@@ -64,7 +64,9 @@ def test_the_plan_says_what_happens_to_each_kind_of_record(app) -> None:
         "value count as long",
         "table visits-table",
         "kept as dead letters",
-        "the records of that producer are left out",
+        "missing                  its partition stops there",
+        "corrupt                  left out, kept as a dead letter",
+        "a fault before push end  its partition stops there",
         "kept in the late table (7d, 64 MiB a task)",
         "clock > 5m ahead",
         "there is no log at",

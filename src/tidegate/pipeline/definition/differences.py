@@ -153,8 +153,8 @@ def _unlike_before(name: str, was: Sequence[Document], now: Sequence[Document]) 
 
 
 def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
-    before = next((step["on_fault"] for step in was if step["step"] == "validate"), None)
-    after = next((step["on_fault"] for step in now if step["step"] == "validate"), None)
+    before = next((step for step in was if step["step"] == "validate"), None)
+    after = next((step for step in now if step["step"] == "validate"), None)
     if before == after:
         return []
     if before is None:
@@ -165,7 +165,11 @@ def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> 
                 name, True, "it does not validate any more", "faults of producers are not seen from here on"
             )
         ]
-    return [Change(name, True, f"on_fault was {before} and is {after}", "faults are treated so from now on")]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    said = ", ".join(
+        f"{each} was {before.get(each, 'not said')} and is {after.get(each, 'not said')}" for each in names
+    )
+    return [Change(name, True, said, "faults are treated so from now on")]
 
 
 def _ends(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:

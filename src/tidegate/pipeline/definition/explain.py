@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import format_duration, format_size
+from tidegate.integrity.rules import OnError, ValidationRules, policy_of
+from tidegate.integrity.state import NEVER, Phase
+from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
 from tidegate.log.access.connect import is_kafka
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
@@ -44,9 +47,9 @@ _BAD = {
     "keep": "left out, kept as dead letters",
 }
 _FAULTS = {
-    "warn": "counted and told, records go on",
-    "stop": "their partition stops there, and says how to resume",
-    "quarantine": "the records of that producer are left out and counted",
+    OnError.FAIL: "its partition stops there, and says how to resume",
+    OnError.DROP: "left out and counted",
+    OnError.KEEP: "left out, kept as a dead letter",
 }
 
 
@@ -135,7 +138,11 @@ def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -
 def _step(step: Step) -> str:
     match step:
         case Validate():
-            return f"validate: producers' numbering and checksums; on a fault: {step.on_fault}"
+            forgotten = "never" if step.max_age_ms == NEVER else f"after {format_duration(step.max_age_ms)}"
+            return (
+                f"validate: producers' numbering and checksums; on a fault: {step.on_error}, before the end of a push: "
+                f"{step.during_push}; silent producers are forgotten {forgotten}"
+            )
         case Filter():
             return f"filter {shown(step.condition)}"
         case Select():
@@ -213,7 +220,7 @@ def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
     """What becomes of every kind of record, in the order it is decided."""
     validate = _validate(flow)
     if validate is not None:
-        yield "producer's fault", _FAULTS[validate.on_fault]
+        yield from _faults(validate)
     if flow.source.value is not None or flow.source.windows is not None:
         yield "cannot be read", _BAD[flow.source.on_bad]
         takes_back = flow.source.has_updates and flow.is_stateful
@@ -251,6 +258,25 @@ def _window_fates(window: Aggregate) -> Iterator[tuple[str, str]]:
             "drop": "left out and counted",
         }[window.future.policy]
         yield f"clock > {ahead} ahead", f"{fate}; they close nobody's windows"
+
+
+def _faults(step: Validate) -> Iterator[tuple[str, str]]:
+    """What each kind of fault does, and what any of them does before the end of a push."""
+    rules = ValidationRules(policy_of(step.during_push), policy_of(step.on_error))
+
+    def does(verdict: Verdict, phase: Phase) -> str:
+        action = rules.action(verdict, phase)
+        goes_on = verdict in GAPS and action is not OnError.FAIL
+        return "counted and told, the record behind it goes on" if goes_on else _FAULTS[action]
+
+    kinds = sorted(FATAL)
+    for verdict in kinds:
+        yield verdict.label, does(verdict, Phase.LIVE)
+    if isinstance(step.during_push, str) and rules.action(kinds[0], Phase.PUSHING) is OnError.FAIL:
+        yield "a fault before push end", _FAULTS[OnError.FAIL]
+        return
+    for verdict in kinds:
+        yield f"{verdict.label} in a push", does(verdict, Phase.PUSHING)
 
 
 def _kept_late(step: Dedupe | Aggregate) -> str:

@@ -130,7 +130,7 @@ def _source(said: Document) -> Source:
 def _step(said: Document) -> Step:
     match said["step"]:
         case "validate":
-            return Validate(said["on_fault"])
+            return Validate()  # a table is read without it
         case "filter":
             return Filter(_sql(said["condition"]) or _all_true)
         case "select":

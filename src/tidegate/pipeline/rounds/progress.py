@@ -46,6 +46,8 @@ class Progress:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)  # those of the verdicts that are faults
+    new_faults: int = 0  # those that nobody acknowledged
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     duplicates: int = 0

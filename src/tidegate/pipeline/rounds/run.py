@@ -62,10 +62,28 @@ class Summary:
         )
         lines = [f"{first}; {state}{_held_back(self.progress)}"]
         lines += [f"note: {note}" for note in self.notes]
+        lines += self._fault_lines()
         lines += [
             f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
         ]
         return "\n".join(lines)
+
+    def _fault_lines(self) -> list[str]:
+        """What validation found in all that the app has read, and what it could not look at."""
+        progress, lines = self.progress, list[str]()
+        if progress.faults:
+            found = ", ".join(f"{count:,} {kind}" for kind, count in progress.faults.items())
+            counters = progress.counters
+            fates = (("faulty_kept", "set aside as dead letters"), ("faulty_dropped", "dropped"))
+            done = [f"{counters[name]:,} {fate}" for name, fate in fates if counters.get(name)]
+            lines.append(f"faults: {found}" + (f" ({', '.join(done)})" if done else ""))
+        if progress.new_faults:
+            lines.append(f"  when they are known: tidegate app acknowledge {self.app}")
+        if unchecked := progress.counters.get("unchecked"):
+            lines.append(
+                f"note: {unchecked:,} records are numbered and check-summed, and nobody looked; add .validate()"
+            )
+        return lines
 
     def _repr_html_(self) -> str:
         return f"<p>{cell(str(self).splitlines()[0])}</p>" + self.progress._repr_html_()
@@ -320,7 +338,7 @@ class Run:
             closed=closed,
             progress=progress,
             stopped=progress.stopped,
-            exit_code=exit_code_of(progress.stopped),
+            exit_code=exit_code_of(progress.stopped, progress.new_faults),
             notes=self.notes,
         )
 

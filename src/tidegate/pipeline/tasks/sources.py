@@ -124,7 +124,13 @@ class Reading:
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
         rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
         self._validation = SourceValidation(
-            step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
+            step,
+            flow.source.topic,
+            order.partition,
+            state.validator,
+            rules,
+            now_ms=tick.now_ms,
+            throttle=parts.throttle,
         )
         self._decoder = RecordDecoder(flow.source, flow.schemas[0])
         self._has_windows = flow.source.windows is not None and flow.is_stateful
@@ -223,7 +229,7 @@ class Reading:
             following = checked.fault.offset
             self._stop("integrity", str(checked.fault), following)
         taken = records if checked.rows == records.num_rows else records.slice(0, checked.rows)
-        aside, reasons = checked.aside, checked.reasons
+        aside, reasons, dropped = checked.aside, checked.reasons, checked.dropped
         going = taken.select([*_COLUMNS, "headers"] if self._has_windows else list(_COLUMNS))
         if checked.kept is not None:
             going = going.filter(pa.array(checked.kept))
@@ -246,10 +252,14 @@ class Reading:
             self._validation.take_back(records, row, now_ms)
             taken = records.slice(0, row)
             kept = int(np.count_nonzero(aside < row))
-            aside, reasons = aside[:kept], reasons[:kept]
+            aside, reasons, dropped = aside[:kept], reasons[:kept], dropped[dropped < row]
         if len(aside):
-            self._counters["quarantined"] += len(aside)
+            self._counters["faulty_kept"] += len(aside)
             self._letters.append(letters_of(taken, aside, reasons))
+        if len(dropped):
+            self._counters["faulty_dropped"] += len(dropped)
+        if checked.unchecked:
+            self._counters["unchecked"] += min(checked.unchecked, taken.num_rows)
         self._counters.update(made.counters)
         self._letters += made.letters
         self.stream_time = made.stream_time

@@ -59,6 +59,7 @@ def app_names(site: Site) -> list[str]:
 
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
+    from tidegate.pipeline.rounds.stops import faults_of
     from tidegate.pipeline.rounds.ways_out import app_commits, app_status
     from tidegate.storage import StorageConfig
 
@@ -113,6 +114,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         stopped_total=len(status.stopped),
         lost_records=sum(lost.values()),
         lost=lost,
+        faults=sum(faults_of(commit.totals).values()),
         by_hand=copied(
             [
                 cli("tidegate app status", app, log=site.log_path, state=site.state_path),
@@ -162,7 +164,7 @@ def _line(site: Site, app: str) -> AppLine:
         log_records=sum(each.end_offset or 0 for each in document.sources),
         backlog_bytes=document.backlog_bytes,
         memory_bytes=document.memory_bytes,
-        faults=sum(each.value for each in document.counters if is_fault(each.counter)),
+        faults=document.faults,
         late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
         stopped=len(document.stopped),
         committed_ms=document.committed_ms,
@@ -330,7 +332,7 @@ def _step(said: dict[str, Any]) -> str:
 
     match said.get("step"):
         case "validate":
-            return f"validate (a fault: {said['on_fault']})"
+            return f"validate (on_error: {said.get('on_error') or said.get('on_fault')})"
         case "deduplicate":
             return (
                 f"drop duplicates of {', '.join(said['columns'])} within {format_duration(said['within_ms'])}"
