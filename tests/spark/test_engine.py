@@ -96,7 +96,7 @@ def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: 
     found = []
     for place, engine, size in ((folder, spark, 700), (folder.parent / "other", "local", 90)):
         app = over_changes(place)
-        app.run(engine, until="caught_up", round_size=size)
+        app.run(engine, until="caught_up", round_records=size)
         tables = []
         for name in ("by-key", "by-count"):
             with app.read(name) as table:
