@@ -62,25 +62,21 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
         return (self.window or {}).get("kind") == "session"
 
 
-class _Stored(msgspec.Struct, frozen=True):
-    """The record in the state: of which topic it is, where the cluster tells."""
-
-    topic: str
-    topic_id: str | None
-    encoding: TopicEncoding
-
-
 def read_encoding(log: Log | KafkaLog, backend: StorageBackend, topic: str) -> TopicEncoding | None:
     """What was recorded of an existing topic; None where nothing was."""
-    description = log.describe(topic)
     if isinstance(log, Log):
-        return None if description.encoding is None else _converted(topic, description.encoding)
-    found = backend.read_published(_name(topic))
-    if found is None:
-        return None
-    stored = _decoded(topic, found[0])
-    ids = {stored.topic_id, description.topic_id} - {None}
-    return stored.encoding if len(ids) < 2 else None  # of a topic of that name that was deleted
+        stored = log.describe(topic).encoding
+    else:
+        found = backend.read_published(_name(topic))
+        stored = None if found is None else msgspec.json.decode(found[0])
+    try:
+        return None if stored is None else msgspec.convert(stored, TopicEncoding)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(
+            f"what is recorded of the encoding of topic {topic} cannot be read ({error}); was it written by a later "
+            "release? Use that one",
+            kafka_name=None,
+        ) from None
 
 
 def record_encoding(
@@ -90,11 +86,10 @@ def record_encoding(
     if isinstance(log, Log):
         log.record_encoding(topic, msgspec.to_builtins(encoding))
         return
-    stored = _Stored(topic, log.describe(topic).topic_id, encoding)
     found = backend.read_published(_name(topic))
     try:
         backend.publish(
-            _name(topic), msgspec.json.encode(stored), expected=None if found is None else found[1]
+            _name(topic), msgspec.json.encode(encoding), expected=None if found is None else found[1]
         )
     except ConflictError:
         raise ConflictError(
@@ -148,25 +143,3 @@ def _name(topic: str) -> str:
         topic if len(topic) <= _LONGEST_NAME else hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()
     )
     return f"tables/@encodings/t={short}.json"
-
-
-def _decoded(topic: str, data: bytes) -> _Stored:
-    try:
-        return msgspec.json.decode(data, type=_Stored)
-    except msgspec.MsgspecError as error:
-        raise _unreadable(topic, error) from None
-
-
-def _converted(topic: str, stored: Any) -> TopicEncoding:
-    try:
-        return msgspec.convert(stored, TopicEncoding)
-    except msgspec.MsgspecError as error:
-        raise _unreadable(topic, error) from None
-
-
-def _unreadable(topic: str, error: Exception) -> CorruptError:
-    return CorruptError(
-        f"what is recorded of the encoding of topic {topic} cannot be read ({error}); was it written by a later "
-        "release? Use that one",
-        kafka_name=None,
-    )
