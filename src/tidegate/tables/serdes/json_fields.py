@@ -7,10 +7,15 @@
 | `double`, `float64` | double | any number that a double can hold; the nearest double |
 | `bool` | bool | true, false |
 | `decimal(18,2)` | decimal128 | a number, or a string that is one; refused if it has more places |
-| `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with a zone, or a whole number in the type's unit |
+| `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with its offset, or a whole number in the type's unit |
 | `date` | date32 | a string like 2026-01-31 |
 | `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
 | an Arrow type or field | itself | as above |
+
+ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`, `+02:00`,
+`+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a fraction beyond
+the type's unit are cut off. A moment without an offset could be in any zone, and is refused; declared as
+`pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
 
 `"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
 Values only.
