@@ -81,8 +81,10 @@ def duration_ms(value: DurationLike) -> int:
 
 def milliseconds(value: int | DurationLike) -> int:
     """As `duration_ms`, but a number is milliseconds: for timeouts, and for parts below those that users define."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, str | timedelta):
         return duration_ms(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"a duration is a string, a timedelta or an int of milliseconds, not {value!r}")
     if value < 0:
         raise InvalidError(f"{value} ms is negative; {_EXAMPLES}")
     return value

@@ -25,7 +25,7 @@ from tidegate.notebook import cell
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
 from tidegate.pipeline.rounds.opening import Opened
-from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
+from tidegate.pipeline.rounds.progress import Progress, StoppedPartition, null_text
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.stops import exit_code_of
@@ -60,6 +60,8 @@ class Summary:
             f"{self.app}: {self.records:,} records in {rounds}, {self.seconds:.1f} s{rate} ({self.engine})"
         )
         lines = [f"{first}; {state}"]
+        if self.progress.nulls:
+            lines.append(f"without a value: {null_text(self.progress.nulls)} of the records")
         lines += [f"note: {note}" for note in self.notes]
         lines += [
             f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
