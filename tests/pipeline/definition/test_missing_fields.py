@@ -70,7 +70,10 @@ def derived(folder: Path) -> tg.App:
 
 
 WRONG = {
-    "aggregate": (summed, r"revenue needs 'amout', which none of the 10 newest records of orders has; did you mean amount\?"),
+    "aggregate": (
+        summed,
+        r"revenue needs 'amout', which none of the 10 newest records of orders has; did you mean amount\?",
+    ),
     "id": (deduplicated, r"deduplicate needs 'orderid', which none .* did you mean order_id\? they have amount, at"),
     "key": (keyed, r"windows are kept by key, and none of the 10 newest records of orders has a key"),
     "event time": (timed, r"event time is 'att', which none .* did you mean at\?"),
