@@ -82,7 +82,7 @@ def test_both_remedies_that_the_message_names_help(tmp_path, change) -> None:
     assert cli(["app", "reset", "distinct", "--state", str(tmp_path / "state"), "--yes"]) == 0
     summary = distinct(tmp_path, change).run("local", until="caught_up")
     assert summary.exit_code == 0
-    assert passed(tmp_path) in (THREE[:1], THREE)
+    assert set(passed(tmp_path)) in ({THREE[0]}, set(THREE))
 
 
 def test_no_key_and_an_empty_key_are_two(tmp_path) -> None:
