@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateError, UnavailableError
 from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
@@ -138,9 +138,9 @@ class KafkaReader:
             if self._consumer.is_open and any(track.is_cut for _, track in open_ended):
                 self._assign()
 
-    def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
+    def poll(self, timeout: int | DurationLike = 0) -> pa.RecordBatch | None:
         """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
-        deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout)
         while self._fill(deadline_ms):
             track, batch = self._ready.popleft()
             track.waiting -= 1

@@ -18,7 +18,7 @@ from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import described
-from tidegate.pipeline.definition.sampling import Sample, gap_doubts, sample_flow
+from tidegate.pipeline.definition.sampling import Fields, Sample, gap_doubts, sample_flow
 from tidegate.pipeline.definition.sizing import ASSUMED, StateSize, state_sizes
 from tidegate.pipeline.definition.steps import (
     Aggregate,
@@ -60,10 +60,22 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     if not app.flows:
         lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
     for flow in app.flows:
-        found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
+        found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
+        if looks:
+            found = sample_flow(flow, app.log, app.client)
         doubts = gap_doubts(flow, app.log, app.client) if looks and _validate(flow) is not None else []
-        lines += ["", *_flow_lines(flow, found, doubts, app)]
+        lines += ["", *_flow_lines(flow, found[0], doubts, app), *_field_lines(found[1])]
     return "\n".join(lines)
+
+
+def _field_lines(found: Fields) -> Iterator[str]:
+    """What the sample says about declared fields."""
+    if found.wrong or found.notes:
+        yield "  fields"
+    for each in found.wrong:
+        yield f"    it will not start: {each}"
+    for each in found.notes:
+        yield f"    {each}"
 
 
 def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
@@ -234,7 +246,12 @@ def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
                 yield "too late to tell a copy", "goes on"
             else:
                 yield "too late to tell a copy", f"left out, {_kept_late(step)}"
-            yield "no id", "goes on"
+            yield "no id", "goes on, and is counted (no_id)"
+            if flow.rekey_at is None:
+                yield (
+                    "no key",
+                    "a copy is told by its id alone; where the source has several partitions it stops its partition",
+                )
     if flow.window is not None:
         yield from _window_fates(flow.window)
     ends = ", ".join(

@@ -71,6 +71,8 @@ class SourceParts:
     stages: Stateless
     tolerance: Tolerance
     buffers: FetchBuffers
+    keyless: str = ""
+    """Why a record without a key stops its partition; empty: it does not."""
     throttle: Throttle = field(default_factory=Throttle)
     """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
 
@@ -132,7 +134,8 @@ class Reading:
             now_ms=tick.now_ms,
             throttle=parts.throttle,
         )
-        self._decoder = RecordDecoder(flow.source, flow.schemas[0])
+        checks_time = flow.is_stateful or flow.source.timestamp is not None
+        self._decoder = RecordDecoder(flow.source, flow.schemas[0], checks_time=checks_time)
         self._has_windows = flow.source.windows is not None and flow.is_stateful
         self._has_rows = flow.source.has_updates and flow.is_stateful
         guard = None if flow.window is None else flow.window.future
@@ -323,6 +326,9 @@ class Reading:
             if error.offset is None:
                 raise
             return _Bad(error.offset, str(error))
+        if self._parts.keyless and made.key.null_count:
+            first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
+            return _Bad(int(made.offset[first]), self._parts.keyless)
         counters["left_out"] += int(weights(events).sum() - weights(made).sum())
         return _Made(made, int(stream_time[-1]), counters, letters)
 

@@ -32,7 +32,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
-from tidegate.pipeline.tasks.chain import TaskChain, cut_of, front_of
+from tidegate.pipeline.tasks.chain import TaskChain, cut_of, front_of, keyless
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
@@ -134,6 +134,7 @@ class Worker:
                 front,
                 tolerance,
                 self._buffers,
+                keyless(self.setup.app, flow, self.setup.partitions[flow.source.topic]),
             )
             with self._guard:
                 self._sources[place] = parts
