@@ -317,6 +317,8 @@ class PartitionLog:
         with state.lock:
             if self.high_watermark < point.offset <= self.log_end_offset:
                 state.move_high_watermark(point)
+            elif not state.is_progress_told:
+                state.tell_progress()
             return self.high_watermark
 
     def flush(self) -> None:
