@@ -68,7 +68,7 @@ class OpenPartition:
             self._watermark = WatermarkFile(files, folder)
             last = self._watermark.newest
             strategy = (
-                SafeRecovery(files, last.durable_end, last.high_watermark)
+                SafeRecovery(files, last.durable_end, last.high_watermark, self._watermark.was_certain)
                 if recovery == "safe"
                 else recovery_named(recovery, files)
             )
@@ -96,6 +96,8 @@ class OpenPartition:
                 if sync and not clean and self.log.read_only_reason is None:
                     self.log.flush()  # what recovery kept is shown to readers, so it must be on the disk
                 self._changed()
+                if not self._watermark.was_certain:
+                    self._tell_readers()  # so that both slots are whole again
             except BaseException:
                 self._watermark.close()
                 raise

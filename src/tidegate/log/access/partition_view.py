@@ -5,8 +5,8 @@ reader may go. Reading itself is `fetching`'s, over the `LogView` made here; dec
 writes.
 
 How far: what the partition's writer publishes in `tidegate.watermark`. A folder without that file (a
-broker's) is read up to its last whole batch; one whose file is from before a power failure, up to its last
-sound batch and at least to what was durable.
+broker's) is read up to its last whole batch; one whose file is damaged or from before a power failure, up to its
+last sound batch and at least to what was durable.
 
 V1  nothing below the published log start offset is returned, even from a file that is still open.
 V2  a read that a removal or a replacement of log segments came between is done again on the new files.
@@ -19,6 +19,7 @@ Thread rule: one reader, one view.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,14 @@ from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, U
 from tidegate.files import File, Files
 from tidegate.log.access.closing import was_changed_since
 from tidegate.log.access.open_partition import require_folder
-from tidegate.log.access.watermark import Watermark, boot_mark, read_watermark
+from tidegate.log.access.watermark import (
+    WATERMARK_NAME,
+    Watermark,
+    boot_mark,
+    is_certain,
+    newest,
+    read_slots,
+)
 from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, LOG_STARTS, read_offsets
 from tidegate.log.partitions.fetching import (
@@ -50,8 +58,11 @@ from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.randomness import SeededRandomness
 
+logger = logging.getLogger("tidegate.log")
+
 _CHANGING_WAIT_MS = 10_000
 _CHANGING_PAUSE_MS = 5
+_TORN_LOOKS = 5
 NO_GENERATION = -2  # even, as a folder that is not being changed
 
 
@@ -91,19 +102,41 @@ class PartitionView:
         self._generation = NO_GENERATION
         self._boot = boot_mark(files)
         self._tail: tuple[int, int, int] | None = None  # base, size, end: an unpublished end, remembered
+        self._damaged_slots: bytes | None = None  # of the watermark file, remembered: told once
 
     # -- how far ---------------------------------------------------------------------------------
 
     def bounds(self) -> Bounds:
         """What may be read now."""
-        mark = read_watermark(self._files, self.folder)
+        mark, is_sure = self._published()
         is_stale = mark is not None and mark.boot and self._boot and mark.boot != self._boot
-        if mark is None or is_stale or self._was_written_by_others():
+        if mark is None or is_stale or not is_sure or self._was_written_by_others():
             return self._unpublished_bounds(mark)
         if mark.generation != self._generation:
             self._known = None
             self._generation = mark.generation
         return Bounds(mark.log_start, mark.high_watermark, mark.last_stable, mark.generation)
+
+    def _published(self) -> tuple[Watermark | None, bool]:
+        """What the writer published last, and whether it is that and not only a lower bound of it."""
+        slots = read_slots(self._files, self.folder)
+        for _ in range(_TORN_LOOKS):
+            if slots is None or is_certain(slots) or slots == self._damaged_slots:
+                break
+            self._clock.sleep_ms(1)  # a slot that is just being written is whole in a moment
+            slots = read_slots(self._files, self.folder)
+        if slots is None:
+            return None, False
+        mark = newest(slots)
+        if is_certain(slots) or (mark is not None and mark.generation % 2 == 1):  # odd: wait for its writer
+            return mark, True
+        if slots != self._damaged_slots:
+            self._damaged_slots = slots
+            logger.warning(
+                "%s is damaged; the log is read up to its last sound batch. Open the log for writing once to "
+                "write the file anew", self.folder / WATERMARK_NAME,
+            )  # fmt: skip
+        return mark, False
 
     def _was_written_by_others(self) -> bool:
         """Whether a broker, say, went on where our writer had stopped; until one of ours takes over again."""
