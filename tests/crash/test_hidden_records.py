@@ -8,9 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.watermark import SLOT_BYTES, WATERMARK_NAME, is_certain, parse_slot, read_slots
+from tidegate.log.batches.batch import iter_headers
 from tidegate.log.verify.verify import verify
 
 RECORDS, STEP = 60, 10
@@ -87,3 +89,77 @@ def test_an_acknowledged_tail_is_not_cut_silently_beside_a_damaged_watermark(tmp
         log.writer("t").write(rows(RECORDS, RECORDS + 1))
         assert stored(log) == [*range(RECORDS - 5), RECORDS]
     assert len(list((path / "t-0").glob("*.cut"))) == 1
+
+
+# -- looking up a time ---------------------------------------------------------------------------
+
+
+def closed(path: Path, *, sealed: bool) -> Path:
+    """Some log segments, closed cleanly; without seals and marks they are as a broker leaves them."""
+    with Log(path) as log:
+        log.create_topic("t", config={"segment.bytes": "400", "index.interval.bytes": "100"})
+        log.writer("t", batch_records=3).write(rows(0, RECORDS))
+    if not sealed:
+        for name in [*(path / "t-0").glob("*.seal"), path / "t-0" / "tidegate.closed"]:
+            name.unlink()
+    return path
+
+
+def require_right_or_detected(path: Path) -> int:
+    """Every time has its own record's offset, or is refused; how many were refused."""
+    refused = 0
+    with Log(path, read_only=True) as log:
+        for number in range(RECORDS):
+            try:
+                assert log.offset_for_time("t", 0, 1000 + number) == number
+            except CorruptError:
+                refused += 1
+    return refused
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("at", [41, 42])  # the two lowest bytes of a header's largest timestamp
+def test_a_changed_largest_timestamp_moves_no_look_up(tmp_path: Path, sealed: bool, at: int) -> None:
+    path = closed(tmp_path / "log", sealed=sealed)
+    assert require_right_or_detected(path) == 0
+    refused = 0
+    for segment in sorted((path / "t-0").glob("*.log")):
+        content = segment.read_bytes()
+        for position, _ in iter_headers(content):
+            for bit in (0x01, 0x04, 0x80):
+                damaged = bytearray(content)
+                damaged[position + at] ^= bit
+                segment.write_bytes(bytes(damaged))
+                refused += require_right_or_detected(path)
+        segment.write_bytes(content)
+    assert refused > 0
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_flip_in_a_time_index_moves_no_look_up(tmp_path: Path, sealed: bool) -> None:
+    path = closed(tmp_path / "log", sealed=sealed)
+    for index in sorted((path / "t-0").glob("*.timeindex")):
+        content = index.read_bytes()
+        for position in range(len(content)):
+            index.write_bytes(
+                content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :]
+            )
+            assert require_right_or_detected(path) == 0
+        for length in range(0, len(content), 12):
+            index.write_bytes(content[:length])
+            assert require_right_or_detected(path) == 0
+        index.write_bytes(content)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_replaced_or_missing_segment_moves_no_look_up(tmp_path: Path, sealed: bool, number: int) -> None:
+    path = closed(tmp_path / "log", sealed=sealed)
+    segments = sorted((path / "t-0").glob("*.log"))
+    content, other = segments[number].read_bytes(), segments[number - 1].read_bytes()
+    for replaced in (other, other[: len(content)].ljust(len(content), b"\0"), bytes(len(content)), b""):
+        segments[number].write_bytes(replaced)
+        assert require_right_or_detected(path) > 0
+    for file in (path / "t-0").glob(f"{segments[number].stem}.*"):
+        file.unlink()
+    assert require_right_or_detected(path) > 0

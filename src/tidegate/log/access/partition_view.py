@@ -192,20 +192,25 @@ class PartitionView:
                 )
 
     def offset_for_time(self, time_ms: int, bounds: Bounds) -> int | None:
-        """The first offset whose record is at or after the time; None when there is none below the end."""
+        """The first offset whose record is at or after the time; None when there is none below the end.
+
+        Damage that may hide an earlier such record raises `CorruptError`.
+        """
         segments = self._segments().segments
-        for segment in segments:
+        gaps_below = self.gaps_below()
+        for number, segment in enumerate(segments):
+            is_last = number + 1 == len(segments)
             # The index of the last one may lag behind what was written, so that one is always searched.
-            if segment is not segments[-1] and segment.largest_timestamp < time_ms:
-                continue
-            try:
-                found = find_by_timestamp(segment, time_ms, bounds.log_start, gaps_below=self.gaps_below())
-            except CorruptError as error:
-                if not self._ends_in_zeros(segment, error):
-                    raise
-                found = None
-            if found is not None:
-                return found.offset if found.offset < bounds.high_watermark else None
+            if is_last or not segment.is_older_than(time_ms):
+                found = find_by_timestamp(
+                    segment, time_ms, bounds.log_start, below=bounds.high_watermark, gaps_below=gaps_below
+                )
+                if found is not None:
+                    return found.offset if found.offset < bounds.high_watermark else None
+            if not is_last and gaps_below < (following := segments[number + 1].base_offset):
+                end = segment.read_next_offset() if segment.seal is None else segment.seal.next_offset
+                if end < following:
+                    self._require_explained(max(end, bounds.log_start), following)
         return None
 
     def next_sound_offset(self, offset: int) -> int | None:
@@ -351,10 +356,6 @@ class PartitionView:
         # Less than what was durable is damage, and is read up to, so that it is told.
         end = max(self._tail[2], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
-
-    def _ends_in_zeros(self, segment: LogSegment, error: CorruptError) -> bool:
-        """Whether a walk ended at the zeros of a preallocated file rather than at damage."""
-        return error.position is not None and not any(segment.read_at(error.position, HEADER_SIZE))
 
 
 _UNUSED_CHANCE = SeededRandomness(0)  # a log segment draws its roll jitter; nobody rolls a read-only one
