@@ -8,7 +8,7 @@ Per log folder, Kafka's own files: the offset checkpoints, into which whoever cl
 lines, and `.kafka_cleanshutdown`, which stands only while every partition is closed cleanly. Callers hold the
 folder's short lock around the functions that change these.
 
-H1  no segment file is read to learn whether a partition was closed cleanly.
+H1  to learn whether a partition was closed cleanly, at most the last 64 KiB of one `.log` are read.
 H2  checkpoints are hints: a damaged one counts as empty.
 """
 
@@ -51,7 +51,7 @@ class Position(NamedTuple):
 
 
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
-    """Whether the partition is exactly as its last writer left it (H1)."""
+    """Whether the sizes are those that the last writer left; whether the bytes are, the seal knows (H1)."""
     closed = _sizes_at_close(files, partition_folder)
     return closed is not None and closed == _last_sizes(files, partition_folder)
 

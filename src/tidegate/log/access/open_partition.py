@@ -51,7 +51,7 @@ class OpenPartition:
     ) -> None:
         from tidegate.log.partitions.partition import PartitionLog
         from tidegate.log.partitions.recovery import SafeRecovery, recovery_named
-        from tidegate.log.partitions.sealing import Sealer, indexes_are_sealed
+        from tidegate.log.partitions.sealing import Sealer, is_end_as_sealed
 
         self.place = place
         self.folder = folder
@@ -62,7 +62,7 @@ class OpenPartition:
         try:
             base = last_segment_base(files, folder)
             clean = was_closed_cleanly(files, folder) and (
-                base is not None and indexes_are_sealed(files, folder, base)
+                base is not None and is_end_as_sealed(files, folder, base)
             )
             forget_closed(files, folder)
             self._watermark = WatermarkFile(files, folder)
@@ -110,6 +110,8 @@ class OpenPartition:
 
     def _require_all_there(self, last: Watermark) -> None:
         """A log that is shorter than it was, at either end, has lost files: that is not for us to accept."""
+        if self.log.read_only_reason is not None:  # damage, which is named and keeps writers out
+            return
         first, end = self.log.segments[0].base_offset, self.log.log_end_offset
         if first <= last.log_start and end >= last.durable_end:
             return

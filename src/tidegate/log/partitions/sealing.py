@@ -28,6 +28,7 @@ from tidegate.log.segments.seals import (
     BlockSums,
     FileSum,
     Seal,
+    last_block_matches,
     mismatches,
     read_seal,
     seal_path,
@@ -156,13 +157,19 @@ class Sealer:
         )
 
 
-def indexes_are_sealed(files: Files, folder: Path, base_offset: int) -> bool:
-    """Whether the index files of a segment are what its seal says; False when there is none to ask."""
+def is_end_as_sealed(files: Files, folder: Path, base_offset: int) -> bool:
+    """Whether the index files of a segment and the end of its `.log` are what its seal says.
+
+    False when there is no seal to ask. The end is its last block of up to 64 KiB: lengths can survive a power
+    failure that the bytes did not, and new batches must not be written behind a hole.
+    """
     try:
         seal = read_seal(files, folder, base_offset)
     except CorruptError:
         return False
-    return seal is not None and not mismatches(files, folder, seal, INDEX_SUFFIXES)
+    if seal is None or mismatches(files, folder, seal, INDEX_SUFFIXES):
+        return False
+    return last_block_matches(files, segment_file(folder, base_offset, LOG), seal.files[LOG])
 
 
 def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:
