@@ -51,7 +51,7 @@ class OpenPartition:
     ) -> None:
         from tidegate.log.partitions.partition import PartitionLog
         from tidegate.log.partitions.recovery import SafeRecovery, recovery_named
-        from tidegate.log.partitions.sealing import Sealer, is_end_as_sealed
+        from tidegate.log.partitions.sealing import Sealer, remove_seal, seal_of_end
 
         self.place = place
         self.folder = folder
@@ -61,17 +61,20 @@ class OpenPartition:
         self._lock = lock_partition(files, folder, clock, briefly=briefly)
         try:
             base = last_segment_base(files, folder)
-            clean = was_closed_cleanly(files, folder) and (
-                base is not None and is_end_as_sealed(files, folder, base)
-            )
+            seal = None
+            if base is not None and was_closed_cleanly(files, folder):
+                seal = seal_of_end(files, folder, base)
+            clean = seal is not None
+            if seal is not None:
+                remove_seal(files, folder, seal.base_offset)  # before loading changes an index
             forget_closed(files, folder)
             self._watermark = WatermarkFile(files, folder)
             last = self._watermark.newest
-            strategy = (
-                SafeRecovery(files, last.durable_end, last.high_watermark, self._watermark.was_certain)
-                if recovery == "safe"
-                else recovery_named(recovery, files)
-            )
+            strategy = recovery_named(recovery, files)
+            if recovery == "safe":
+                strategy = SafeRecovery(
+                    files, last.durable_end, last.high_watermark, self._watermark.was_certain, end=seal
+                )
             try:
                 if self._watermark.was_found and not clean:
                     self._watermark.begin_change()  # recovery may rename and cut
@@ -92,7 +95,7 @@ class OpenPartition:
                 if recovery == "safe" and self._watermark.was_found:
                     self._require_all_there(last)
                 if self.log.read_only_reason is None:
-                    Sealer.attach(self.log, files)
+                    Sealer.attach(self.log, files, seal)
                 if sync and not clean and self.log.read_only_reason is None:
                     self.log.flush()  # what recovery kept is shown to readers, so it must be on the disk
                 self._changed()

@@ -36,7 +36,7 @@ from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, Segm
 from tidegate.log.producers.producer_state import ProducerStates
 from tidegate.log.segments.batch_file import sound_headers
 from tidegate.log.segments.resync import next_sound_batch, sound_batches
-from tidegate.log.segments.seals import read_seal
+from tidegate.log.segments.seals import Seal, read_seal
 from tidegate.log.segments.segment import LOG, LogSegment
 
 logger = logging.getLogger("tidegate.log")
@@ -66,13 +66,15 @@ class Known(NamedTuple):
 class SafeRecovery:
     """The default strategy; both offsets as the last writer left them, 0 when unknown.
 
-    `is_certain` is False when they may have been larger, because the file that holds them is damaged.
+    `is_certain` is False when they may have been larger, because the file that holds them is damaged. `end` is the
+    seal that the last segment had, if it is as it was closed.
     """
 
     files: Files
     durable_end: int = 0
     high_watermark: int = 0
     is_certain: bool = True
+    end: Seal | None = None
     damages: list[Damage] = field(default_factory=list)
     _known: dict[int, Known] = field(default_factory=dict)
 
@@ -93,7 +95,8 @@ class SafeRecovery:
         if (known := self._known.get(segment.base_offset)) is not None:
             return known
         try:
-            seal = read_seal(self.files, segment.folder, segment.base_offset)
+            is_end = self.end is not None and self.end.base_offset == segment.base_offset
+            seal = self.end if is_end else read_seal(self.files, segment.folder, segment.base_offset)
         except CorruptError as error:
             logger.warning("%s; the log segment is read instead", error)
             return None

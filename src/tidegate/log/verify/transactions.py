@@ -23,6 +23,7 @@ from tidegate.log.batches.control import ControlType, read_control
 from tidegate.log.producers.producer_snapshot import read_snapshot
 from tidegate.log.segments.transaction_index import AbortedTxn, TransactionIndex
 from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.verify.indexes import index_path
 from tidegate.log.verify.tracks import ProducerTrack
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class TransactionCheck:
         Compaction drops aborted records first, so that the log may show a later beginning than the index.
         """
         aborts, self._aborts = self._aborts, {}
-        path = folder / f"{base:020d}.txnindex"
+        path = index_path(folder, base, ".txnindex", self._files)
         index = TransactionIndex(path, base, files=self._files, read_only=True)
         if not index.exists:
             for offset, (producer, first) in aborts.items():
