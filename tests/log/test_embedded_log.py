@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,10 +12,11 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, InvalidError, TidegateError
 from tidegate.files import Effect, Files
+from tidegate.log.access.closing import was_closed_cleanly
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import iter_headers
 from tidegate.log.cleaning.maintenance import owner_status
-from tidegate.log.partitions.checkpoints import read_topic_id
+from tidegate.log.partitions.checkpoints import CLEAN_SHUTDOWN, read_topic_id
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.catalog import CATALOG_NAME
 from tidegate.log.topics.topic_config import Source
@@ -349,3 +351,46 @@ def test_the_leader_epoch_of_a_broker_is_kept_when_we_write_on(tmp_path: Path, c
     assert [header.leader_epoch for _, header in iter_headers(data)] == [0, 5, 5]
     assert epochs.read_text().split() == ["0", "2", "0", "0", "5", "1"]
     assert verify("t", log=path).all_findings().counts == {}
+
+
+def test_a_log_closes_though_another_topics_folder_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Log(path) as log:
+        log.create_topic("here")
+        log.create_topic("gone")
+        log.writer("here").write(rows(b"a"))
+        shutil.rmtree(path / "gone-0")
+    assert not (path / CLEAN_SHUTDOWN).exists()
+    with Log(path) as log:
+        assert values(log, "here") == [b"a"]
+        assert log.writer("here").write(rows(b"b"))[0].first_offset == 1
+
+
+def test_one_missing_folder_does_not_keep_the_others_from_being_closed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Log(path)
+    for topic in ("a-gone", "kept"):
+        log.create_topic(topic)
+        log.writer(topic).write(rows(b"a"))
+    shutil.rmtree(path / "a-gone-0")
+    with pytest.raises((TidegateError, OSError)):
+        log.close()
+    assert was_closed_cleanly(Files(), path / "kept-0")
+    with Log(path) as again:
+        again.writer("kept").write(rows(b"b"))
+
+
+def test_settings_changed_elsewhere_are_noticed_though_size_and_time_are_the_same(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log", ManualClock(10_000)
+    with Log(path, clock=clock) as log:
+        log.create_topic("t", config={"segment.bytes": "1000000"})
+        clock.advance(2000)
+        log.writer("t").write(rows(b"a"))
+        catalog = path / CATALOG_NAME
+        stamp = catalog.stat().st_mtime_ns
+        with Log(path) as other:
+            other.alter_topic("t", {"segment.bytes": "2000000"})
+        os.utime(catalog, ns=(stamp, stamp))  # an edit within the same tick of the clock
+        clock.advance(2000)
+        log.writer("t").write(rows(b"b"))
+        assert log.partition("t", 0).config.segment_bytes == 2_000_000

@@ -127,8 +127,13 @@ def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[Topic
 
 
 def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
-    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was."""
+    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was.
+
+    A partition whose folder is missing was not closed: whoever opens it says so.
+    """
     for folder in partition_folders:
+        if not files.exists(folder):
+            return False
         if not files.exists(folder / CLOSED_NAME) and last_segment_base(files, folder) is not None:
             return False
     write_clean_shutdown(log_folder, files=files)

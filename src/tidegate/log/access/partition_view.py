@@ -101,7 +101,9 @@ class PartitionView:
         self._known: SegmentList | None = None
         self._generation = NO_GENERATION
         self._boot = boot_mark(files)
-        self._tail: tuple[int, int, int] | None = None  # base, size, end: an unpublished end, remembered
+        self._tail: tuple[object, int] | None = (
+            None  # version of the file, end: an unpublished end, remembered
+        )
         self._damaged_slots: bytes | None = None  # of the watermark file, remembered: told once
 
     # -- how far ---------------------------------------------------------------------------------
@@ -350,11 +352,13 @@ class PartitionView:
         if old is not None:
             start = max(start, old.log_start)
         last = segments.last
-        if self._tail is None or self._tail[:2] != (last.base_offset, last.size):
+        found = self._files.stat(last.path)  # its size alone says nothing: it may be preallocated
+        version = (last.base_offset, None if found is None else found.version)
+        if self._tail is None or self._tail[0] != version:
             end = _end_of_last_batch(last) if old is None else _end_of_last_sound_batch(last)
-            self._tail = (last.base_offset, last.size, end)
+            self._tail = (version, end)
         # Less than what was durable is damage, and is read up to, so that it is told.
-        end = max(self._tail[2], start, 0 if old is None else old.durable_end)
+        end = max(self._tail[1], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
 
 
