@@ -417,8 +417,12 @@ class LogSegment:
     # -- life of the files -----------------------------------------------------------------------
 
     def become_inactive(self) -> None:
-        """Finish the segment: final time-index entry, exact file sizes, nothing open."""
+        """Finish the segment: final time-index entry, exact file sizes, nothing open.
+
+        One that is written to again, after recovery say, counts from zero to its next index entry, as a broker does.
+        """
         largest = self.largest
+        self._since_entry = 0
         with self._guard:
             self._indexes.finish(largest)
         self._log.trim()
