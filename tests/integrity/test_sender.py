@@ -250,7 +250,7 @@ def test_threads_on_overlapping_partitions_do_not_lock_each_other_out(log: Log) 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
         assert not thread.is_alive()
     sender.close()
     assert all(set(verdicts(read(log, number))) == {OK} for number in range(3))

@@ -384,7 +384,6 @@ def test_what_is_no_serde_is_refused_and_never_run(text: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
 class TestOnSpark:
     def test_a_table_is_a_frame_with_its_types_and_one_task_a_partition(
         self, spark: Any, stored: Stored

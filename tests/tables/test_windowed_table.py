@@ -337,7 +337,7 @@ def test_a_topic_that_was_made_anew_is_refused(log: Log, tmp_path: Path) -> None
     opened(log, tmp_path, [window_record(b"a", n, b"v") for n in range(5)]).close()
     log.delete_topic("windows-changelog")
     write_records(log, "windows-changelog", [window_record(b"a", 0, b"v")])
-    with pytest.raises(InvalidError, match="made anew"):
+    with pytest.raises(InvalidError, match="deleted and created again"):
         windowed_table(log, "windows-changelog", 10, state=tmp_path / "state")
 
 

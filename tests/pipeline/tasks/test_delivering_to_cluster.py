@@ -43,7 +43,7 @@ def log() -> Iterator[Any]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     for topic in ("events", "results"):
         owner.list_topics(topic, timeout=20)  # asking for it makes it
     with open_log(f"kafka://127.0.0.1:{broker.port}") as opened:

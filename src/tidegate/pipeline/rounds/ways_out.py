@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
+from tidegate.pipeline.rounds.planning import RECREATED
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
@@ -117,7 +118,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     records = _existing(backend, app)
     app_record = records.load_app()
     known = {} if app_record is None else app_record[0].definitions
-    found = (records.load_commit(round) for round in records.rounds())
+    found = (_sound(records, round) for round in records.rounds())
     return [
         CommitInfo(
             commit.round,
@@ -130,8 +131,18 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             sum(line.memory_bytes for line in commit.tasks),
             sum(line.backlog_bytes for line in commit.tasks),
         )
-        for commit in (each[0] for each in found if each is not None)
+        for commit in found
+        if commit is not None
     ]
+
+
+def _sound(records: Records, round: int) -> CommitRecord | None:
+    """A commit that is there and can be read."""
+    try:
+        found = records.load_commit(round)
+    except CorruptError:
+        return None
+    return None if found is None else found[0]
 
 
 def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
@@ -155,7 +166,9 @@ def reset_app(
 
     Results that were delivered stay in their topics; new ones follow them.
     """
-    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness)
+    return _edited(
+        backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness, repairs=True
+    )
 
 
 def replay_app(
@@ -182,7 +195,7 @@ def replay_app(
             return _from_offsets(commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
-    return _edited(backend, app, edit, clock, randomness)
+    return _edited(backend, app, edit, clock, randomness, repairs=from_offsets is None)
 
 
 def resume_partition(
@@ -207,6 +220,14 @@ def resume_partition(
                 lines.append(line)
                 continue
             to = line.next_offset if skip_to is None else skip_to
+            if line.stopped is not None and line.stopped.reason == RECREATED:
+                if skip_to is None:
+                    raise InvalidError(
+                        f"{partition} stopped because its topic was deleted and created again, and offset {to} is of "
+                        f"the old one: say where to begin in the new one, `{line.stopped.remedy}`"
+                    )
+                lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id=""))
+                continue
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
@@ -245,6 +266,13 @@ def rebase_outputs(
         for each in commit.deliveries:
             bases = []
             for section in each.parcel.sections:
+                if section.partition not in ends.get(section.topic, {}):
+                    raise InvalidError(
+                        f"partition {section.partition} of topic {section.topic} does not exist, and round "
+                        f"{each.round} has results for it: create it (`tidegate topic create "
+                        f"{section.topic} --partitions {max(commit.ends[section.topic], default=0) + 1}`), then "
+                        "try again"
+                    )
                 bases.append(ends[section.topic][section.partition])
                 ends[section.topic][section.partition] += section.records
             deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))
@@ -265,15 +293,22 @@ def _edited(
     edit: Callable[[Records, CommitRecord], CommitRecord],
     clock: Clock | None,
     randomness: Randomness | None,
+    *,
+    repairs: bool = False,
 ) -> CommitInfo:
-    """Commit a change under the app's lease."""
+    """Commit a change under the app's lease; one that `repairs` needs no more than a commit that can be read."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     records = _existing(backend, app)
     with _turn(backend, records, clock, randomness) as generation:
-        commit, digest = _newest(records)
+        commit, digest = records.newest_sound() if repairs else _newest(records)
+        number = max(records.rounds()) + 1
+        if (
+            number > commit.round + 1
+        ):  # the last one is damaged; what this one had to deliver was delivered before it
+            commit = msgspec.structs.replace(commit, deliveries=())
         changed = msgspec.structs.replace(
             edit(records, commit),
-            round=commit.round + 1,
+            round=number,
             generation=generation.number,
             base=digest,
             plan=b"",
@@ -356,13 +391,13 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
     these results would not be sent again, and topics would keep the older ones."""
     is_ahead = False
     for round in range(then.round + 1, commit.round + 1):
-        found = records.load_commit(round)
+        found = _sound(records, round)
         if found is None:
             continue
-        reached = {(line.flow, line.partition): line.next_offset for line in found[0].sources}
+        reached = {(line.flow, line.partition): line.next_offset for line in found.sources}
         if all(reached.get((line.flow, line.partition), -1) >= line.next_offset for line in then.sources):
             is_ahead = False
-        elif found[0].plan and not found[0].change:
+        elif found.plan and not found.change:
             is_ahead = True
     if is_ahead:
         raise InvalidError(
