@@ -1,4 +1,4 @@
-"""The audit of a broker's folder, while it runs and afterwards: transactions that abort, and offsets in transactions."""
+"""The audit of a broker's folder, while it runs and afterwards: aborted transactions, offsets in transactions."""
 
 from __future__ import annotations
 
