@@ -165,6 +165,17 @@ def test_a_replaced_or_missing_segment_moves_no_look_up(tmp_path: Path, sealed: 
     assert require_right_or_detected(path) > 0
 
 
+def test_what_retention_took_from_the_beginning_is_no_damage_to_a_look_up(tmp_path: Path) -> None:
+    path = closed(tmp_path / "log", sealed=True)
+    with Log(path) as log:
+        log.partition("t", 0).delete_records_before(25)
+    first = min((path / "t-0").glob("*.log"))
+    for file in (path / "t-0").glob(f"{first.stem}.*"):
+        file.unlink()  # below the log start: retention may remove it at any time
+    with Log(path, read_only=True) as log:
+        assert [log.offset_for_time("t", 0, 1000 + number) for number in (0, 24, 25, 40)] == [25, 25, 25, 40]
+
+
 # -- a clean stop --------------------------------------------------------------------------------
 
 

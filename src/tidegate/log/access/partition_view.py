@@ -209,7 +209,8 @@ class PartitionView:
                 )
                 if found is not None:
                     return found.offset if found.offset < bounds.high_watermark else None
-            if not is_last and gaps_below < (following := segments[number + 1].base_offset):
+            following = 0 if is_last else segments[number + 1].base_offset
+            if following > max(gaps_below, bounds.log_start):
                 end = segment.read_next_offset() if segment.seal is None else segment.seal.next_offset
                 if end < following:
                     self._require_explained(max(end, bounds.log_start), following)
