@@ -95,7 +95,7 @@ class Log:
         self._owner_pid = os.getpid()
         self._closed = False
         self._refreshed_ms = 0
-        self._catalog_seen: tuple[int, int] | None = None
+        self._catalog_seen: tuple[int, ...] | None = None
         self._maintenance: Maintenance | None = None
         if maintenance:
             self._start_maintenance()
@@ -317,7 +317,7 @@ class Log:
             if now_ms - self._refreshed_ms >= _REFRESH_MS:
                 self._refreshed_ms = now_ms
                 found = self.files.stat(self.contents.catalog_path)
-                seen = None if found is None else (found.size, found.mtime_ms)
+                seen = None if found is None else found.version
                 if seen != self._catalog_seen:
                     self._catalog_seen = seen
                     self._owned.take_settings()
