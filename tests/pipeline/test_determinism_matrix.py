@@ -54,10 +54,15 @@ def test_flows_that_depend_on_order_come_to_one_result(tmp_path: Path, partition
     assert agree(tmp_path, list(SOME), partitions, 24, full=False) == len(SOME) * (len(SIZES) + 3)
 
 
-def test_windows_over_changes_of_final_windows_come_to_one_result(tmp_path: Path) -> None:
+def test_windows_over_changes_come_to_one_result(tmp_path: Path) -> None:
     flows = [
-        (key, f"{kind}-close-mergeable", "changes", "hopping-update-mergeable")
-        for key, kind in (("re-keyed", "tumbling"), ("co-partitioned", "session"))
+        (key, f"{kind}-mergeable", "changes", "tumbling-update-mergeable")
+        for key, kind in (
+            ("re-keyed", "tumbling-close"),
+            ("co-partitioned", "session-close"),
+            ("re-keyed", "tumbling-update"),
+            ("co-partitioned", "hopping-update"),
+        )
     ]
     log, expected = lines(5, 3, 30), None
     for number, way in enumerate(
