@@ -11,6 +11,7 @@ import pyarrow as pa
 from tidegate.integrity.checksum import checksum_of, field_sum
 from tidegate.integrity.columns import MANAGED, UNMANAGED, control_payload, read_columns
 from tidegate.integrity.header import (
+    HEADERS_ONLY,
     HEARTBEAT,
     ChecksumType,
     ControlKey,
@@ -60,11 +61,22 @@ class Row(NamedTuple):
 
 
 class Pen:
-    """A producer that writes sound chains, at whatever place it is told to."""
+    """A producer that writes sound chains, at whatever place it is told to.
 
-    def __init__(self, number: int = 1, kind: ChecksumType = ChecksumType.ADHASH2, time: int = NOW) -> None:
+    With `headers_only` it writes no control records: begin with `bare_chain_of`.
+    """
+
+    def __init__(
+        self,
+        number: int = 1,
+        kind: ChecksumType = ChecksumType.ADHASH2,
+        time: int = NOW,
+        *,
+        headers_only: bool = False,
+    ) -> None:
         self.guid = bytes([number]) * 16
-        self.kind = kind
+        self.kind = ChecksumType.NONE if headers_only else kind
+        self.flags = HEADERS_ONLY if headers_only else 0
         self.time = time
         self.chain, self.sequence = -1, 0
         self.checksum = self.stamp_sum = self.data = 0
@@ -77,7 +89,7 @@ class Pen:
     def put(self, key: bytes | None = b"k", value: bytes | None = b"v", sequence: int | None = None) -> Row:
         kind = RecordKind.DELETE if value is None else RecordKind.PUT
         self.data += 1
-        return self._write(Stamp(kind, 255, 0, self.guid, 0, 0, 0, 0), key, value, None, sequence)
+        return self._write(Stamp(kind, 255, self.flags, self.guid, 0, 0, 0, 0), key, value, None, sequence)
 
     def puts(self, count: int) -> list[Row]:
         return [self.put(b"k%d" % number, b"value %d" % number) for number in range(count)]
@@ -95,6 +107,12 @@ class Pen:
 
     def chain_of(self, count: int) -> list[Row]:
         return [self.start(), *self.puts(count), self.end()]
+
+    def bare_chain_of(self, count: int) -> list[Row]:
+        """The next chain without control records."""
+        self.chain += 1
+        self.sequence = self.checksum = self.stamp_sum = 0
+        return self.puts(count)
 
     def start_push(self) -> Row:
         return self.control(ControlType.START_OF_PUSH, start_of_push_bytes(is_sorted=True))

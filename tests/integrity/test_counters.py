@@ -91,7 +91,7 @@ def test_faults_before_the_end_of_a_push_are_counted_apart(streams: Any) -> None
 
 def test_what_passed_for_a_reason_is_counted(streams: Any) -> None:
     metrics = Metrics()
-    rules = ValidationRules(tolerance=Tolerance(1000), batch_only=True)
+    rules = ValidationRules(tolerance=Tolerance(1000, "previous"), batch_only=True)
     pen = streams.Pen(time=streams.NOW - 5000)
     rows = [pen.start(), pen.start_push(), pen.put(sequence=4), pen.end_push(), pen.end_push()]
     pen.time = streams.NOW

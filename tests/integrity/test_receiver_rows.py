@@ -282,22 +282,20 @@ def test_compaction_before_the_end_of_the_push_is_tolerated_by_age(row: str, str
     ("age", "expected"), [(DAY + 1, "OK"), (DAY, "OK"), (DAY - 1, "MISSING"), (-5, "MISSING")]
 )
 @pytest.mark.parametrize("row", ["DIV-17"])
-def test_the_gap_of_the_seed_by_the_age_of_the_record_before(
-    row: str, streams: Any, age: int, expected: str
-) -> None:
+def test_the_gap_of_the_seed_by_its_age(row: str, streams: Any, age: int, expected: str) -> None:
     rules = ValidationRules(tolerance=Tolerance(DAY))
     both, pen = streams.Both(rules), streams.Pen(time=streams.NOW - age)
     start, one, _, _, four, five = (pen.start(), *pen.puts(5))
     assert both.verdicts([start, one, four, five]) == ["OK", "OK", expected, "OK"]
 
 
-def test_a_gap_in_front_of_a_young_record_is_suspect(streams: Any) -> None:
+def test_a_gap_in_front_of_a_young_record_is_loss_and_by_the_previous_record_suspect(streams: Any) -> None:
     rows = [*(pen := streams.Pen(time=streams.NOW - 2 * DAY)).puts(0), pen.start(), pen.put()]
     pen.put()
     young = pen.put()._replace(time=streams.NOW - 5)
-    both = streams.Both(ValidationRules(tolerance=Tolerance(DAY)))
+    both = streams.Both(ValidationRules(tolerance=Tolerance(DAY, anchor="previous")))
     assert both.feed([*rows, young])[-1].note is Note.TOLERATED | Note.TOLERATED_SUSPECT
-    incoming = streams.Both(ValidationRules(tolerance=Tolerance(DAY, anchor="incoming")))
+    incoming = streams.Both(ValidationRules(tolerance=Tolerance(DAY)))
     assert incoming.feed([*rows, young])[-1].verdict is Verdict.MISSING
 
 

@@ -44,7 +44,7 @@ def test_what_a_sender_wrote_into_a_log_is_sound_and_kept(tmp_path: Path, stream
         writer.close()
         validator = PartitionValidator("orders", 0, rules=ValidationRules(strict=True))
         kept = 0
-        for batch in log.reader("orders"):
+        for batch in log.reader("orders", control_records=True):
             judged = validator.validate(batch, streams.NOW)
             assert judged.counts[Verdict.OK] == batch.num_rows
             kept += int(judged.kept.sum())

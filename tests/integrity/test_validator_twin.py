@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,11 @@ STREAMS = 2_400
 GROUPS = 12
 
 
+def bound_of(chance: random.Random) -> Callable[[], int] | None:
+    bound = chance.choice([None, None, 0, chance.randrange(40)])
+    return None if bound is None else lambda: bound
+
+
 def rules_of(chance: random.Random) -> ValidationRules:
     actions = list(OnError)
     mixed = {verdict: chance.choice(actions) for verdict in FATAL if chance.random() < 0.7}
@@ -25,7 +31,9 @@ def rules_of(chance: random.Random) -> ValidationRules:
     return ValidationRules(
         during_push=chance.choice([*actions, mixed]),
         otherwise=chance.choice([OnError.KEEP, *actions, mixed, mixed]),
-        tolerance=Tolerance(lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1),
+        tolerance=Tolerance(
+            lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1, bound_of(chance)
+        ),
         head_may_be_gone=chance.random() < 0.3,
         strict=chance.random() < 0.2,
         batch_only=chance.random() < 0.3,

@@ -183,7 +183,7 @@ def verdicts_of(log: Any, topic: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for number in range(PARTITIONS):
         validator = PartitionValidator(topic, number)
-        with log.reader(topic, [number]) as reader:
+        with log.reader(topic, [number], control_records=True) as reader:
             for batch in reader:
                 judged = validator.validate(batch, 0)
                 found.update({verdict.label: count for verdict, count in judged.counts.items() if count})

@@ -72,7 +72,7 @@ def totals(folder: Path) -> dict[str, int]:
 
 
 def copied(folder: Path) -> list[str]:
-    with Log(folder / "log", read_only=True) as log, log.reader(COPY) as reader:
+    with Log(folder / "log", read_only=True) as log, log.reader(COPY, control_records=True) as reader:
         rows = [row for batch in reader for row in batch.to_pylist()]
     return [row["value"].decode() for row in rows if row["value"]]
 
@@ -157,7 +157,7 @@ def test_rows_of_eight_tasks_in_one_partition_are_numbered_one_after_the_other(
     ends = found["control"] == ControlType.END_OF_CHAIN
     assert len(found) == 802 and ends.sum() == 1, "one start, one end"
     assert found["sequence"].tolist() == list(range(802)) and set(found["chain"].tolist()) == {0}
-    with Log(tmp_path / "log", read_only=True) as log, log.reader("out", [1]) as reader:
+    with Log(tmp_path / "log", read_only=True) as log, log.reader("out", [1], control_records=True) as reader:
         assert [batch.num_rows for batch in reader] == [], "nothing was sent there, so nothing ends"
 
 

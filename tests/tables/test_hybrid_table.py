@@ -34,7 +34,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def controls(stage: Stage, control: int) -> list[dict[str, Any]]:
     found = []
-    with stage.log.reader(VERSION, [0]) as reader:
+    with stage.log.reader(VERSION, [0], control_records=True) as reader:
         for batch in reader:
             for row in batch.to_pylist():
                 headers = {each["key"]: each["value"] for each in row["headers"]}
@@ -60,8 +60,14 @@ def test_the_switch_is_a_control_record_and_the_live_topic_is_read_from_the_rewi
     stage.settle(table)
     assert rows(table) == {"alice": "rewound", "carol": "live", "early": "pushed"}
     assert table.roles == {0: Role.LEADER}
-    (record,) = controls(stage, 7)
-    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(LIVE, pushed_ms - DAY, 2)
+    record, later = controls(stage, 7)
+    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(
+        LIVE, pushed_ms - DAY, 2, topic_id=stage.log.topic_states([LIVE])[LIVE].topic_id
+    )
+    said = TopicSwitch.from_bytes(later["payload"])
+    assert (said.start_ms, said.offset) == (pushed_ms - DAY, 5) and said.state, (
+        "and how far, when it fell silent"
+    )
     assert table.get("alice") == "rewound" and table.get("bob") is None
 
 
@@ -105,7 +111,7 @@ def test_a_live_topic_that_falls_silent_behind_repeats_leaves_no_lag(stage: Stag
     stage.write(stage.sender(LIVE), alice="1", bob="2")
     first, second = stage.replica("a"), stage.replica("b")
     stage.settle(first, second)
-    with stage.log.reader(LIVE) as reader:
+    with stage.log.reader(LIVE, control_records=True) as reader:
         again = pa.Table.from_batches(list(reader)).slice(1).select(["key", "value", "timestamp", "headers"])
     stage.log.writer(LIVE).write(again, partition=0)
     while first.step() or second.step():
@@ -148,7 +154,7 @@ def test_bytes_that_a_live_producer_sent_twice_are_copied_once_by_whoever_leads(
     stage.write(live, alice="2")
     stage.settle(first)
     first.close()
-    with stage.log.reader(LIVE, [0]) as reader:
+    with stage.log.reader(LIVE, [0], control_records=True) as reader:
         again = next(iter(reader)).slice(0, 2)  # the start of the chain and the first value
     names = ("key", "value", "timestamp", "headers")
     plain = pa.RecordBatch.from_arrays([again.column(name) for name in names], list(names))

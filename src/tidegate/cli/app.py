@@ -104,6 +104,7 @@ def status(
             "change": each.change or None,
             "generation": each.generation,
             "backlog_bytes": each.backlog_bytes,
+            "held": {flow: held.events for flow, held in each.held.items()},
             "positions": each.positions,
             "watermarks": each.watermarks,
             "totals": each.totals,
@@ -113,6 +114,10 @@ def status(
         for each in found
     ]
     print_rows(rows, format=format, columns=columns)
+    for one in found:
+        for flow, held in one.held.items():
+            waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
+            say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")
@@ -174,7 +179,7 @@ def reset(app: str, state: str, yes: bool) -> None:
     "offsets",
     metavar="FLOW:P=OFFSET",
     multiple=True,
-    help="With empty state from these offsets on (repeatable).",
+    help="With empty state of that partition from this offset on (repeatable; all partitions of a re-keyed flow).",
 )
 @_state_option
 @yes_option
@@ -196,7 +201,9 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
 @click.argument("app")
 @click.option("--partition", metavar="FLOW:P|TOPIC-P", required=True, help="The stopped partition.")
 @click.option(
-    "--skip-to", type=click.IntRange(min=0), help="Go on there; what is skipped is recorded for ever."
+    "--skip-to",
+    type=click.IntRange(min=0),
+    help="Go on there, at or behind where it stopped; what is skipped is recorded for ever.",
 )
 @_state_option
 @talk_options

@@ -90,11 +90,17 @@ class Play:
             place = ["verify", topic, "--log", str(self.log)]
             report = json.loads(run_verb(stage, [*place, "--format", "json"], quiet=True, expected=code))
             stage.command(" ".join(["tidegate", *map(quoted, place)]))
-            for finding in report["findings"]:
+            found = [finding for finding in report["findings"] if finding["kind"] != "tolerated"]
+            for finding in found:
                 stage.answer(f"{finding['severity']}: {finding['kind']} at {_place(finding)}")
-            if not report["findings"]:
-                stage.answer(f"nothing wrong in {topic}")
-            _hold_against(planted, topic, report["findings"])
+            if not found:
+                gaps = sum(
+                    gap["count"]
+                    for part in report["integrity"]["partitions"]
+                    for gap in part["expected_gaps"]
+                )
+                stage.answer(f"no fault in {topic}; {gaps} gaps are compaction's")
+            _hold_against(planted, topic, found)
         stage.say(
             f"Every planted fault was found after {self._elapsed()}; exit code 1, ready for a cron job."
         )

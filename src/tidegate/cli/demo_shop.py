@@ -201,7 +201,7 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     planted.damages.append(damage)
     log.create_topic(CATALOGUE, 1)
     with Log(scratch / "catalogue-cut", read_only=True) as cut:
-        for batch in cut.reader(CATALOGUE, [0]):
+        for batch in cut.reader(CATALOGUE, [0], control_records=True):
             columns = ["key", "value", "timestamp", "headers"]
             log.writer(CATALOGUE).write(pa.Table.from_batches([batch.select(columns)]), partition=0)
 

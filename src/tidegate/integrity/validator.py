@@ -136,9 +136,10 @@ class PartitionValidator:
         columns = read_columns(batch.column("headers"))
         crcs = computed_checksums(batch, columns, payloads=self.rules.payloads)
         run = _Run(columns, crcs, offsets, times, self.state)
+        bound = self.rules.tolerance.bound()
         checked, shortfall = -1, ""
         while True:
-            run.walk(self._settings(now_ms, checked, bool(shortfall)), self.state)
+            run.walk(self._settings(now_ms, bound, checked, bool(shortfall)), self.state)
             if run.reason == NO_ROOM:
                 self.state.producers.reserve(1)
             elif run.reason == NEEDS_SUMS:
@@ -162,11 +163,12 @@ class PartitionValidator:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _settings(self, now_ms: int, checked: int, is_short: bool) -> Settings:
+    def _settings(self, now_ms: int, bound: int, checked: int, is_short: bool) -> Settings:
         rules, tolerance = self.rules, self.rules.tolerance
         return Settings(
             now_ms=now_ms,
             compaction_lag_ms=tolerance.compaction_lag_ms,
+            compacted_below=bound,
             incoming_anchor=int(tolerance.anchor == INCOMING),
             always_tolerates=int(tolerance.always),
             head_may_be_gone=int(rules.head_may_be_gone or self.state.forgot),

@@ -106,6 +106,7 @@ def document(said: Any) -> Document:
                 "start": said.start,
                 "on_bad": said.on_bad,
                 "windows": None if said.windows is None else serde(said.windows),
+                **({} if said.emit is None else {"emit": str(said.emit), "settles_ms": said.settles_ms}),
             }
         case Validate():
             return {
@@ -148,6 +149,7 @@ def document(said: Any) -> Document:
                 "keep_late": _late(said),
                 "future": None if said.future is None else [said.future.ahead_ms, said.future.policy],
                 "idle_close_ms": said.idle_close_ms,
+                **({} if said.compat is None else {"compat": said.compat}),
             }
         case Lookup():
             return {

@@ -24,7 +24,7 @@ from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimite
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 WindowKind: TypeAlias = Tumbling | Hopping | Sliding | Session | Unlimited
 ArrowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
@@ -60,7 +60,9 @@ class Source(ByContent):
     `on_bad` is what becomes of values that cannot be read: stop, leave out and count, or keep as dead letters.
 
     With `windows` the topic is the changelog of a table: its keys are read by it, an event's key is the key inside,
-    and the columns `window_start` and `window_end` come before those of the value.
+    and the columns `window_start` and `window_end` come before those of the value. `emit` is then what its writer
+    sends: each window's new value whenever it changes, or each window once. `settles_ms` is for how long after its end
+    (in the writer's stream time) a window may still change, where records do not say which are final.
     """
 
     topic: str
@@ -70,6 +72,13 @@ class Source(ByContent):
     start: Literal["earliest", "latest"] = "earliest"
     on_bad: OnBad = "fail"
     windows: WindowedSerde[Any] | None = None
+    emit: Emit | None = None
+    settles_ms: int = 0
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether one row of a table may come several times, each time with its new value."""
+        return self.emit is Emit.UPDATE
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +142,7 @@ class Aggregate(ByContent):
     future: FutureGuard | None = None
     idle_close_ms: int | None = None
     layout: StateLayout | None = None  # of a store from before; None: what suits the kind
+    compat: Compat | None = None  # whose rules apply where they differ; None: Tidegate's
 
 
 @dataclass(frozen=True, eq=False)

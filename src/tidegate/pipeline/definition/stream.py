@@ -20,7 +20,6 @@ import pyarrow as pa
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import described, key_serde_for
@@ -47,7 +46,7 @@ from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
@@ -94,7 +93,7 @@ class Stream:
         on_error: OnErrors = "keep",
         *,
         during_push: OnErrors = "fail",
-        max_age: DurationLike | None = DEFAULT_MAX_AGE_MS,
+        max_age: DurationLike | None = "7d",
     ) -> Stream:
         """Check how producers numbered and check-summed their records; it comes first.
 
@@ -152,6 +151,10 @@ class Stream:
         keep_late: LateSettings | None = KEEP_LATE,
     ) -> Stream:
         """Of records with one key and the same values in these columns, only the first within that much event time.
+
+        Records without a key are told apart by these columns alone. Where the topic has several partitions, their
+        copies may be anywhere, and such a record stops its partition: say `key_by` first. Records with a null in one
+        of the columns have no id: they go on and are counted (`no_id`).
 
         A record more than `grace` (default: `within`) behind stream time cannot be told from a copy: `late` says
         what becomes of it; dropped ones can be read in the late table. `refresh` counts the time from the last copy
@@ -251,6 +254,7 @@ class WindowedStream:
         late: LateSettings | None = KEEP_LATE,
         future: FutureGuard | None = GUARD,
         idle_close: DurationLike | None = None,
+        compat: Compat | None = None,
         **aggregates: AggregateDefinition,
     ) -> Stream:
         """What to make of a window's records: `aggregate(orders=count(), revenue=sum("amount"))`.
@@ -258,6 +262,7 @@ class WindowedStream:
         `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
         come after that are kept as `late` says. `future` keeps records from clocks that run ahead from closing
         windows for all others. After `idle_close` without records a silent partition is not waited for any more.
+        `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs: differences-from-kafka-streams).
         """
         given = [*unnamed]
         for name, each in aggregates.items():
@@ -275,6 +280,7 @@ class WindowedStream:
             late,
             future,
             None if idle_close is None else duration_ms(idle_close),
+            compat=compat,
         )
         return self._stream._then(step)
 

@@ -29,6 +29,7 @@ from tidegate.integrity.findings import Finding
 from tidegate.integrity.policy import FaultLog, Throttle
 from tidegate.integrity.rules import OnError, policy_of
 from tidegate.integrity.state import NEVER, PartitionState
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import PartitionValidator, reasons_of
 from tidegate.integrity.verdicts import Verdict
 from tidegate.pipeline.definition.flow import Flow
@@ -150,20 +151,19 @@ class SourceValidation:
         return take_checkpoint(self._validator.state, now_ms=self._now_ms, max_age_ms=self._max_age_ms)
 
 
-def compaction_lag_ms(log: Any, flow: Flow) -> int:
-    """After how long compaction may take records out of the flow's topic; -1: never, or nobody validates them."""
+def source_tolerance(log: Any, flow: Flow, partition: int) -> Tolerance:
+    """Which gaps of a partition of the flow's topic are no faults; the log is not asked where nobody validates."""
     if not any(isinstance(step, Validate) for step in flow.steps):
-        return -1
-    config = log.describe(flow.source.topic).config
-    return config.min_compaction_lag_ms if config.compacts else -1
+        return Tolerance()
+    return tolerance_of(log, flow.source.topic, partition)
 
 
-def rules_for(step: Validate, lag_ms: int, *, is_cut: bool) -> ValidationRules:
+def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> ValidationRules:
     """What the partition's records are judged by; `is_cut`: producers may be met in the middle of a chain."""
     return ValidationRules(
         during_push=policy_of(step.during_push),
         otherwise=policy_of(step.on_error),
-        tolerance=Tolerance(compaction_lag_ms=lag_ms),
+        tolerance=tolerance,
         head_may_be_gone=is_cut,
     )
 

@@ -28,7 +28,7 @@ from tidegate.files import Files
 from tidegate.integrity.checkpoint import decode_state, encode_state
 from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.access.embedded import Log
@@ -60,7 +60,7 @@ class RangeJudge:
         rules = ValidationRules(
             during_push=OnError.KEEP,
             otherwise=OnError.KEEP,
-            tolerance=_tolerance(description),
+            tolerance=tolerance_of(log, r.topic, r.partition),
             head_may_be_gone=log_start > 0,
         )
         self._now_ms = SystemClock().now_ms()
@@ -85,13 +85,6 @@ class RangeJudge:
         """The whole range is judged: leave the state for the next one."""
         if self._states is not None:
             self._states.save(self._validator.state, self._range.end)
-
-
-def _tolerance(description: TopicDescription) -> Tolerance:
-    config = description.config
-    if description.assumed or not config.compacts:
-        return Tolerance(NOT_COMPACTED)
-    return Tolerance(config.min_compaction_lag_ms)
 
 
 class _States:

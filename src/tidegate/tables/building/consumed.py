@@ -16,7 +16,6 @@ from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
 from tidegate.integrity.checkpoint import max_age_of
 from tidegate.integrity.rules import policy_of
-from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.tables.serdes.dead_letters import DeadLetterPolicy
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
@@ -43,7 +42,7 @@ class Consumed:
     advance: int | None = None
     dead_letter_bytes: int = 64 << 20
     on_fault: str | Mapping[str, str] = "keep"
-    max_age: DurationLike | None = DEFAULT_MAX_AGE_MS
+    max_age: DurationLike | None = "7d"
 
     def __post_init__(self) -> None:
         for serde in (self.key, self.value):

@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InternalError
-from tidegate.integrity import Replica, Tolerance, ValidationRules
+from tidegate.integrity import Replica, ValidationRules
 from tidegate.integrity.checkpoint import max_age_of
 from tidegate.integrity.rules import policy_of
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Verdict
 from tidegate.metrics import Metrics
@@ -96,11 +97,9 @@ class Validation:
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
     """How a topic's records are judged: gaps of compaction are tolerated, and a head that aged out."""
-    config = log.describe(topic).config
-    lag_ms = config.min_compaction_lag_ms if config.compacts else -1
     with log.reader(topic, [partition], start="earliest") as probe:
         head_is_gone = probe.positions()[partition] > 0
-    return ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
 
 
 def repeats_of(judged: Judged) -> int:

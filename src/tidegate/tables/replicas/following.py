@@ -174,7 +174,7 @@ class Following:
 
 
 def _without_going_back(kept: pa.RecordBatch, upstream: Upstream) -> tuple[pa.RecordBatch, Upstream]:
-    """The records that lie behind what was taken of the live topic, all but for a leader's error (U2)."""
+    """The records that lie behind what was taken of the live topic, all but for a leader's error (U3)."""
     offsets = upstream_offsets(kept.column("headers"))
     copied = offsets >= 0
     if not copied.any():

@@ -24,6 +24,7 @@ from tidegate.web.reading.copying import Copy, cli, copied, state_python
 from tidegate.web.reading.site import Site
 
 if TYPE_CHECKING:
+    from tidegate.pipeline.rounds.orders import Held
     from tidegate.pipeline.rounds.records import CommitRecord, FlowLine
     from tidegate.pipeline.rounds.ways_out import CommitInfo
 
@@ -190,10 +191,13 @@ def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
 def _sources(
     commit: CommitRecord, topics: dict[str, str], ends: dict[str, dict[int, int]], now_ms: int
 ) -> list[SourceLine]:
+    from tidegate.pipeline.rounds.planning import held_of
+
     slowest = {
         flow: min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
         for flow in topics
     }
+    held = held_of(topics, commit)
     lines = []
     for line in commit.sources:
         topic = topics.get(line.flow, "")
@@ -208,17 +212,21 @@ def _sources(
                 end,
                 lag,
                 _time(line.stream_time),
-                _waiting(line, lag, end is None, slowest.get(line.flow, -1)),
+                _waiting(line, lag, end is None, slowest.get(line.flow, -1), held.get(line.flow)),
             )
         )
     return lines
 
 
-def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int) -> str:
+def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int, held: Held | None) -> str:
     if line.stopped is not None:
         return f"stopped at offset {line.stopped.offset}: {line.stopped.reason}"
     if is_gone:
         return "its topic is not in this log any more"
+    if held is not None and held.waits_for[1] == line.partition and not lag:
+        return (
+            f"new records; {held.events:,} records of other partitions are held back until it has come as far"
+        )
     if line.stream_time < 0:
         return "its first record"
     if lag:
@@ -283,6 +291,8 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
             return "tidegate_records_total"
         if is_late(counter):
             return "tidegate_late_total"
+        if counter.partition(".")[2] == "late_windows":
+            return "tidegate_late_windows_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
         return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
