@@ -74,7 +74,7 @@ def flipped(folder: Path, offset: int, into: Path) -> None:
     """A copy in which the amount of one record is another one, and everything else as it was."""
     with tg.Log(folder, read_only=True) as log, tg.Log(into) as copy:
         copy.create_topic("orders", 1)
-        for batch in log.reader("orders"):
+        for batch in log.reader("orders", control_records=True):
             values = batch.column("value").to_pylist()
             for row, at in enumerate(batch.column("offset").to_pylist()):
                 if at == offset:
@@ -145,7 +145,7 @@ def test_a_fault_that_is_new_is_told_after_others_were_acknowledged(tmp_path: Pa
     written(tmp_path / "more")
     without(tmp_path / "more", data_offsets(tmp_path / "more")[5], tmp_path / "gapped")
     with tg.Log(tmp_path / "gapped", read_only=True) as more, tg.Log(tmp_path / "log") as log:
-        for batch in more.reader("orders"):
+        for batch in more.reader("orders", control_records=True):
             columns = ["key", "value", "timestamp", "headers"]
             log.writer("orders").write(pa.Table.from_batches([batch.select(columns)]), partition=0)
     summary = ran(app)

@@ -294,6 +294,15 @@ def test_every_chart_of_an_app_names_what_it_draws(client: httpx.Client) -> None
         assert selector in listed and chosen(selector)[0] in series
 
 
+def test_an_app_that_found_faults_is_not_marked_as_good(client: httpx.Client) -> None:
+    page = client.get("/apps/shop", headers={"accept": "text/html"}).text
+    assert '<p class="sentence watch">' in page and '<p class="sentence good">' not in page
+    assert "found by validation; corrupt records are not in its results" in page
+    assert (
+        client.get("/api/apps/shop").json()["faults"] == 3
+    )  # a gap, a flipped bit, a clock that was a day ahead
+
+
 def test_every_metric_of_a_field_is_exported(client: httpx.Client) -> None:
     """Of all documents, whether a page shows the field or not."""
     client.get("/api/topics/prices/integrity", params={"wait_ms": 20_000})

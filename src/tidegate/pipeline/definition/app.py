@@ -369,7 +369,8 @@ class App:
         return self._looked(lambda backend: late_of(backend, self.name, self.flow(flow)))
 
     def dead_letters(self, flow: str) -> pa.Table:
-        """The records of a flow's source that could not be read, with the reason; kept with `on_bad="keep"`."""
+        """The records of a flow's source that could not be read (`on_bad="keep"`) or that `validate()` proved corrupt,
+        with the reason."""
         from tidegate.pipeline.reading.set_aside import dead_letters_of
 
         return self._looked(lambda backend: dead_letters_of(backend, self.name, self.flow(flow)))

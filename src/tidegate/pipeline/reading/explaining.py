@@ -10,7 +10,7 @@ are the app's own wherever it kept them; duplicates are told by the same columns
 | duplicate | has the id of an earlier one; `reason` names it |
 | repeated | is stored twice: the same producer's same number |
 | late, future | was set aside for its time |
-| unreadable | could not be read, and was set aside with the reason |
+| dead letter | could not be read or was proven corrupt, and was set aside with the reason |
 | waiting | is in the topic, and not in this commit yet |
 
 Only for flows whose state is kept by the source's own key: a re-keyed window has records of every partition.
@@ -226,7 +226,7 @@ def _set_aside(table: ResultTable) -> dict[tuple[int, int], tuple[str, str]]:
                 f"{row['reason']} by {by}, set aside by {row['operator']}",
             )
     for row in table.dead_letters().select(["partition", "offset", "reason"]).to_pylist():
-        found[row["partition"], row["offset"]] = ("unreadable", row["reason"])
+        found[row["partition"], row["offset"]] = ("dead letter", row["reason"])
     return found
 
 

@@ -131,7 +131,9 @@ def _source(said: Document) -> Source:
 def _step(said: Document) -> Step:
     match said["step"]:
         case "validate":
-            return Validate()  # a table is read without it
+            if "on_error" not in said:  # of a release that had other words; a table is read without it
+                return Validate()
+            return Validate(said["on_error"], said["during_push"], said["max_age_ms"])
         case "filter":
             return Filter(_sql(said["condition"]) or _all_true)
         case "select":

@@ -204,7 +204,7 @@ class ResultTable:
         return self._read(late_rows)
 
     def dead_letters(self) -> pa.Table:
-        """Records whose value could not be read, with the reason."""
+        """Records whose value could not be read, or that `validate()` proved corrupt, with the reason."""
         return self._read(
             lambda shown: dead_letters(self._backend, self._records, shown.commit, self.flow.name)
         )

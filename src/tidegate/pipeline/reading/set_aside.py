@@ -1,4 +1,4 @@
-"""What any flow set aside, with windows or without: late records, and records that could not be read.
+"""What any flow set aside, with windows or without: late records, unreadable records, corrupt records.
 
 Read from the app's last commit. While the app runs on it may let go what that commit needs; then a newer one is read.
 
@@ -47,7 +47,7 @@ def late_of(backend: StorageBackend, app: str, flow: Flow) -> pa.Table:
 
 
 def dead_letters_of(backend: StorageBackend, app: str, flow: Flow) -> pa.Table:
-    """Records whose value could not be read, with the reason: offset, partition, reason, key, value."""
+    """Unreadable and corrupt records, with the reason: offset, partition, reason, key, value."""
 
     def look(records: Records, commit: CommitRecord) -> pa.Table:
         lines = [line for line in commit.sources if line.flow == flow.name]
