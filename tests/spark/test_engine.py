@@ -94,9 +94,9 @@ def over_changes(folder: Path) -> tg.App:
 def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: Path) -> None:
     shutil.copytree(folder, folder.parent / "other")
     found = []
-    for place, engine, share in ((folder, spark, 700), (folder.parent / "other", "local", 90)):
+    for place, engine, size in ((folder, spark, 700), (folder.parent / "other", "local", 90)):
         app = over_changes(place)
-        app.run(engine, until="caught_up", round_records=share)
+        app.run(engine, until="caught_up", round_records=size)
         tables = []
         for name in ("by-key", "by-count"):
             with app.read(name) as table:

@@ -28,6 +28,7 @@ from tidegate.kernels.key_bytes import int64
 from tidegate.kernels.memory import load, pointer, store
 
 GOOD, NO_KEY, NEGATIVE, FUTURE = 0, 1, 2, 3
+UNGUARDED = 2**63 - 1  # as `latest`: no record is too far ahead
 
 
 @register_jitable
@@ -105,6 +106,8 @@ def advance_clocks(
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
     has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
+    # what was too far ahead where it was read moved no clock there, and must not later
+    is_judged = is_stamped and latest < UNGUARDED
     least = floor[0]
     is_alone = count == 1 and has_all_keys and not is_stamped
     row = int64(first)
@@ -137,7 +140,7 @@ def advance_clocks(
             verdict = NO_KEY
         elif time < 0:
             verdict = NEGATIVE
-        elif time > latest:
+        elif time > latest or (is_judged and time > stamped[row]):
             verdict = FUTURE
         else:
             if is_stamped:

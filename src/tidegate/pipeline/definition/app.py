@@ -56,7 +56,10 @@ class App:
     """A name, a log, a state, and flows.
 
     `storage` bounds what a worker process may use, `client` are settings of the Kafka client. A source partition
-    without records for `idle_after` does not hold re-keyed windows of the others back.
+    without records for `idle_after` holds back neither re-keyed windows of the others nor records that are worked on in
+    one order of all partitions (`explain` says which flows do that). At the end of a run `until="caught_up"` partitions
+    that were read to their end are not waited for either. With None every partition is waited for, always: results
+    never depend on when records came, and what waits is told in `progress.waiting_for`.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class App:
         state: str | Path | None = None,
         storage: StorageConfig | Mapping[str, Any] | None = None,
         client: Mapping[str, str] | None = None,
-        idle_after: DurationLike = "30s",
+        idle_after: DurationLike | None = "30s",
     ) -> None:
         if not isinstance(name, str) or not _NAME.match(name):
             raise InvalidError(
@@ -84,7 +87,7 @@ class App:
                 f"log is the folder {self.log}; give log='kafka://HOST:PORT', or leave them out"
             )
         self.storage = storage if isinstance(storage, StorageConfig) else StorageConfig.of(storage or {})
-        self.idle_after_ms = duration_ms(idle_after)
+        self.idle_after_ms = None if idle_after is None else duration_ms(idle_after)
         self._flows: list[Flow] = []
         self._opened_log: Any = None
         self._opened_state: StorageBackend | None = None

@@ -21,6 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.rules import policy_of
+from tidegate.integrity.state import NEVER
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
@@ -38,6 +40,7 @@ from tidegate.pipeline.definition.steps import (
     KeyBy,
     Lookup,
     Map,
+    OnErrors,
     Select,
     Sink,
     Source,
@@ -55,7 +58,6 @@ from tidegate.windows.operators.windows import Emit
 
 MAX_SHARDS = 1024
 _CHOICES = {
-    "on_fault": ("warn", "stop", "quarantine"),
     "on_bad": ("fail", "skip", "keep"),
     "start": ("earliest", "latest"),
     "key_format": ("changelog", "topic"),
@@ -117,7 +119,10 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
     _check_order(where, before, step)
     match step:
         case Validate():
-            _choice(where, "on_fault", step.on_fault)
+            _check_policy(where, "on_error", step.on_error)
+            _check_policy(where, "during_push", step.during_push)
+            if step.max_age_ms < NEVER:
+                raise InvalidError(f"{where}: max_age is {step.max_age_ms} ms; None is never")
             return shape.then(schema, key)
         case Filter():
             _check_condition(where, step, schema, key)
@@ -335,6 +340,13 @@ def _check_timestamp(where: str, name: str, schema: pa.Schema) -> None:
             f"{where}: timestamp={name!r} is {kind}; event time is a timestamp, or a long of milliseconds. "
             f"The columns are {described(schema)}"
         )
+
+
+def _check_policy(where: str, name: str, said: OnErrors) -> None:
+    try:
+        policy_of(said)
+    except InvalidError as error:
+        raise InvalidError(f"{where}: {name} is {error}") from None
 
 
 def _choice(where: str, name: str, value: object) -> None:

@@ -5,7 +5,8 @@
 | nothing, or the order of flows | goes on |
 | a new flow | starts as its source says |
 | a flow that is no longer said | stays where it is, and is not gone on with |
-| another end (topic, table), another format of values | goes on; from now on |
+| another end (topic, table) | goes on; from now on |
+| another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
 | `validate`, `on_bad`, `start`, late table's size, future guard, idle close, a function's code | goes on; from now on |
 | a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
 | aggregates appended after those there are | goes on; windows there are have them for records from now on |
@@ -153,8 +154,8 @@ def _unlike_before(name: str, was: Sequence[Document], now: Sequence[Document]) 
 
 
 def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
-    before = next((step["on_fault"] for step in was if step["step"] == "validate"), None)
-    after = next((step["on_fault"] for step in now if step["step"] == "validate"), None)
+    before = next((step for step in was if step["step"] == "validate"), None)
+    after = next((step for step in now if step["step"] == "validate"), None)
     if before == after:
         return []
     if before is None:
@@ -165,7 +166,11 @@ def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> 
                 name, True, "it does not validate any more", "faults of producers are not seen from here on"
             )
         ]
-    return [Change(name, True, f"on_fault was {before} and is {after}", "faults are treated so from now on")]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    said = ", ".join(
+        f"{each} was {before.get(each, 'not said')} and is {after.get(each, 'not said')}" for each in names
+    )
+    return [Change(name, True, said, "faults are treated so from now on")]
 
 
 def _ends(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:

@@ -9,13 +9,14 @@ Thread rule: values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
@@ -28,7 +29,9 @@ from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 WindowKind: TypeAlias = Tumbling | Hopping | Sliding | Session | Unlimited
 ArrowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Expression: TypeAlias = "str | pc.Expression | ArrowFunction"
-OnFault: TypeAlias = Literal["warn", "stop", "quarantine"]
+OnError: TypeAlias = Literal["fail", "drop", "keep"]
+OnErrors: TypeAlias = "OnError | Mapping[str, OnError]"
+"""One answer to every fault, or one for each kind: `{"missing": "fail"}`; a kind that is not named is kept."""
 OnBad: TypeAlias = Literal["fail", "skip", "keep"]
 
 
@@ -78,11 +81,14 @@ class Source(ByContent):
         return self.emit is Emit.UPDATE
 
 
-@dataclass(frozen=True)
-class Validate:
-    """Producers' numbering and checksums are followed; `on_fault` is what a fault does."""
+@dataclass(frozen=True, eq=False)
+class Validate(ByContent):
+    """Producers' numbering and checksums are followed; `on_error` is what a fault does, `during_push` what it does
+    before a push has ended. Producers silent for longer than `max_age_ms` are forgotten, -1 for never."""
 
-    on_fault: OnFault = "warn"
+    on_error: OnErrors = "keep"
+    during_push: OnErrors = "fail"
+    max_age_ms: int = DEFAULT_MAX_AGE_MS
 
 
 @dataclass(frozen=True, eq=False)

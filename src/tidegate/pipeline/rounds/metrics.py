@@ -44,6 +44,11 @@ class RunInstruments:
             "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
         )
         self.memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
+        self.held = metrics.gauge(
+            "tidegate_held_records",
+            "Records that were read and wait for another partition to come as far",
+            ("app", "flow"),
+        )
         self.records = metrics.counter(
             "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
         )
@@ -116,8 +121,10 @@ class RoundMetrics:
         """Where the app stands after a look at the log; `now_ms` by the clock that never jumps."""
         backlog = dict.fromkeys(self._flows, 0)
         memory = dict.fromkeys(self._flows, 0)
+        held = dict.fromkeys(self._flows, 0)
         for task in commit.tasks:
             if task.flow in backlog:
+                held[task.flow] += 0 if task.held is None else task.held.events
                 backlog[task.flow] += task.backlog_bytes
                 memory[task.flow] += task.memory_bytes
         for line in commit.sources:
@@ -131,6 +138,7 @@ class RoundMetrics:
         for flow in self._flows:
             self._to.backlog.set(backlog[flow], app=self._app, flow=flow)
             self._to.memory.set(memory[flow], app=self._app, flow=flow)
+            self._to.held.set(held[flow], app=self._app, flow=flow)
             self._to.lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
             time = min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
             if self._moved.get(flow, (None, 0))[0] != time:

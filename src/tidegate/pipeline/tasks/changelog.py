@@ -10,6 +10,9 @@ get no update after this record any more. Whoever makes windows of them knows by
 Which partition: a task whose number is a partition of the topic, of as many partitions as there are tasks, writes
 that partition alone, as Kafka Streams does. Otherwise the (inner) key decides, as Kafka's default partitioner does.
 
+Numbered records (`integrity`) carry all their metadata in their own headers; nothing else is written into the topic, so
+that any consumer of windowed keys and values can read it, and Kafka Streams can restore a store from it.
+
 C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
     task's checkpoint (`OutboxState`), and the time in its headers is the round's.
 C2  a batch is at most a mebibyte, a larger record alone in one.
@@ -30,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
+from tidegate.integrity.chains import Chains, ChainState
 from tidegate.integrity.stamping import joined
 from tidegate.log.batches.encode import encode_together
 from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
@@ -82,12 +85,6 @@ class OutboxState:
             return ChainState()
         found = self._saved.positions.get(topic, {}).get(partition)
         return ChainState() if found is None else ChainState.from_bytes(found)
-
-    def positions(self, life: str) -> list[tuple[str, int]]:
-        """Topics and partitions anything was sent to in this life."""
-        if self._saved.life != life:
-            return []
-        return [(topic, number) for topic, known in self._saved.positions.items() for number in sorted(known)]
 
     def move(self, life: str, topic: str, partition: int, state: ChainState) -> None:
         if self._saved.life != life:
@@ -150,10 +147,6 @@ class Changelog:
                     columns = replace(columns, headers=settled_headers(times))
             for number, part in self._split(piece, columns):
                 by_partition.setdefault(number, []).append(part)
-        if tick.closing and self._sink.integrity:
-            for topic, number in state.positions(life):
-                if topic == self._sink.topic:
-                    by_partition.setdefault(number, [])
         made = []
         for number in sorted(by_partition):
             found = self._sealed(number, by_partition[number], state, life, tick, timings)
@@ -207,17 +200,13 @@ class Changelog:
     def _stamped(
         self, number: int, pieces: list[RecordColumns], state: OutboxState, life: str, tick: Tick
     ) -> list[RecordColumns]:
-        """The pieces numbered and check-summed, with the control records that belong between them."""
+        """The pieces numbered and check-summed."""
         topic = self._sink.topic
-        chains = Chains(sender_guid(self._app, life, topic, number, self._task), limits=ChainLimits())
+        chains = Chains(sender_guid(self._app, life, topic, number, self._task), headers_only=True)
         position = state.position(life, topic, number)
         stamped: list[RecordColumns] = []
         for piece in pieces:
             planned = chains.data(position, piece, tick.now_ms)
-            stamped += planned.pieces
-            position = planned.after
-        if tick.closing:
-            planned = chains.end(position, tick.now_ms)
             stamped += planned.pieces
             position = planned.after
         state.move(life, topic, number, position)

@@ -34,6 +34,7 @@ import pyarrow as pa
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError
 from tidegate.integrity.policy import Throttle
+from tidegate.integrity.tolerance import Tolerance
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
@@ -68,8 +69,10 @@ class SourceParts:
     clock: Clock
     randomness: Randomness
     stages: Stateless
-    compaction_lag_ms: int
+    tolerance: Tolerance
     buffers: FetchBuffers
+    keyless: str = ""
+    """Why a record without a key stops its partition; empty: it does not."""
     throttle: Throttle = field(default_factory=Throttle)
     """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
 
@@ -121,11 +124,18 @@ class Reading:
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
-        rules = None if step is None else rules_for(step, parts.compaction_lag_ms, is_cut=self._is_cut)
+        rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
         self._validation = SourceValidation(
-            step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
+            step,
+            flow.source.topic,
+            order.partition,
+            state.validator,
+            rules,
+            now_ms=tick.now_ms,
+            throttle=parts.throttle,
         )
-        self._decoder = RecordDecoder(flow.source, flow.schemas[0])
+        checks_time = flow.is_stateful or flow.source.timestamp is not None
+        self._decoder = RecordDecoder(flow.source, flow.schemas[0], checks_time=checks_time)
         self._has_windows = flow.source.windows is not None and flow.is_stateful
         self._has_rows = flow.source.has_updates and flow.is_stateful
         guard = None if flow.window is None else flow.window.future
@@ -192,7 +202,7 @@ class Reading:
 
     def _reader(self, start: int, stop: int) -> Any:
         number, log = self._order.partition, self._parts.log
-        settings: dict[str, Any] = {"isolation": "read_committed"}
+        settings: dict[str, Any] = {"isolation": "read_committed", "control_records": True}
         if isinstance(log, Log):  # a cluster's client decides for itself how much it fetches
             room = (stop - start) * ROOM_BYTES
             settings["max_bytes"] = min(max(room, LEAST_FETCH_BYTES), DEFAULT_MAX_BYTES)
@@ -222,7 +232,7 @@ class Reading:
             following = checked.fault.offset
             self._stop("integrity", str(checked.fault), following)
         taken = records if checked.rows == records.num_rows else records.slice(0, checked.rows)
-        aside, reasons = checked.aside, checked.reasons
+        aside, reasons, dropped = checked.aside, checked.reasons, checked.dropped
         going = taken.select([*_COLUMNS, "headers"] if self._has_windows else list(_COLUMNS))
         if checked.kept is not None:
             going = going.filter(pa.array(checked.kept))
@@ -245,10 +255,14 @@ class Reading:
             self._validation.take_back(records, row, now_ms)
             taken = records.slice(0, row)
             kept = int(np.count_nonzero(aside < row))
-            aside, reasons = aside[:kept], reasons[:kept]
+            aside, reasons, dropped = aside[:kept], reasons[:kept], dropped[dropped < row]
         if len(aside):
-            self._counters["quarantined"] += len(aside)
+            self._counters["faulty_kept"] += len(aside)
             self._letters.append(letters_of(taken, aside, reasons))
+        if len(dropped):
+            self._counters["faulty_dropped"] += len(dropped)
+        if checked.unchecked:
+            self._counters["unchecked"] += min(checked.unchecked, taken.num_rows)
         self._counters.update(made.counters)
         self._letters += made.letters
         self.stream_time = made.stream_time
@@ -312,6 +326,9 @@ class Reading:
             if error.offset is None:
                 raise
             return _Bad(error.offset, str(error))
+        if self._parts.keyless and made.key.null_count:
+            first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
+            return _Bad(int(made.offset[first]), self._parts.keyless)
         counters["left_out"] += int(weights(events).sum() - weights(made).sum())
         return _Made(made, int(stream_time[-1]), counters, letters)
 

@@ -32,10 +32,11 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
-from tidegate.pipeline.tasks.chain import TaskChain, front_of
+from tidegate.pipeline.tasks.chain import TaskChain, cut_of, front_of, keyless
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
+from tidegate.pipeline.tasks.held_events import Frontiers, HeldEvents
 from tidegate.pipeline.tasks.opening import open_app_log, open_state
 from tidegate.pipeline.tasks.packing import pack_events, unpack_events
 from tidegate.pipeline.tasks.parcels import Batches, write_parcel
@@ -43,7 +44,7 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.sources import FetchBuffers, Reading, SourceParts
 from tidegate.pipeline.tasks.stateless import Around
 from tidegate.pipeline.tasks.timing import Timings
-from tidegate.pipeline.tasks.validation import compaction_lag_ms
+from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.port import StorageBackend
@@ -65,6 +66,7 @@ class _Task:
     chain: TaskChain
     outbox: OutboxState
     changelogs: list[Changelog]
+    held: HeldEvents | None  # of a flow whose steps need one order of all partitions
 
 
 class Worker:
@@ -120,7 +122,7 @@ class Worker:
         with self._guard:
             parts = self._sources.get(place)
         if parts is None:
-            lag_ms = compaction_lag_ms(self._log, flow)
+            tolerance = source_tolerance(self._log, flow, order.partition)
             front = front_of(flow, self._around)
             parts = SourceParts(
                 self.setup.app,
@@ -130,8 +132,9 @@ class Worker:
                 self._clock,
                 self._randomness,
                 front,
-                lag_ms,
+                tolerance,
                 self._buffers,
+                keyless(self.setup.app, flow, self.setup.partitions[flow.source.topic]),
             )
             with self._guard:
                 self._sources[place] = parts
@@ -163,11 +166,19 @@ class Worker:
     # -- tasks -----------------------------------------------------------------------------------
 
     def work(
-        self, order: TaskOrder, tick: Tick, round: int, events: Iterable[EventBatch], *, life: str = ""
+        self,
+        order: TaskOrder,
+        tick: Tick,
+        round: int,
+        events: Iterable[EventBatch],
+        *,
+        life: str = "",
+        frontiers: Frontiers | None = None,
     ) -> TaskResult:
         """Deliver what was committed before, bring the task through one round, and checkpoint it.
 
-        Events of a co-partitioned flow come as the `Reading` itself, which is read only then.
+        Events of a co-partitioned flow come as the `Reading` itself, which is read only then. `frontiers` are how far
+        the source partitions have come that a re-keyed flow waits for (`RoundOrder.frontiers_after`).
         """
         flow, timings, counters = self.setup.flow(order.flow), Timings(self._clock), Counter[str]()
         if order.deliveries:
@@ -179,7 +190,8 @@ class Worker:
                 task = self._standing_at(flow, order, name)
             task.chain.look_up(order.lookups)
             before = task.chain.settled
-            rows = self._through(flow, task, tick, events, counters, timings)
+            arrived = self._in_order(flow, task, events, frontiers or {}, timings)
+            rows = self._through(flow, task, tick, events, arrived, counters, timings)
             settled = None if before is None else (before, max(before, task.chain.settled or before))
             contents = self._changelog(task, rows, tick, life, timings, settled)
             parcel = self._parcel(order, round, contents, timings)
@@ -205,6 +217,7 @@ class Worker:
             backlog_bytes=self._runtime.charge_of(name),
             memory_bytes=self._runtime.pool.used(name),
             timings_ms=timings.ms,
+            held=None if task.held is None else task.held.held,
         )
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
@@ -266,11 +279,28 @@ class Worker:
                 )
                 for sink in flow.topics
             ],
+            HeldEvents(self._runtime, name, flow.schemas[cut_of(flow)]) if flow.is_ordered else None,
         )
         self._runtime.attach(name, outbox)
         with self._guard:
             self._tasks[order.flow, order.task] = made
         return made
+
+    def _in_order(
+        self,
+        flow: Flow,
+        task: _Task,
+        events: Iterable[EventBatch],
+        frontiers: Frontiers,
+        timings: Timings,
+    ) -> Iterable[EventBatch]:
+        """The events to work on in this round, in the order they are to be worked on."""
+        if flow.rekey_at is None:
+            return events
+        if task.held is None:
+            return sorted(events, key=_place)
+        with timings("order"):
+            return task.held.take(events, frontiers)
 
     def _through(
         self,
@@ -278,14 +308,14 @@ class Worker:
         task: _Task,
         tick: Tick,
         events: Iterable[EventBatch],
+        arrived: Iterable[EventBatch],
         counters: Counter[str],
         timings: Timings,
     ) -> list[Rows]:
-        """All events of the round through the task's steps, then the round's time; what comes out."""
+        """The events that arrived through the task's steps, then the round's time; what comes out."""
         moment, rows = Moment(tick.now_ms), list[Rows]()
-        incoming = events if flow.rekey_at is None else sorted(events, key=_place)
         cut = {} if flow.topics else {"rows": PIECE_ROWS}
-        for batch in in_batches(incoming, timings, **cut):
+        for batch in in_batches(arrived, timings, **cut):
             counters["events"] += len(batch)
             found = task.chain.process(batch, moment, counters, timings)
             if found is not None:
@@ -312,7 +342,7 @@ class Worker:
         timings: Timings,
         settled: tuple[int, int] | None,
     ) -> list[Batches]:
-        if not rows and not tick.closing:
+        if not rows:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:

@@ -128,9 +128,10 @@ def reduce(
 
     `partial(rows, groups, count)` makes one state of type `state` for each of `count` groups, where `groups[i]` is
     the group of row i; without it, the values of the one column are the states of their records. `merge(states,
-    groups, count)` makes one of many. `finish(states)` makes the results, of type `result`. They must not depend on
-    the order of rows or states if results shall not. Change `version` when states of before no longer merge with
-    states of now.
+    groups, count)` makes one of many, and must come to the same however records are put together (it is associative).
+    Rows and states come in the order of the stream, in hopping windows by time, so the result may depend on it; but
+    for sessions, which grow together, it must not. `finish(states)` makes the results, of type `result`. Change
+    `version` when states of before no longer merge with states of now.
     """
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if partial is None and len(names) != 1:

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.storage import BucketIndex, BucketIndexState, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
@@ -115,7 +115,7 @@ class WindowOperator:
         values: pa.Schema | None = None,
         late: LateSettings | None = None,
         future: FutureGuard | None = None,
-        idle_close: DurationLike | None = None,
+        idle_close: int | DurationLike | None = None,
         stamped: bool = False,
         compat: Compat | None = None,
         layout: StateLayout | None = None,
@@ -146,7 +146,7 @@ class WindowOperator:
         self._future, self._is_stamped = future, stamped
         # Kafka Streams' time-ordered store, which it emits from on close, reads one millisecond further back.
         self._reach_ms = 0 if compat is not None and self._emit is Emit.CLOSE else 1
-        self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         layout = window_layout(kind) if layout is None else layout
         spec = pane_spec(name, self._folds, layout.bucket_ms, layout.segment_ms)
