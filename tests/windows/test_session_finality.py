@@ -110,11 +110,12 @@ def test_sessions_do_not_depend_on_what_is_sent_nor_on_retention(
     longer: int | None,
     restarts: set[int],
 ) -> None:
-    kind = Session(gap, grace=grace, retention=None if longer is None else gap + grace + longer)
+    kept = None if longer is None else f"{gap + grace + longer}ms"
+    kind = Session(f"{gap}ms", grace=f"{grace}ms", retention=kept)
     edges = sorted({0, len(records), *(place for place in cuts if place < len(records))})
     batches = [records[start:stop] for start, stop in itertools.pairwise(edges)]
     found, late = run(kind, emit, batches, restarts)
-    oracle = SessionOracle(Session(gap, grace=grace))
+    oracle = SessionOracle(Session(f"{gap}ms", grace=f"{grace}ms"))
     oracle.run(records)
     expected = {
         window: (len(taken), sum(each.value or 0 for each in taken))

@@ -119,7 +119,7 @@ def committed(app: tg.App) -> dict[tuple[Any, int], dict[str, Any]]:
 
 def sent(app: tg.App, size_ms: int) -> dict[tuple[Any, int], dict[str, Any]]:
     """What a reader of the topic knows at the end."""
-    with app, app.windowed_table("again", size_ms, retention="30d") as table:
+    with app, app.windowed_table("again", f"{size_ms}ms", retention="30d") as table:
         return {(row.key, row.window.start): row.value for row in table.all()}
 
 
@@ -156,7 +156,7 @@ def test_every_row_counts_once_whatever_the_rounds(
     else:
         window, expected = tg.Session("15s", grace="2m", retention="1d"), session_rows(rows, 15_000)
         said = {"sessions": True}
-    again = tg.Tumbling(size, retention="1d")
+    again = tg.Tumbling("5m", retention="1d")
     run_in_turns(
         tmp_path,
         rows,
@@ -425,4 +425,25 @@ def test_windows_over_a_topic_that_several_tasks_share_are_refused(tmp_path: Pat
     with pytest.raises(
         tg.InvalidError, match=r"3 partitions and 2 tasks that write it.*Leave partitions= out"
     ):
+        app.run("local", until="caught_up")
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "wrong"),
+    [
+        ("update", {"window_size": "1m", "emit": "close"}, r"as emit='close'.*written with emit='update'"),
+        ("close", {"window_size": "1m"}, r"as emit='update'.*written with emit='close'"),
+        ("update", {"window_size": "2m"}, r"as windows of 2m.*has windows of 1m"),
+        ("update", {"sessions": True}, r"as sessions.*has windows of 1m"),
+    ],
+)
+def test_another_apps_topic_is_read_as_it_is_recorded(
+    tmp_path: Path, written: str, said: dict[str, Any], wrong: str
+) -> None:
+    """The reader is another app; what the topic holds is recorded with it."""
+    write(tmp_path, events(50, 1))
+    first_app(tmp_path, tg.Tumbling("1m", grace="2m"), written).run("local", until="caught_up")
+    app = tg.App("reader", log=tmp_path / "log", state=tmp_path / "reader")
+    app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to("hours")
+    with pytest.raises(tg.InvalidError, match=wrong):
         app.run("local", until="caught_up")

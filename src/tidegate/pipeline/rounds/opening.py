@@ -38,7 +38,7 @@ from tidegate.pipeline.rounds.records import (
     Records,
     SourceLine,
 )
-from tidegate.pipeline.rounds.topics import make_topics, require_one_writer
+from tidegate.pipeline.rounds.topics import make_topics, require_as_recorded, require_one_writer
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import Randomness
 
@@ -74,6 +74,7 @@ def open_app(
         raise InvalidError(f"app {setup.app} has no flow: end a stream with .to(topic) or .table(name)")
     heads = Heads(log)
     opening = _Opening(setup, log, records, generation, heads, clock, randomness)
+    require_as_recorded(log, records.backend, setup.flows)
     commit, digest, flows, notes = opening.changed(opening.newest())
     facts = opening.facts(flows)
     sinks = make_topics(log, records.backend, setup.app, flows, facts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 from tidegate.integrity.tolerance import INTEGRITY_LAG_MS
 from tidegate.log.access.embedded import Log
@@ -47,6 +48,31 @@ def make_topics(
                 )
             _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
+
+
+def require_as_recorded(log: Log | KafkaLog, backend: StorageBackend, flows: Sequence[Flow]) -> None:
+    """Refuse windows over changes of a topic that is recorded to be written otherwise than it is read."""
+    counts = log.partition_counts()
+    for flow in flows:
+        source = flow.source
+        if source.windows is None or not flow.is_stateful or source.topic not in counts:
+            continue
+        recorded = read_encoding(log, backend, source.topic)
+        if recorded is None or not recorded.emit:
+            continue
+        if source.emit != recorded.emit:
+            raise InvalidError(
+                f"flow {flow.name} reads changes of {source.topic} as emit={str(source.emit)!r}, and the topic is "
+                f"written with emit={recorded.emit!r}: say app.changes({source.topic!r}, emit={recorded.emit!r}, …)"
+            )
+        if recorded.window_size_ms != source.windows.size_ms:
+            said, made = (
+                "sessions" if size is None else f"windows of {format_duration(size)}"
+                for size in (source.windows.size_ms, recorded.window_size_ms)
+            )
+            raise InvalidError(
+                f"flow {flow.name} reads changes of {source.topic} as {said}, and the topic has {made}"
+            )
 
 
 def require_one_writer(
