@@ -183,7 +183,12 @@ class Run:
     cuts=st.lists(st.integers(0, 40), max_size=5),
     restarts=st.sets(st.integers(0, 5)),
     kind=st.sampled_from(
-        [Tumbling(10, grace=1000), Hopping(20, 5, grace=1000), Hopping(12, 8, grace=1000), Unlimited()]
+        [
+            Tumbling("10ms", grace="1000ms"),
+            Hopping("20ms", "5ms", grace="1000ms"),
+            Hopping("12ms", "8ms", grace="1000ms"),
+            Unlimited(),
+        ]
     ),
     emit=st.sampled_from(["update", "close"]),
 )
@@ -221,7 +226,7 @@ def test_windows_hold_what_the_rows_that_are_left_hold(
 
 
 def test_a_change_that_is_late_changes_nothing_and_is_told_once() -> None:
-    run = Run(Tumbling(10, retention=1000), "update")
+    run = Run(Tumbling("10ms", retention="1000ms"), "update")
     run.process([Change(0, 1, 2.0, 1, None), Change(1, 1, 3.0, 1, None)], 0)
     late = batch([Change(0, 1, 5.0, 7, None)], 2)
     late = EventBatch(
@@ -235,7 +240,7 @@ def test_a_change_that_is_late_changes_nothing_and_is_told_once() -> None:
 
 
 def test_rows_are_forgotten_when_no_window_takes_their_changes() -> None:
-    run = Run(Tumbling(60_000), "update")
+    run = Run(Tumbling("60000ms"), "update")
     for day in range(5):
         ts = day * 86_400_000
         one = batch([Change(0, 1, 1.0, 1, None)], day)

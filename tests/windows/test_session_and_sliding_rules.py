@@ -230,7 +230,7 @@ def test_a_session_is_final_a_gap_and_grace_after_its_end(
     cut: str,
 ) -> None:
     """Sessions close at 21 when 31 has come; a record at 22 would join the first one, however long it is kept."""
-    operator = operator_of(Session(10, retention=retention), emit=emit)
+    operator = operator_of(Session("10ms", retention=ms(retention)), emit=emit)
     times, keys = [first, 31, 22], [b"key", b"other", b"key"]
     outputs = (
         one_by_one(operator, times, keys)
@@ -247,7 +247,7 @@ def test_a_session_is_final_a_gap_and_grace_after_its_end(
 
 def test_a_record_far_behind_does_not_make_an_open_session_begin_earlier() -> None:
     """It lies in no open session, and time before 90 is final: a final session may be there that nobody remembers."""
-    operator = operator_of(Session(10))
+    operator = operator_of(Session("10ms"))
     operator.process(batch(list(range(20, 101, 10))), Moment(0))
     output = operator.process(batch([15], first_offset=9), Moment(0))
     assert output.late is not None and output.late.how_late_ms.tolist() == [75]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.storage import Count, Sum
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import Record, SessionOracle
+from tidegate.testing.windows import Record, SessionOracle, ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session
@@ -110,11 +110,11 @@ def test_sessions_do_not_depend_on_what_is_sent_nor_on_retention(
     longer: int | None,
     restarts: set[int],
 ) -> None:
-    kind = Session(gap, grace=grace, retention=None if longer is None else gap + grace + longer)
+    kind = Session(ms(gap), grace=ms(grace), retention=ms(None if longer is None else gap + grace + longer))
     edges = sorted({0, len(records), *(place for place in cuts if place < len(records))})
     batches = [records[start:stop] for start, stop in itertools.pairwise(edges)]
     found, late = run(kind, emit, batches, restarts)
-    oracle = SessionOracle(Session(gap, grace=grace))
+    oracle = SessionOracle(Session(ms(gap), grace=ms(grace)))
     oracle.run(records)
     expected = {
         window: (len(taken), sum(each.value or 0 for each in taken))

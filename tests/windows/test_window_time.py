@@ -265,7 +265,7 @@ def test_on_close_kafka_streams_reads_a_millisecond_further_back(
     compat: str | None, emit: str, starts: list[int]
 ) -> None:
     """Its time-ordered store shows a window that starts a retention before the newest one; its other stores do not."""
-    worker = Worker(Tumbling(10), emit, compat=compat)
+    worker = Worker(Tumbling("10ms"), emit, compat=compat)
     for key in (b"a", b"b"):
         worker.give(10, key=key)
     worker.give(20)
