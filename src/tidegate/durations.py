@@ -65,6 +65,8 @@ def duration_ms(value: DurationLike) -> int:
     if isinstance(value, bool):
         raise TypeError("a duration is a string or a timedelta, not a bool")
     if isinstance(value, int | float):
+        if value < 0:
+            raise InvalidError(f"duration {value} is negative; {_EXAMPLES}")
         if value:
             raise InvalidError(f"the duration {value} has no unit: {_readings(str(value))}")
         milliseconds = 0
