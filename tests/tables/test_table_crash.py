@@ -66,7 +66,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folders = []
     for rounds in range(1, ROUNDS + 1):
         folder = tmp_path_factory.mktemp("log") / "log"
-        with Log(folder, durability="os", randomness=SeededRandomness(1)) as log:  # one topic, so one topic id
+        with Log(
+            folder, durability="os", randomness=SeededRandomness(1)
+        ) as log:  # one topic, so one topic id
             write_records(log, TOPIC, records(0, rounds * ROUND), batch_records=4)
         folders.append(folder)
     return folders
