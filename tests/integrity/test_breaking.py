@@ -21,7 +21,7 @@ from tidegate.errors import ConflictError, InvalidError
 from tidegate.integrity import (
     ChainLimits,
     Manifest,
-    OnFault,
+    OnError,
     PartitionValidator,
     Push,
     ValidationRules,
@@ -34,7 +34,7 @@ from tidegate.integrity.header import ControlType
 from tidegate.log.access.embedded import Log
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "see-what-went-missing.md"
-AUDIT = ValidationRules(during_push=OnFault.WARN, otherwise=OnFault.WARN)
+AUDIT = ValidationRules(during_push=OnError.KEEP, otherwise=OnError.KEEP)
 SEEDS = range(6)
 Sight = tuple[int, str]
 

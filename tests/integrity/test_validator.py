@@ -12,13 +12,13 @@ import pytest
 
 from tidegate.integrity.header import Stamp
 from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 
-GOES_ON = ValidationRules(during_push=OnFault.WARN)
+GOES_ON = ValidationRules(during_push=OnError.KEEP)
 
 
 def push(streams: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.counters import AUDIT, Counters
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
@@ -112,8 +112,8 @@ def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
         else "the push had ended: a producer may be met in the middle of a chain"
     )
     return ValidationRules(
-        during_push=OnFault.WARN,
-        otherwise=OnFault.WARN,
+        during_push=OnError.KEEP,
+        otherwise=OnError.KEEP,
         tolerance=tolerance,
         head_may_be_gone=audit.log_start > 0,
     )

@@ -27,6 +27,7 @@ B1, B2, B3, B4, B5, C3, C4, C5, C6, D1 = 21, 22, 23, 24, 25, 33, 34, 35, 36, 41
 U1, U2, U3, U4, M1 = 51, 52, 53, 54, 61
 TOLERATED, TOLERATED_SUSPECT, UNREGISTERED, TAINTED, IGNORED, UNEXPECTED = 1, 2, 4, 8, 16, 32
 DURING_PUSH: Final = 64
+DAMAGED: Final = 128
 
 NO_TIME: Final = -1
 UPDATE: Final = 3
@@ -38,7 +39,7 @@ MAX_SEQUENCE: Final = 2**31 - 1
 
 
 class Settings(NamedTuple):
-    """What does not change within a batch; truths are 0 and 1."""
+    """What does not change within a batch; truths are 0 and 1. `stops_…` are sets of verdicts, a bit for each."""
 
     now_ms: int
     compaction_lag_ms: int
@@ -47,10 +48,8 @@ class Settings(NamedTuple):
     incoming_anchor: int
     always_tolerates: int
     head_may_be_gone: int
-    forces_pushing: int
-    forces_settled: int
-    keeps_pushing: int
-    keeps_settled: int
+    stops_pushing: int
+    stops_settled: int
     strict: int
     batch_only: int
     max_producers: int
@@ -64,6 +63,7 @@ class Footing(NamedTuple):
     settled: bool
     gone: bool
     forces: bool
+    stops: int
 
 
 class Outcome(NamedTuple):

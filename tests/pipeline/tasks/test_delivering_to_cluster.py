@@ -167,7 +167,7 @@ def _holding(parcel: Parcel, first: int) -> MemoryBackend:
 def test_a_task_from_cluster_to_cluster(log: Any, tmp_path: Path) -> None:
     flow = Flow(
         Source("events", String(), Json(n="int64")),
-        (Aggregate(Tumbling(1000), (agg.count(),)),),
+        (Aggregate(Tumbling("1000ms"), (agg.count(),)),),
         (To("results"),),
     )
     counts = log.partition_counts()

@@ -95,7 +95,7 @@ class Log:
         self._owner_pid = os.getpid()
         self._closed = False
         self._refreshed_ms = 0
-        self._catalog_seen: tuple[int, int] | None = None
+        self._catalog_seen: tuple[int, ...] | None = None
         self._maintenance: Maintenance | None = None
         if maintenance:
             self._start_maintenance()
@@ -165,6 +165,13 @@ class Log:
             changing_topics.alter(self, name, set or {}, tuple(unset))
             self._owned.take_settings()
             return self.describe(name)
+
+    def record_encoding(self, name: str, encoding: Mapping[str, Any]) -> None:
+        """Record what a topic's keys and values are, in the catalog; `describe(name).encoding` has it."""
+        self._require_writable()
+        with self._guard:
+            self._owned.keep_brokers_out()
+            changing_topics.record_encoding(self, name, encoding)
 
     def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Give a topic more partitions; keys written from now on may go elsewhere than before."""
@@ -310,7 +317,7 @@ class Log:
             if now_ms - self._refreshed_ms >= _REFRESH_MS:
                 self._refreshed_ms = now_ms
                 found = self.files.stat(self.contents.catalog_path)
-                seen = None if found is None else (found.size, found.mtime_ms)
+                seen = None if found is None else found.version
                 if seen != self._catalog_seen:
                     self._catalog_seen = seen
                     self._owned.take_settings()

@@ -56,7 +56,11 @@ class ClusterDeliverer:
                 free = self._free.setdefault(topic, [])
                 kept = free.pop() if free else None
             writer = self._writer(topic) if kept is None else kept
-            writer.write(left, partition=number)
+            try:
+                writer.write(left, partition=number)
+            except BaseException:
+                writer.close()
+                raise
             with self._guard:
                 free.append(writer)
         return int(left.num_rows)

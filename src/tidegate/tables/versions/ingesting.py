@@ -39,7 +39,7 @@ from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import OnFault
+from tidegate.integrity.rules import OnError
 from tidegate.integrity.state import Phase
 from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import Judged
@@ -141,7 +141,7 @@ def ingest_partition(
 def push_rules(log: Any, topic: str, partition: int) -> ValidationRules:
     """How the records of a version topic are judged: gaps are fine only where the topic itself is compacted."""
     return ValidationRules(
-        otherwise=OnFault.STOP,  # also before its start of push came (I1)
+        otherwise=OnError.FAIL,  # also before its start of push came (I1)
         tolerance=tolerance_of(log, topic, partition),
         strict=True,
         batch_only=True,
@@ -225,7 +225,7 @@ class _Ingest:
 
     def _judging(self, rules: ValidationRules, state: bytes | None) -> Replica:
         replica = Replica(self._version.topic, self.partition, rules=rules, metrics=self._metrics)
-        replica.to_standby(state)
+        replica.to_standby(state, now_ms=self._clock.now_ms())
         return replica
 
     def _unlisted(self, piece: pa.RecordBatch) -> Fault | None:
@@ -261,7 +261,7 @@ class _Ingest:
     def _count_behind(self, piece: pa.RecordBatch) -> None:
         """Look at what stands behind the end of push, and take nothing of it (I5)."""
         if self._behind is None:
-            rules = replace(self._rules, otherwise=OnFault.WARN)
+            rules = replace(self._rules, otherwise=OnError.KEEP)
             self._behind = self._judging(rules, encode_state(self._replica.drainer.state))
         judged = self._behind.drain(piece, self._clock.now_ms(), lambda *_: None)
         self._unexpected += judged.noted(Note.UNEXPECTED)
@@ -318,7 +318,7 @@ class _Ingest:
         self._cadence.taken(now_ms)
 
     def _saved(self) -> bytes:
-        data = self._replica.checkpoint()
+        data = self._replica.checkpoint(now_ms=self._clock.now_ms())
         if data is None:  # I2
             raise self._replica.error or IntegrityError(f"{self._version.topic}-{self.partition} has failed")
         return data
