@@ -49,7 +49,7 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer
-from tidegate.pipeline.tasks.validation import compaction_lag_ms
+from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.storage import open_backend
 from tidegate.tables.topic_encoding import read_encoding
 from tidegate.windows.keys.columns import decode_keys
@@ -314,7 +314,8 @@ def test_validation_knows_that_a_brokers_topic_is_compacted(broker: Broker, tmp_
         log = made(broker, name, config=config)
         app = app_of(name, log, tmp_path / name, kinds=["tumbling"])
         with open_log(log) as opened:
-            assert compaction_lag_ms(opened, app.flows[0]) == lag_ms
+            tolerance = source_tolerance(opened, app.flows[0], 0)
+            assert (tolerance.compaction_lag_ms, tolerance.bound()) == (lag_ms, -1)
 
 
 # -- records that are gone -----------------------------------------------------------------------

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from kafka_broker import Broker
 from kafka_home import KafkaHome
 from streams_fixtures import NAMES, STREAMS
 from streams_oracle import ask
 
+import tidegate as tg
 from tidegate.kernels.murmur2 import murmur2
+from tidegate.log.access.connect import open_log
 from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys.layouts import LENIENT, KeyFormat
+from tidegate.windows.keys.layouts import LATEST, LENIENT, KeyFormat
 
 pytestmark = pytest.mark.interop
 
@@ -80,3 +84,59 @@ def test_windowed_keys_go_where_kafka_puts_their_inner_key(kafka: KafkaHome) -> 
     assert chosen == [int(answer.split()[1]) for answer in answers]
     hashes = [int(np.int64(murmur2(np.frombuffer(key, np.uint8))).astype(np.int32)) for key in keys]
     assert hashes * len(counts) == [int(answer.split()[0]) for answer in answers]
+
+
+def test_it_restores_every_session_that_an_app_wrote(
+    kafka: KafkaHome, broker: Broker, tmp_path: Path
+) -> None:
+    """Nothing but sessions is in the topic: a control record would be read as one far ahead, and expire the others."""
+    now = int(time.time()) // 60 * 60_000 - 3 * 3_600_000
+    chance = random.Random(3)
+    rows = sorted(
+        (now + chance.randrange(2 * 3_600_000), f"customer-{chance.randrange(40)}") for _ in range(3000)
+    )
+    url = f"kafka://localhost:{broker.port}"
+    with open_log(url) as log:
+        for topic in ("restored-orders", "restoring-in"):
+            log.create_topic(topic, 2)
+        with log.writer("restored-orders") as writer:
+            writer.write(
+                pa.table(
+                    {
+                        "key": [key for _, key in rows],
+                        "value": ["x"] * len(rows),
+                        "timestamp": [at for at, _ in rows],
+                    }
+                )
+            )
+    app = tg.App("restored", log=url, state=tmp_path / "state")
+    windows = app.stream("restored-orders").window(tg.Session("20s", grace="3h", retention="1d"))
+    windows.aggregate(n=tg.count()).to("restoring-visits-changelog", value=tg.Long())
+    for _ in range(2):  # a graceful end, and on from there
+        app.run("local", until="caught_up", round_records=500)
+    expected = sessions_of(rows, 20_000)
+    asked = sorted({key for _, key in rows})
+    answers = ask(
+        kafka, "restore", f"localhost:{broker.port}", "restoring", "visits", "restoring-in", str(tmp_path / "java"),
+        "20000", str(86_400_000), lines=asked,
+    )  # fmt: skip
+    assert sorted(answers) == sorted(expected)
+    with open_log(url) as log:
+        for batch in log.reader("restoring-visits-changelog", control_records=True):
+            decoded = decode_keys(batch.column("key"), KeyFormat.SESSION)
+            assert decoded.bad_rows == 0 and b"" not in batch.column("value").to_pylist()
+
+
+def sessions_of(rows: list[tuple[int, str]], gap: int) -> list[str]:
+    """The naive way."""
+    told = []
+    for key in {key for _, key in rows}:
+        times = sorted(at for at, each in rows if each == key)
+        start = last = times[0]
+        count = 1
+        for at in [*times[1:], LATEST]:
+            if at - last > gap:
+                told.append(f"{key} {start} {last} {count}")
+                start, count = at, 0
+            last, count = at, count + 1
+    return told

@@ -35,13 +35,18 @@ def test_the_page_of_formats_names_every_file_of_a_log_and_no_other_of_ours(tmp_
     import pyarrow as pa
 
     import tidegate as tg
+    from tidegate.cli.main import run
 
     with tg.Log(tmp_path) as log:
         log.create_topic("t", config={"segment.bytes": 500})
-    with tg.Log(tmp_path, maintenance=True) as log, log.writer("t", batch_records=1) as writer:
-        writer.write(pa.table({"value": [b"x" * 50] * 20}))
+        log.create_topic("c", config={"segment.bytes": 500, "cleanup.policy": "compact"})
+    with tg.Log(tmp_path, maintenance=True) as log:
+        for topic in ("t", "c"):
+            with log.writer(topic, batch_records=1) as writer:
+                writer.write(pa.table({"key": [b"k"] * 20, "value": [b"x" * 50] * 20}))
+    assert run(["log", "clean", "c", "--log", str(tmp_path)]) == 0
     page = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".deleted"}
     known = {name[20:] if name[:20].isdecimal() else name for name in names}
     assert [name for name in sorted(known) if f"`{name}`" not in page] == []
     ours = set(re.findall(r"`(tidegate\.[a-z.]+)`", page))

@@ -30,7 +30,9 @@ import org.apache.kafka.common.serialization.StringSerializer;
 import org.apache.kafka.common.utils.AppInfoParser;
 import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.common.utils.Utils;
+import org.apache.kafka.streams.KafkaStreams;
 import org.apache.kafka.streams.KeyValue;
+import org.apache.kafka.streams.StoreQueryParameters;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.TestInputTopic;
@@ -54,6 +56,8 @@ import org.apache.kafka.streams.processor.api.Processor;
 import org.apache.kafka.streams.processor.api.ProcessorContext;
 import org.apache.kafka.streams.processor.api.Record;
 import org.apache.kafka.streams.state.KeyValueIterator;
+import org.apache.kafka.streams.state.QueryableStoreTypes;
+import org.apache.kafka.streams.state.ReadOnlySessionStore;
 import org.apache.kafka.streams.state.SessionStore;
 import org.apache.kafka.streams.state.StoreBuilder;
 import org.apache.kafka.streams.state.Stores;
@@ -69,6 +73,8 @@ import org.apache.kafka.streams.test.TestRecord;
  * is, its input, every record it produced, what its store then answers, how many records it dropped.
  * decode: reads lines "FORMAT SIZE HEX" and writes "HEX_INNER START END", or "null", or "error TEXT".
  * partition: reads lines "PARTITIONS HEX" and writes "MURMUR2 PARTITION".
+ * restore SERVERS APP STORE INPUT FOLDER GAP RETENTION: restores a session store of counts from its changelog topic, reads
+ * lines of keys and writes each key's sessions, "KEY START END COUNT".
  */
 public class StreamsOracle {
     static final String APP = "oracle";
@@ -91,7 +97,8 @@ public class StreamsOracle {
             }
             case "decode" -> answer(StreamsOracle::decode);
             case "partition" -> answer(StreamsOracle::partition);
-            default -> throw new IllegalArgumentException("record, decode or partition, not " + arguments[0]);
+            case "restore" -> restore(arguments);
+            default -> throw new IllegalArgumentException("record, decode, partition or restore, not " + arguments[0]);
         }
     }
 
@@ -516,6 +523,42 @@ public class StreamsOracle {
         var decoder = new TimeWindowedDeserializer<>(new ByteArrayDeserializer(), size);
         decoder.setIsChangelogTopic(format.equals("changelog"));
         return decoder;
+    }
+
+    static void restore(String[] words) throws Exception {
+        StreamsBuilder builder = new StreamsBuilder();
+        builder.stream(words[4], Consumed.with(Serdes.String(), Serdes.String()))
+            .groupByKey()
+            .windowedBy(SessionWindows.ofInactivityGapWithNoGrace(Duration.ofMillis(Long.parseLong(words[6]))))
+            .count(Materialized.<String, Long, SessionStore<Bytes, byte[]>>as(words[3])
+                .withKeySerde(Serdes.String())
+                .withRetention(Duration.ofMillis(Long.parseLong(words[7]))));
+        Properties settings = new Properties();
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, words[2]);
+        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, words[1]);
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, words[5]);
+        settings.put(StreamsConfig.DEFAULT_KEY_SERDE_CLASS_CONFIG, Serdes.StringSerde.class.getName());
+        try (KafkaStreams streams = new KafkaStreams(builder.build(), settings)) {
+            streams.start();
+            for (int turn = 0; streams.state() != KafkaStreams.State.RUNNING; turn++) {
+                if (turn > 1200 || streams.state() == KafkaStreams.State.ERROR) {
+                    throw new IllegalStateException("it did not come to run: " + streams.state());
+                }
+                Thread.sleep(100);
+            }
+            ReadOnlySessionStore<String, Long> store = streams.store(
+                StoreQueryParameters.fromNameAndType(words[3], QueryableStoreTypes.sessionStore()));
+            var in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
+            for (String key = in.readLine(); key != null; key = in.readLine()) {
+                try (KeyValueIterator<Windowed<String>, Long> found = store.fetch(key)) {
+                    while (found.hasNext()) {
+                        KeyValue<Windowed<String>, Long> one = found.next();
+                        System.out.println(key + " " + one.key.window().start() + " " + one.key.window().end()
+                            + " " + one.value);
+                    }
+                }
+            }
+        }
     }
 
     static String partition(String[] words) {

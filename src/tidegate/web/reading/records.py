@@ -100,6 +100,8 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
     start = (
         f"-{question.limit}" if backward else str(question.offset if question.offset is not None else "start")
     )
+    shows_all = backward or question.control_records  # the last offsets may all be control records
+    asks = ", control_records=True" if shows_all else ""
     return RecordsDocument(
         topic=topic,
         partitions=list(search.numbers),
@@ -117,6 +119,7 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
                     "tidegate consume",
                     topic,
                     "-e",
+                    *(["--control-records"] if shows_all else []),
                     offset=start,
                     partition=_text(question.partition),
                     log=site.log_path,
@@ -124,7 +127,7 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
             ],
             log_python(
                 site.log_path,
-                f"with log.reader({topic!r}, start={start!r}) as reader:",
+                f"with log.reader({topic!r}, start={start!r}{asks}) as reader:",
                 "    for batch in reader:  # Arrow",
                 "        print(batch.to_pylist()[:10])",
             ),
