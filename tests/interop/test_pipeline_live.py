@@ -298,7 +298,7 @@ def test_ranges_that_end_at_markers_and_aborted_records_lose_nothing(broker: Bro
 
         def values(start: int, stop: int) -> list[bytes]:
             where: dict[str, Any] = {"start": {0: start}, "stop": {0: stop}, "isolation": "read_committed"}
-            with opened.reader("cut-orders", [0], **where) as reader:
+            with opened.reader("cut-orders", [0], **where, control_records=True) as reader:
                 found = [value for batch in reader for value in batch.column("value").to_pylist()]
                 assert reader.positions() == {0: stop}
             return found

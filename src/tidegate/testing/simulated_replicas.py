@@ -89,11 +89,11 @@ class Node:
 
     def drain(self, most: int = 1 << 20) -> bool:
         """Take what there is of the version topic, up to so many appends, as one piece."""
-        reader = self.world.log.reader(VERSION, start={0: self.state.next_offset})
+        reader = self.world.log.reader(VERSION, start={0: self.state.next_offset}, control_records=True)
         records = reader.poll(most=most)
         if records is None:
             return False
-        self.following.drain(records, self.clock.now_ms(), self._put)
+        self.following.drain(records, self.clock.now_ms(), self._put, lambda *_: None)
         self.state.next_offset = reader.positions()[0]
         return True
 

@@ -8,8 +8,8 @@
 | is final when | end ≤ close | end < close | end < close |
 | kept for (default, and least) | size + grace | 2 × difference + grace | gap + grace (default one more) |
 
-A session that ends exactly where sessions close may still grow, but with the least retention it could no
-longer be read, and a record would start it anew; one millisecond more avoids that, so it is the default.
+A session that ends exactly where sessions close may still grow, so it can be read one millisecond longer than the
+least retention by default. Retention says how long windows can be read, and changes no result.
 
 No window starts before the epoch. Values only: nothing here knows of storage or clocks.
 """

@@ -27,6 +27,7 @@ from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.open_partition import OpenPartition
 from tidegate.log.access.owned_partitions import OwnedPartitions, no_partition
 from tidegate.log.access.partition_view import PartitionView
+from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
 from tidegate.log.topics.catalog import LogFolder
 from tidegate.log.topics.topics import TopicDescription, TopicPartition, TopicState, partition_folder_name
 from tidegate.metrics import Metrics
@@ -259,6 +260,11 @@ class Log:
             config=description.config,
             is_foreign=description.assumed,
         )
+
+    def compacted_below(self, topic: str, partition: int) -> CompactedBelow:
+        """Called, it answers the offset below which compaction may have removed records of the partition."""
+        is_foreign = self.describe(topic).assumed
+        return CompactedBelow(self.path, topic, partition, is_foreign)
 
     def partition_rows(self, topic: str) -> list[dict[str, int]]:
         """What `describe` shows of each partition: offsets readers may see, log segments, bytes."""

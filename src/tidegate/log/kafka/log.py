@@ -241,6 +241,9 @@ class KafkaLog:
         first, end = offsets.first(numbers), offsets.end(numbers)
         return {number: (first[number], end[number]) for number in numbers}
 
+    def compacted_below(self, topic: str, partition: int) -> None:
+        """A cluster does not tell how far its cleaners have come."""
+
     def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
         """The first offset of a record as new as that; None where there is none."""
         found = Offsets(self.servers, self._admin, topic, "read_uncommitted").at({partition: time_ms})

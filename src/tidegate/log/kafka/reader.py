@@ -25,6 +25,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateError, UnavailableError
+from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
 from tidegate.log.kafka.client import admin_client, load_client, translated
 from tidegate.log.kafka.consumer import Fetched, MessageConsumer
@@ -73,12 +74,15 @@ class KafkaReader:
         stop: StartLike | None = None,
         isolation: str = "read_uncommitted",
         follow: bool = False,
+        control_records: bool = False,
         admin: Any | None = None,
     ) -> None:
+        """`control_records` hands out Tidegate's own records, too (see the embedded log's reader)."""
         self.topic = topic
         self.partitions = tuple(partitions)
         self.isolation = isolation
         self.follow = follow
+        self._control_records = control_records
         self._servers = servers
         load_client()
         self._clock = SystemClock()
@@ -137,22 +141,29 @@ class KafkaReader:
     def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
         """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
         deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        while self._fill(deadline_ms):
+            track, batch = self._ready.popleft()
+            track.waiting -= 1
+            track.offset = int(batch.column("offset")[-1].as_py()) + 1 if track.waiting else track.fetched
+            if not self._control_records:
+                batch = data_records(batch)
+            if batch.num_rows:
+                return batch
+        return None
+
+    def _fill(self, deadline_ms: int) -> bool:
+        """Wait until a batch is ready, up to the deadline; whether one is."""
         while not self._ready:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
             if self.is_done:
-                return None
+                return False
             left_ms = max(deadline_ms - self._clock.monotonic_ms(), 0)
             self._take(left_ms)
             if left_ms == 0:
                 break
-        if not self._ready:
-            return None
-        track, batch = self._ready.popleft()
-        track.waiting -= 1
-        track.offset = int(batch.column("offset")[-1].as_py()) + 1 if track.waiting else track.fetched
-        return batch
+        return bool(self._ready)
 
     @property
     def is_done(self) -> bool:

@@ -46,9 +46,12 @@ class Progress:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)  # those of the verdicts that are faults
+    new_faults: int = 0  # those that nobody acknowledged
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     duplicates: int = 0
+    held: int = 0  # records that were read and wait for another partition to come as far
     stopped: tuple[StoppedPartition, ...] = ()
     round_seconds: float = 0.0
     timings_ms: Mapping[str, float] = field(default_factory=dict)
@@ -58,6 +61,7 @@ class Progress:
             "round": self.round,
             "records": f"{self.records:,}",
             "lag": "caught up" if self.caught_up else f"{self.lag_records:,} records",
+            "held back": f"{self.held:,} records" if self.held else None,
             "waits for": ", ".join(self.waiting_for) or None,
             "backlog": f"{format_size(self.backlog_bytes)} of {format_size(self.backlog_limit_bytes)}",
             "memory": f"{format_size(self.memory_bytes)} of {format_size(self.memory_limit_bytes)}",

@@ -379,7 +379,7 @@ class Leading:
         source, self._source = self._source, None
         with self.following.lock:
             if self.role is Role.LEADER:
-                self._replica.to_standby()
+                self._replica.to_standby(now_ms=self._clock.now_ms())
         for let_go in (
             None if outgoing is None else outgoing.abandon,
             None if source is None else source.close,

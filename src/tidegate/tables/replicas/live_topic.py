@@ -172,12 +172,17 @@ class LiveTopic:
         self.aged_out += AgedOut(len(lost), len(unknown))
         self.has_skipped |= bool(lost or unknown)
         return self._log.reader(
-            self.topic, [self.partition], start={self.partition: max(offset, first)}, **self._size
+            self.topic,
+            [self.partition],
+            start={self.partition: max(offset, first)},
+            control_records=True,
+            **self._size,
         )
 
 
 def _time_at(log: Any, topic: str, partition: int, offset: int) -> int:
-    with log.reader(topic, [partition], start={partition: offset}, stop={partition: offset + 1}) as reader:
+    stop = {partition: offset + 1}
+    with log.reader(topic, [partition], start={partition: offset}, stop=stop, control_records=True) as reader:
         for batch in reader:
             return int(batch.column("timestamp").view(pa.int64())[0].as_py())
     raise InvalidError(
@@ -186,7 +191,7 @@ def _time_at(log: Any, topic: str, partition: int, offset: int) -> int:
 
 
 def _start_of_push(log: Any, topic: str, partition: int, end: int) -> int:
-    with log.reader(topic, [partition], stop={partition: end}) as reader:
+    with log.reader(topic, [partition], stop={partition: end}, control_records=True) as reader:
         for batch in reader:
             columns = read_columns(batch.column("headers"))
             found = np.flatnonzero(columns.is_control & (columns.control == ControlType.START_OF_PUSH))

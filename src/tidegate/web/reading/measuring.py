@@ -196,6 +196,8 @@ def _counters(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> No
         own.app_counts.add(each.value, counter=each.counter, **labels)
         if each.metric == run.late.name:
             run.late.add(each.value, policy=each.counter.partition(".")[2], **labels)
+        elif each.metric == run.late_windows.name:
+            run.late_windows.add(each.value, **labels)
         elif each.metric == run.duplicates.name:
             run.duplicates.add(each.value, **labels)
         elif each.metric == run.rows.name:
