@@ -39,7 +39,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def written(stage: Stage) -> pa.RecordBatch:
     """What is in the live topic, as a producer would send it again."""
-    with stage.log.reader(LIVE, [0]) as reader:
+    with stage.log.reader(LIVE, [0], control_records=True) as reader:
         table = pa.Table.from_batches(list(reader)).select(list(NAMES))
     return table.combine_chunks().to_batches()[0]
 
