@@ -19,7 +19,8 @@ P6  how far the live topic was read is told when it falls silent behind records 
 P7  what is known of the live topic's producers is written down before the live topic may let go of the records that it
     was learnt from: a quarter of their shortest life after the first of them was read, or a quarter of the bytes that
     are kept. A leader that dies then leaves the next one all it needs to know repeats.
-P8  a fault is told by the leader that copies behind it. What is read again up to where the table is was told before.
+P8  a fault is told by the leader that meets it first. What is read again up to where the table is was told before; a
+    fault behind the last record that was copied is left behind by a switch.
 
 Thread rule: one thread calls `step`, `stop`; the drainer may run in another (it is looked at under its lock).
 """
@@ -115,6 +116,8 @@ class Leading:
         self._told_offset, self._read_ms = 0, 0
         self._since_bytes, self._since_ms = 0, -1
         self._said_ms: int | None = None
+        self._owes = False
+        """Whether a fault was told that no record behind it was copied (P8)."""
         self._checked_ms = 0
         self._state_bytes, self._state_ms = live.state_bytes, live.state_ms
         self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
@@ -255,7 +258,7 @@ class Leading:
             self._outgoing.switch(switch)
         self._bound_state()
         self._checked_ms = self._read_ms
-        self._since_bytes, self._since_ms, self._said_ms = 0, -1, None
+        self._since_bytes, self._since_ms, self._said_ms, self._owes = 0, -1, None, False
         self._pause_ms, self.error = FIRST_PAUSE_MS, None
         logger.info(
             "%s: leading with epoch %d, from offset %d of %s on",
@@ -293,10 +296,12 @@ class Leading:
         offsets = records.column("offset").to_numpy()
         is_new = offsets >= self._copied_from
         kept = judged.kept & is_new
-        self.live_faults.take(self._told(judged, offsets, is_new), now_ms)
+        news = self._told(judged, offsets, is_new)
+        self.live_faults.take(news, now_ms)
         if kept.any():
             outgoing.copy(records if kept.all() else records.filter(pa.array(kept)))
             self._told_offset = int(offsets[kept][-1]) + 1
+        self._owes |= bool(news.is_fatal.any()) and source.next_offset > self._told_offset
         self._since_bytes += records.get_total_buffer_size()
         if self._since_ms < 0:
             self._since_ms = self._read_ms
@@ -331,6 +336,8 @@ class Leading:
             return False
         if self._since_bytes >= self._state_bytes or source.has_skipped:
             return True
+        if self._owes and (self._said_ms is None or now_ms - self._said_ms >= SILENT_MS):
+            return True
         if now_ms - self._read_ms >= SILENT_MS and source.next_offset > self._told_offset:
             return True
         if self._since_ms < 0:
@@ -355,7 +362,8 @@ class Leading:
         state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
         outgoing.switch(switch._replace(offset=offset, state=encode_state(state)))
         self._told_offset, self._said_ms = offset, self._clock.monotonic_ms()
-        self._since_bytes, self._since_ms, source.has_skipped = 0, -1, False
+        self._since_bytes, self._since_ms = 0, -1
+        self._owes = source.has_skipped = False
         self._bound_state()
 
     # -- falling ---------------------------------------------------------------------------------
