@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tidegate.clock import ManualClock, SystemClock
     from tidegate.errors import (
+        AuthenticationError,
         ConflictError,
         CorruptError,
         FencedError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tidegate.tables.hybrid_table import hybrid_table
     from tidegate.tables.key_table import table
     from tidegate.tables.serdes.avro import Avro
+    from tidegate.tables.serdes.json_fields import field
     from tidegate.tables.serdes.json_serde import Json
     from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
     from tidegate.tables.serdes.schema_registry import SchemaRegistry
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "App": "tidegate.pipeline.definition.app",
+    "AuthenticationError": "tidegate.errors",
     "Avro": "tidegate.tables.serdes.avro",
     "Bytes": "tidegate.tables.serdes.plain",
     "ConflictError": "tidegate.errors",
@@ -99,6 +102,7 @@ _HOMES = {
     "collect": "tidegate.windows.aggregates.definitions",
     "count": "tidegate.windows.aggregates.definitions",
     "count_distinct": "tidegate.windows.aggregates.definitions",
+    "field": "tidegate.tables.serdes.json_fields",
     "first": "tidegate.windows.aggregates.definitions",
     "hybrid_table": "tidegate.tables.hybrid_table",
     "last": "tidegate.windows.aggregates.definitions",
@@ -118,6 +122,7 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "AuthenticationError",
     "Avro",
     "Bytes",
     "ConflictError",
@@ -156,6 +161,7 @@ __all__ = [
     "collect",
     "count",
     "count_distinct",
+    "field",
     "first",
     "hybrid_table",
     "last",

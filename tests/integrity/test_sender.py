@@ -36,7 +36,7 @@ def table(*values: str, partition: int | None = 0) -> pa.Table:
 
 
 def read(log: Log, partition: int = 0, topic: str = "orders") -> list[Arrived]:
-    return arrived(log.reader(topic, [partition]))
+    return arrived(log.reader(topic, [partition], control_records=True))
 
 
 def shape(records: list[Arrived]) -> list[str]:
@@ -151,7 +151,7 @@ def test_large_tables_and_their_own_headers_pass_through(log: Log) -> None:
         sender.write(
             pa.table({"value": pa.array([b"v" * 100] * rows, pa.binary()), "headers": headers}), partition=1
         )
-    batches = list(log.reader("orders", [1]))
+    batches = list(log.reader("orders", [1], control_records=True))
     assert sum(batch.num_rows for batch in batches) == rows + 8
     data = [
         row for batch in batches for row in batch.column("headers").to_pylist() if row[0]["key"] == "trace"
@@ -165,7 +165,7 @@ def test_large_tables_and_their_own_headers_pass_through(log: Log) -> None:
 
 @pytest.mark.parametrize("row", ["DIV-37"])
 def test_a_pause_longer_than_the_limit_ends_the_chain(row: str, log: Log, manual_clock: ManualClock) -> None:
-    sender = log.writer("orders", integrity={"limits": ChainLimits(max_age=1)})
+    sender = log.writer("orders", integrity={"limits": ChainLimits(max_age="1ms")})
     sender.write(table("a"))
     manual_clock.advance(2)
     sender.write(table("b"))
@@ -539,7 +539,7 @@ class MemoryWriter:
 def test_through_any_failures_each_record_is_accepted_once_and_in_order(seed: int) -> None:
     chance, clock = SeededRandomness(seed), ManualClock()
     writer = MemoryWriter(chance)
-    limits = ChainLimits(max_age=40, max_records=1 + chance.below(6), max_bytes=20 + chance.below(100))
+    limits = ChainLimits(max_age="40ms", max_records=1 + chance.below(6), max_bytes=20 + chance.below(100))
     sender = Sender(writer, partitions=1, limits=limits, clock=clock, randomness=chance)
     expected: list[str] = []
     for turn in range(12):

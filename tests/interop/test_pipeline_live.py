@@ -42,7 +42,7 @@ from secure_listener import PASSWORD
 import tidegate as tg
 from tidegate.cli.main import run as command_line
 from tidegate.clock import SystemClock
-from tidegate.errors import UnavailableError
+from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
@@ -51,6 +51,7 @@ from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.validation import compaction_lag_ms
 from tidegate.storage import open_backend
+from tidegate.tables.topic_encoding import read_encoding
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
 
@@ -298,7 +299,7 @@ def test_ranges_that_end_at_markers_and_aborted_records_lose_nothing(broker: Bro
 
         def values(start: int, stop: int) -> list[bytes]:
             where: dict[str, Any] = {"start": {0: start}, "stop": {0: stop}, "isolation": "read_committed"}
-            with opened.reader("cut-orders", [0], **where) as reader:
+            with opened.reader("cut-orders", [0], **where, control_records=True) as reader:
                 found = [value for batch in reader for value in batch.column("value").to_pylist()]
                 assert reader.positions() == {0: stop}
             return found
@@ -412,13 +413,36 @@ def test_an_app_over_tls_with_a_password_keeps_it_to_itself(
     assert json.loads(told.out)["lag"] == 0
     said = [*told, repr(app), str(summary), app.explain(sample=True), app._repr_html_(), repr(summary)]
     monkeypatch.setattr("tidegate.log.kafka.log.TIMEOUT_SECONDS", 3)
-    with pytest.raises(UnavailableError, match="security settings") as refused:
+    with pytest.raises(AuthenticationError, match="does not let in user 'tidegate'") as refused:
         app_of("secret", log, tmp_path / "other", client=broker.secure.client(f"not {PASSWORD}")).run("local")
     said += [str(refused.value), repr(refused.value), caplog.text, *capfd.readouterr()]
     assert [each for each in said if PASSWORD in each] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path) -> None:
+    """It is recorded in the app's state: a cluster's topics have no settings of ours."""
+    address = made(broker, "encoded")
+    produce(broker.address, "encoded-orders", orders(20))
+
+    def ran(size: str, topic: str) -> None:
+        app = tg.App("encoded", log=address, state=tmp_path / "state")
+        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(
+            topic
+        )
+        app.run("local", **ONCE)
+
+    ran("1m", "encoded-counts")
+    ran("1m", "encoded-elsewhere")
+    with pytest.raises(tg.errors.InvalidError, match="another encoding into topic encoded-counts"):
+        ran("5m", "encoded-counts")
+    ran("1m", "encoded-counts")
+    with open_log(address) as log:
+        found = read_encoding(log, open_backend(tmp_path / "state"), "encoded-counts")
+    assert found is not None
+    assert (found.window_size_ms, found.is_update_changelog) == (60_000, True)
 
 
 # -- topics that change under an app ---------------------------------------------------------------

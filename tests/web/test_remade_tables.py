@@ -14,6 +14,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import UnavailableError
 from tidegate.testing.tables import Said, window_record, write_records
+from tidegate.testing.windows import ms
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading import tables
 from tidegate.web.reading.opened import opened
@@ -46,7 +47,7 @@ class Remade:
         if kind == "key":
             made = tg.table(self.log, "plain", **said)
         else:
-            made = tg.windowed_table(self.log, "windows", MINUTE, **said)
+            made = tg.windowed_table(self.log, "windows", ms(MINUTE), **said)
         with made as built:
             built.catch_up()
             built.commit()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.clock import Clock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.tables.building.commits import Commit, load_commits
 from tidegate.tables.building.partition_state import Counts
@@ -78,7 +78,7 @@ class TableAt(TableQueries):
         self._snapshot.close()
 
     def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
         _require(at_least, self.position, "this commit is fixed; ask the table itself")
         return look(self._snapshot.source)
@@ -189,14 +189,14 @@ class Table(TableQueries):
         elif self._successor is not None:
             self._successor.start()
 
-    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
+    def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
         """See everything that is in the topic now; the position then.
 
         A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
         that does, and a reader, wait for it.
         """
         self._check_open()
-        timeout_ms = duration_ms(timeout)
+        timeout_ms = milliseconds(timeout)
         with self._log.reader(
             self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
         ) as reader:
@@ -206,13 +206,13 @@ class Table(TableQueries):
             self._builder.commit()
         return self.position
 
-    def commit(self, timeout: DurationLike = DEFAULT_TIMEOUT) -> Commit:
+    def commit(self, timeout: int | DurationLike = DEFAULT_TIMEOUT) -> Commit:
         """Make what is drained by now readable for other processes and for a restart."""
         self._check_open()
         if self._builder is None:
             raise InvalidError(f"table {self.name} is built by another process, which commits it")
         if self._builder.is_running:
-            self._builder.request_commit(duration_ms(timeout))
+            self._builder.request_commit(milliseconds(timeout))
         else:
             self._builder.commit()
         newest = self._builder.commits.newest
@@ -290,11 +290,11 @@ class Table(TableQueries):
     # -- inside ----------------------------------------------------------------------------------
 
     def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
         self._check_open()
         if at_least:
-            self._wait(at_least, duration_ms(timeout))
+            self._wait(at_least, milliseconds(timeout))
         if self._builder is not None:
             return look(self._builder.source)
         with self._lock:

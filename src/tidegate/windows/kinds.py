@@ -8,8 +8,8 @@
 | is final when | end ≤ close | end < close | end < close |
 | kept for (default, and least) | size + grace | 2 × difference + grace | gap + grace (default one more) |
 
-A session that ends exactly where sessions close may still grow, but with the least retention it could no
-longer be read, and a record would start it anew; one millisecond more avoids that, so it is the default.
+A session that ends exactly where sessions close may still grow, so it can be read one millisecond longer than the
+least retention by default. Retention says how long windows can be read, and changes no result.
 
 No window starts before the epoch. Values only: nothing here knows of storage or clocks.
 """
@@ -177,8 +177,6 @@ def _retention(value: DurationLike | None, *, least: int) -> int:
 
 
 def _milliseconds(what: str, value: DurationLike) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        raise InvalidError(f"a window's {what} is {value} ms; it cannot be negative")
     try:
         return duration_ms(value)
     except InvalidError as error:

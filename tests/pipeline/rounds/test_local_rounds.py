@@ -455,8 +455,18 @@ def test_an_incompatible_definition_is_refused_and_changes_nothing(tmp_path: Pat
         ran(other)
     assert newest(app).round == before
     reset_app(open_backend(app.state), "shop")
-    summary = ran(other)
-    assert summary.caught_up and newest(app).totals["per_window"]["records"] == summary.records > 50
+    with pytest.raises(
+        InvalidError, match=r"another encoding into topic per_window.*Send the results to another"
+    ):
+        ran(other)  # the topic holds windows of another size
+    elsewhere = App("shop", data=tmp_path, storage=SMALL)
+    stream = elsewhere.stream(
+        "orders", key=String(), value=Json(order_id="string", amount="double")
+    ).validate()
+    stream.window(Tumbling("30s")).count().to("per_half_minute")
+    summary = ran(elsewhere)
+    assert summary.caught_up
+    assert newest(app).totals["per_half_minute"]["records"] == summary.records > 50
 
 
 def test_added_partitions_stop_the_app_with_the_way_out(tmp_path: Path) -> None:
@@ -534,7 +544,7 @@ def test_results_after_a_reset_are_new_to_whoever_validates_the_changelog(tmp_pa
     ran(app)
     assert len(sent(tmp_path)) == 2 * sent_first
     other = App("check", data=tmp_path, storage=SMALL)
-    other.stream("per_window", key=String(), value=None).validate(on_fault="stop").to("copy")
+    other.stream("per_window", key=String(), value=None).validate("fail").to("copy")
     assert ran(other).stopped == ()
     verdicts = {name for name in newest(other).totals["copy"] if name.startswith("verdict.")}
     assert not any("duplicate" in name.lower() for name in verdicts), verdicts

@@ -26,6 +26,7 @@ from tidegate.errors import CorruptError, TidegateWarning
 from tidegate.files import Files
 from tidegate.log.partitions.checkpoints import (
     CLEANER_OFFSETS,
+    CLEANING,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -122,7 +123,7 @@ def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPa
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
     """Take deleted partitions out of Kafka's checkpoint files."""
     gone: dict[TopicPartition, int | None] = dict.fromkeys(places)
-    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS):
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS, CLEANING):
         _merge(files, log_folder / name, gone)
 
 

@@ -27,6 +27,7 @@ from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.open_partition import OpenPartition
 from tidegate.log.access.owned_partitions import OwnedPartitions, no_partition
 from tidegate.log.access.partition_view import PartitionView
+from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
 from tidegate.log.topics.catalog import LogFolder
 from tidegate.log.topics.topics import TopicDescription, TopicPartition, TopicState, partition_folder_name
 from tidegate.metrics import Metrics
@@ -165,6 +166,13 @@ class Log:
             self._owned.take_settings()
             return self.describe(name)
 
+    def record_encoding(self, name: str, encoding: Mapping[str, Any]) -> None:
+        """Record what a topic's keys and values are, in the catalog; `describe(name).encoding` has it."""
+        self._require_writable()
+        with self._guard:
+            self._owned.keep_brokers_out()
+            changing_topics.record_encoding(self, name, encoding)
+
     def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Give a topic more partitions; keys written from now on may go elsewhere than before."""
         self._require_writable()
@@ -259,6 +267,11 @@ class Log:
             config=description.config,
             is_foreign=description.assumed,
         )
+
+    def compacted_below(self, topic: str, partition: int) -> CompactedBelow:
+        """Called, it answers the offset below which compaction may have removed records of the partition."""
+        is_foreign = self.describe(topic).assumed
+        return CompactedBelow(self.path, topic, partition, is_foreign)
 
     def partition_rows(self, topic: str) -> list[dict[str, int]]:
         """What `describe` shows of each partition: offsets readers may see, log segments, bytes."""

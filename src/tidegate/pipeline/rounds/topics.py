@@ -1,5 +1,7 @@
 """The topics an app needs: those it reads must exist, those it writes are made where they are missing.
 
+What the app writes to a topic is recorded with it (`tables/topic_encoding`), and another encoding is refused.
+
 Thread rule: one master, one thread.
 """
 
@@ -8,16 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.tolerance import INTEGRITY_LAG_MS
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.known_topics import find
 from tidegate.pipeline.definition.steps import To
 from tidegate.pipeline.rounds.facts import FlowFacts
+from tidegate.pipeline.rounds.heads import Heads
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 
-def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, FlowFacts]) -> dict[str, int]:
+def make_topics(
+    log: Log | KafkaLog,
+    backend: StorageBackend,
+    app: str,
+    flows: Sequence[Flow],
+    facts: Mapping[str, FlowFacts],
+) -> dict[str, int]:
     """Make what is missing of the topics the flows write; the number of partitions of each of them."""
     counts = log.partition_counts()
     for flow in flows:
@@ -31,15 +45,69 @@ def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, 
                     f"topic {sink.topic} has {counts[sink.topic]} partitions, and flow {flow.name} is to write "
                     f"{wanted}: leave out partitions=, or write to another topic"
                 )
+            _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
 
 
+def require_one_writer(
+    flows: Sequence[Flow], facts: Mapping[str, FlowFacts], counts: Mapping[str, int]
+) -> None:
+    """Refuse windows over changes of a topic whose partitions several tasks write: none knows what is final for all."""
+    for flow in flows:
+        if flow.source.windows is None or not flow.is_stateful:
+            continue
+        known = find(flows, flow.source.topic)
+        if known is not None and counts[flow.source.topic] != facts[known[0].name].tasks:
+            topic, tasks = flow.source.topic, facts[known[0].name].tasks
+            raise InvalidError(
+                f"flow {flow.name} makes windows of the changes in {topic}, which has {counts[topic]} partitions and "
+                f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
+                f"partitions= out of .to({topic!r}), and let the app make the topic"
+            )
+
+
+def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
+    """What the keys and values of a flow's records in a topic are."""
+    value = flow.value_format(sink)
+    said = (
+        {"json": [[each.name, str(each.type)] for each in flow.result_schema]}
+        if value.serde is None
+        else serde(value.serde)
+    )
+    key, aggregate = serde(flow.key_serde), flow.window
+    if aggregate is None:
+        return TopicEncoding(key, said)
+    kind = {
+        name: length
+        for name, length in window(aggregate.kind).items()
+        if name not in ("grace_ms", "retention_ms")  # not in the records, and may grow
+    }
+    return TopicEncoding(key, said, kind, sink.key_format, str(aggregate.emit))
+
+
+def _keep_encoding(
+    log: Log | KafkaLog, backend: StorageBackend, app: str, partitions: int, topic: str, now: TopicEncoding
+) -> None:
+    """Record the encoding, or refuse it where the topic holds records of another one."""
+    recorded = read_encoding(log, backend, topic)
+    if recorded == now:
+        return
+    if recorded is not None and any(head.end for head in Heads(log).of(topic, partitions).values()):
+        now = require_fit(topic, recorded, now, app)
+    if recorded != now:
+        record_encoding(log, backend, topic, now)
+
+
 def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
-    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says."""
+    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says.
+
+    Numbered records stay for a day at least before compaction may take them: a gap among younger ones is loss.
+    """
     window = flow.window
     if window is None:
         return {}
+    own = {"min.compaction.lag.ms": str(INTEGRITY_LAG_MS)} if sink.integrity else {}
     if isinstance(window.kind, Unlimited):
-        return changelog_settings("key-value")
+        return changelog_settings("key-value", own=own)
     kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
-    return changelog_settings(kind, retention=window.kind.retention_ms)
+    return changelog_settings(kind, retention=window.kind.retention_ms, own=own)

@@ -21,10 +21,12 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
-from tidegate.pipeline.rounds.planning import RECREATED
+from tidegate.pipeline.rounds.orders import Held
+from tidegate.pipeline.rounds.planning import RECREATED, held_of
+from tidegate.pipeline.rounds.positions import from_offsets_of, require_not_read_again
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
-from tidegate.pipeline.rounds.stops import stopped_of
+from tidegate.pipeline.rounds.stops import acknowledged, new_faults, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
@@ -50,6 +52,7 @@ class AppStatus:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
+    held: Mapping[str, Held] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,7 @@ class CommitInfo:
     records: int
     positions: Mapping[str, Mapping[int, int]]
     change: str
-    stream_times: Mapping[str, int] = field(default_factory=dict)
-    """TOPIC-PARTITION → the event time it had reached; one that had none is left out."""
+    stream_times: Mapping[str, int] = field(default_factory=dict)  # TOPIC-PARTITION → event time reached
     memory_bytes: int = 0
     backlog_bytes: int = 0
 
@@ -110,6 +112,7 @@ def app_status(
         watermarks=commit.watermarks,
         losses=commit.losses,
         backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
+        held=held_of(topics, commit),
     )
 
 
@@ -182,8 +185,10 @@ def replay_app(
 ) -> CommitInfo:
     """Compute again: from the beginning of the log, from a commit that is kept, or from offsets (flow → partition).
 
-    Without `to_round` state begins empty. Results are sent again; in tables the later ones count. A commit that
-    was undone, and that the app has not come past again, cannot be gone back to.
+    Without `to_round` state begins empty: of all flows, or of the partitions whose offsets are given, so windows that
+    began before such an offset are incomplete. A re-keyed flow's state is not apart by source partition: give the
+    offsets of all of them. Results are sent again; in tables the later ones count. A commit that was undone, and that
+    the app has not come past again, cannot be gone back to.
     """
     if to_round is not None and from_offsets is not None:
         raise InvalidError("replay either from a round, which has its own offsets, or from offsets; not both")
@@ -192,7 +197,7 @@ def replay_app(
         if to_round is not None:
             return _gone_back(records, commit, to_round)
         if from_offsets is not None:
-            return _from_offsets(commit, from_offsets)
+            return from_offsets_of(records, commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
     return _edited(backend, app, edit, clock, randomness, repairs=from_offsets is None)
@@ -209,7 +214,9 @@ def resume_partition(
 ) -> CommitInfo:
     """Go on with a stopped partition (`FLOW:3` or `TOPIC-3`), at the offset it stopped at or at `skip_to`.
 
-    What is skipped is recorded as a loss for ever.
+    What is skipped is recorded as a loss for ever; faults of the flow up to here count as acknowledged. An offset
+    below where it stopped is refused, unless the message that it stopped with names it: records that are in the state
+    would be counted twice.
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
@@ -228,14 +235,26 @@ def resume_partition(
                     )
                 lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id=""))
                 continue
+            require_not_read_again(commit.app, line, to)
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
+        known = acknowledged(commit, {line.flow for line in chosen})
         return msgspec.structs.replace(
-            commit, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
+            known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
         )
 
     return _edited(backend, app, edit, clock, randomness)
+
+
+def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
+    """Say that the faults found so far are known: exit codes are about new ones from here on."""
+
+    def edit(_: Records, commit: CommitRecord) -> CommitRecord:
+        known = acknowledged(commit, commit.totals)
+        return msgspec.structs.replace(known, change=f"{new_faults(commit.totals):,} faults acknowledged")
+
+    return _edited(backend, app, edit, None, None)
 
 
 def rebase_outputs(
@@ -405,32 +424,6 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
             f"results would not be sent again. Run the app until it is past that, go back to an earlier commit, or "
             f"compute all of it again with `tidegate app replay {commit.app}`"
         )
-
-
-def _from_offsets(commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> CommitRecord:
-    flows = {line.flow for line in commit.sources}
-    for flow in offsets:
-        if flow not in flows:
-            raise InvalidError(f"app {commit.app} has no flow {flow!r}; it has {', '.join(sorted(flows))}")
-    lines = [
-        SourceLine(
-            line.flow,
-            line.partition,
-            offsets[line.flow].get(line.partition, line.next_offset),
-            seen_ms=line.seen_ms,
-        )
-        if line.flow in offsets
-        else line
-        for line in commit.sources
-    ]
-    return msgspec.structs.replace(
-        commit,
-        sources=tuple(lines),
-        tasks=tuple(line for line in commit.tasks if line.flow not in offsets),
-        watermarks={flow: time for flow, time in commit.watermarks.items() if flow not in offsets},
-        closed=tuple(flow for flow in commit.closed if flow not in offsets),
-        change="to be replayed from offsets",
-    )
 
 
 def _chosen(commit: CommitRecord, topics: Mapping[str, str], partition: str) -> list[SourceLine]:

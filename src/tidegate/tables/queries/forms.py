@@ -37,7 +37,7 @@ class Waiting(TypedDict, total=False):
     """What every question takes: which offsets the answer must have seen, and how long to wait for that."""
 
     at_least: Positions
-    timeout: DurationLike
+    timeout: int | DurationLike
 
 
 class Asking(Waiting, total=False):
@@ -53,7 +53,7 @@ class TableQueries(ABC):
 
     @abstractmethod
     def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
         """Ask the source, once it has seen what is asked for."""
 
@@ -62,7 +62,7 @@ class TableQueries(ABC):
         *,
         batch_rows: int = 1 << 16,
         at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Iterator[pa.RecordBatch]:
         """All rows as typed Arrow batches of bounded size, in no promised order."""
         first = self._first
@@ -135,7 +135,7 @@ class TableQueries(ABC):
         *,
         backward: bool = False,
         at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Rows:
         return Rows.of(self._read(look, at_least, timeout), self.rules, backward=backward)
 

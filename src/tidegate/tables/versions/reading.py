@@ -222,7 +222,7 @@ class VersionedTable(KeyQueries):
     # -- inside ----------------------------------------------------------------------------------
 
     def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
         if at_least:
             raise InvalidError(
