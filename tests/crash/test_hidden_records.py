@@ -196,3 +196,5 @@ def test_nothing_is_written_behind_a_zeroed_tail_of_a_log_that_was_closed_cleanl
     with Log(path) as log, pytest.raises(CorruptError, match="read-only"):
         log.writer("t").write(rows(RECORDS, RECORDS + 1))
     assert segment.read_bytes() == before
+    with Log(path, read_only=True) as log, pytest.raises(CorruptError):  # and readers are told, too
+        stored(log)

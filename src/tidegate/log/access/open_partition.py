@@ -113,11 +113,14 @@ class OpenPartition:
 
     def _require_all_there(self, last: Watermark) -> None:
         """A log that is shorter than it was, at either end, has lost files: that is not for us to accept."""
-        if self.log.read_only_reason is not None:  # damage, which is named and keeps writers out
-            return
         first, end = self.log.segments[0].base_offset, self.log.log_end_offset
         if first <= last.log_start and end >= last.durable_end:
             return
+        if self.log.read_only_reason is not None:
+            # Damage at the end: opened, it would tell readers of a shorter log, and hide what was acknowledged.
+            raise CorruptError(
+                f"{self.place} is read-only: {self.log.read_only_reason}", path=self.folder, offset=end
+            )
         gone = (last.log_start, first) if first > last.log_start else (end, last.durable_end)
         raise CorruptError(
             f"{self.folder}: offsets {gone[0]} to {gone[1] - 1} were stored here and their files are gone; "

@@ -29,7 +29,7 @@ from tidegate.files import Files
 from tidegate.log.partitions.checkpoints import LEADER_EPOCHS
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.partitions.interrupted import OFFSET_NAME, finish_interrupted_work
-from tidegate.log.partitions.kafka_recovery import Recovery, note_epoch
+from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, note_epoch
 from tidegate.log.partitions.retiring import Retirement
 from tidegate.log.producers.producer_replay import rebuild_producers
 from tidegate.log.producers.producer_state import ProducerStates
@@ -263,8 +263,9 @@ class Loader:
             return LeaderEpochs.empty(path, files=files), True
 
     def _trim_epochs(self, log_end: int) -> None:
+        # A broker goes on without the checkpoint; for the only copy of a log the epochs are looked up again.
         is_missing = self._epochs.latest is None and self._segments.size > 0
-        if self._are_epochs_damaged or is_missing:
+        if self._are_epochs_damaged or (is_missing and not isinstance(self._recovery, KafkaRecovery)):
             self._epochs.clear()
             for segment in self._segments:
                 for _, header in segment.batches():
