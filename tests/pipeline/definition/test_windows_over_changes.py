@@ -15,6 +15,7 @@ import pytest
 import tidegate as tg
 from tidegate.log.cleaning.housekeeping import Housekeeping
 from tidegate.pipeline.definition.changes import compare
+from tidegate.testing.windows import ms
 from tidegate.windows.keys.layouts import KeyFormat, TimeWindow, Windowed
 
 T0 = 1_767_261_600_000
@@ -156,7 +157,7 @@ def test_every_row_counts_once_whatever_the_rounds(
     else:
         window, expected = tg.Session("15s", grace="2m", retention="1d"), session_rows(rows, 15_000)
         said = {"sessions": True}
-    again = tg.Tumbling(size, retention="1d")
+    again = tg.Tumbling(ms(size), retention="1d")
     run_in_turns(
         tmp_path,
         rows,
@@ -356,7 +357,7 @@ def test_state_that_does_not_know_what_rows_were_is_not_gone_on_with(tmp_path: P
     def flow(**said: Any) -> Any:
         app = tg.App("a", data=tmp_path)
         changes = app.changes("windows", window_size="1m", value=ORDERS, **said)
-        changes.window(tg.Tumbling("1h", grace=said.pop("second", 0))).aggregate(n=tg.count()).to("hours")
+        changes.window(tg.Tumbling("1h", grace=ms(said.pop("second", 0)))).aggregate(n=tg.count()).to("hours")
         return app.flows[0]
 
     now = flow()
