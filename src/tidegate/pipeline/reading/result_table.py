@@ -1,8 +1,8 @@
 """A flow's windows as a table that any process can read while the app goes on: the state itself, without a copy.
 
-What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them; a later question may see
-a later commit. Bounds are on the window's start (a session's end), both ends inclusive. What retention has dropped is
-not there.
+What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them, and a scan is so from its
+first batch to its last; a later question may see a later commit (`pinned` keeps one for several questions). A commit
+that is collected while a scan reads it ends the scan with `CommitGoneError`. What retention has dropped is not there.
 
     with app.read("orders-per-minute") as table:
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,13 +26,13 @@ import pyarrow.compute as pc
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import MomentLike, moment_ms
-from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
 from tidegate.pipeline.definition.changes import as_recorded
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.reading.late import dead_letters, late_rows
 from tidegate.pipeline.reading.rows import ResultRows, result_schema, typed_rows
 from tidegate.pipeline.reading.snapshot import FlowSnapshot
-from tidegate.pipeline.rounds.records import CommitRecord, Records
+from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.sides import Sides
@@ -67,6 +69,7 @@ class ResultTable:
         self._owns_backend = owns_backend
         self._moving = threading.Lock()
         self._sides: Sides[FlowSnapshot] = Sides()
+        self._view: FlowSnapshot | None = None  # of `pinned`: what all questions are answered from
         self._looked_ms: int | None = None
         self._closed = False
 
@@ -105,6 +108,14 @@ class ResultTable:
         """All rows, if the state is so small that looking costs nothing."""
         held = sum(line.backlog_bytes for line in self.commit.tasks if line.flow == self.flow.name)
         return self.all() if held <= _SMALL_BYTES else None
+
+    @contextmanager
+    def pinned(self) -> Iterator[ResultTable]:
+        """The table at its newest commit, for several questions that belong together; use it with `with`."""
+        with self._pinned() as shown:
+            at = copy(self)
+            at._view, at._owns_backend = shown, False
+            yield at
 
     @property
     def name(self) -> str:
@@ -169,10 +180,21 @@ class ResultTable:
         return self.fetch_all()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Everything as Arrow batches, task by task, in no promised order."""
-        for number in self._read(lambda shown: shown.tasks):
-            found = self._read(lambda shown, number=number: _windows(shown, number).windows())  # type: ignore[misc]
-            yield from typed_rows(found, self.flow).to_batches(max_chunksize=1 << 16)
+        """Everything of one commit as Arrow batches, task by task, in no promised order.
+
+        The commit is the newest when the first batch is taken, and is let go with the iterator.
+        """
+        for attempt in range(TRIES):
+            is_begun = False
+            try:
+                with self._pinned(is_retry=attempt > 0) as shown:
+                    for batch in self._batches(shown):
+                        is_begun = True
+                        yield batch
+                return
+            except CommitGoneError:
+                if is_begun or attempt == TRIES - 1:
+                    raise
 
     def to_arrow(self) -> pa.Table:
         return self.all().to_arrow()
@@ -191,13 +213,13 @@ class ResultTable:
         """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.queries.sql import ask
 
-        return ask(query, self.schema, self.batches())
+        return self._read(lambda shown: ask(query, self.schema, self._batches(shown)))
 
     def export(self, path: str | Path) -> int:
         """Write all rows into a Parquet file, complete or not at all; how many there were."""
         from tidegate.tables.queries.export import write_parquet
 
-        return write_parquet(Path(path), self.schema, self.batches())
+        return self._read(lambda shown: write_parquet(Path(path), self.schema, self._batches(shown)))
 
     def late(self) -> pa.Table:
         """Records that came too late, or from the future: whole, with which window did not take them and why."""
@@ -253,21 +275,43 @@ class ResultTable:
     def _key(self, key: Any) -> bytes:
         raw = self.flow.key_serde.encode(key)
         if raw is None:
-            raise TypeError("a query needs a key; None is none")
+            raise TypeError("key must not be None")
         return raw
 
+    def _batches(self, shown: FlowSnapshot) -> Iterator[pa.RecordBatch]:
+        for number in shown.tasks:
+            found = _windows(shown, number).windows()
+            yield from typed_rows(found, self.flow).to_batches(max_chunksize=1 << 16)
+
     def _read(self, look: Callable[[FlowSnapshot], Answer]) -> Answer:
-        self._check_open()
-        for attempt in range(TRIES):
-            self._look_for_newer(force=attempt > 0)
-            with self._sides.held() as shown:
-                try:
+        """Ask one commit; begin again with the newest where it is collected meanwhile."""
+        for attempt in range(TRIES - 1):
+            try:
+                with self._pinned(is_retry=attempt > 0) as shown:
                     return look(shown)
-                except CorruptError:
-                    # The app has gone on and let go what this commit needs: look at a newer one, if there is.
-                    if self._round is not None or self._newest() == shown.commit.round:
-                        raise
-        raise UnavailableError(f"app {self._app} commits faster than {self.flow.name} can be read; try again")
+            except CommitGoneError:
+                continue
+        with self._pinned(is_retry=True) as shown:
+            return look(shown)
+
+    @contextmanager
+    def _pinned(self, *, is_retry: bool = False) -> Iterator[FlowSnapshot]:
+        """What is read, as it is until the block ends."""
+        self._check_open()
+        if self._view is not None:
+            yield self._view
+            return
+        self._look_for_newer(force=is_retry)
+        with self._sides.held() as shown:
+            try:
+                yield shown
+            except CorruptError as error:
+                if shown.commit.round in self._records.rounds():
+                    raise  # damage
+                raise CommitGoneError(
+                    f"round {shown.commit.round} of app {self._app} is not kept any more: the app has gone on by more "
+                    f"than {KEPT} rounds while table {self.flow.name} was read; read it again"
+                ) from error
 
     def _look_for_newer(self, *, force: bool) -> None:
         """Show the newest commit; if another thread is about to, and need not be waited for, what is shown will do."""

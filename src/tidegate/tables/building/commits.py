@@ -13,11 +13,13 @@ Thread rule: the draining thread's; `load` from any.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tidegate.errors import ConflictError, CorruptError, FencedError
+from tidegate.errors import CommitGoneError, ConflictError, CorruptError, FencedError
 from tidegate.tables.building.shape import TableShape
 
 if TYPE_CHECKING:
@@ -78,6 +80,21 @@ def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] 
             f"table {table} was written by another release (version {commits.version}, this one reads {VERSION})"
         )
     return commits, version
+
+
+@contextmanager
+def kept_commit(backend: StorageBackend, table: str, commit: Commit) -> Iterator[None]:
+    """Read a commit inside this: what is missing of one that is not kept any more raises `CommitGoneError`."""
+    try:
+        yield
+    except CorruptError as error:
+        found = load_commits(backend, table)
+        if found is not None and commit in found[0].commits:
+            raise  # damage
+        raise CommitGoneError(
+            f"commit {commit.number} of table {table} is not kept any more: its builder has made more than {KEPT} "
+            "newer ones while it was read; read the table again"
+        ) from error
 
 
 class Commits:
