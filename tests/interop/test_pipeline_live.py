@@ -51,6 +51,7 @@ from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.validation import compaction_lag_ms
 from tidegate.storage import open_backend
+from tidegate.tables.topic_encoding import read_encoding
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
 
@@ -419,3 +420,24 @@ def test_an_app_over_tls_with_a_password_keeps_it_to_itself(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path) -> None:
+    """It is recorded in the app's state: a cluster's topics have no settings of ours."""
+    address = made(broker, "encoded")
+    produce(broker.address, "encoded-orders", orders(20))
+
+    def ran(size: str, topic: str) -> None:
+        app = tg.App("encoded", log=address, state=tmp_path / "state")
+        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(topic)
+        app.run("local", **ONCE)
+
+    ran("1m", "encoded-counts")
+    ran("1m", "encoded-elsewhere")
+    with pytest.raises(tg.errors.InvalidError, match="another encoding into topic encoded-counts"):
+        ran("5m", "encoded-counts")
+    ran("1m", "encoded-counts")
+    with open_log(address) as log:
+        found = read_encoding(log, open_backend(tmp_path / "state"), "encoded-counts")
+    assert found is not None
+    assert (found.window_size_ms, found.is_update_changelog) == (60_000, True)

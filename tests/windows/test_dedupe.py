@@ -76,7 +76,7 @@ def records_at(identity: str, *times: int) -> list[Record]:
                 Record("x", 100, 2, key=None),
                 Record("x", 100, 3, key=None),
             ],
-            [0, 1, 2, 3],
+            [0, 1, 2],  # without a key the id alone tells a copy
             [],
             id="WIN-7.7-10-no-id",
         ),

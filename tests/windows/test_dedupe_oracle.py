@@ -32,7 +32,7 @@ def streams(draw: st.DrawFn) -> list[Record]:
             continue
         partition = int(chance.integers(partitions))
         identity = None if chance.random() < 0.05 else f"id{chance.integers(6)}"
-        key = None if chance.random() < 0.03 else b"key%d" % chance.integers(2)
+        key = [None, b"", b"key0", b"key1"][int(chance.choice(4, p=[0.15, 0.1, 0.4, 0.35]))]
         ts = max(0, now - int(chance.choice([0, 3, 15, 60, 150], p=[0.5, 0.2, 0.15, 0.1, 0.05])))
         records.append(Record(identity, ts, next_offset[partition], key, partition))
         next_offset[partition] += 1

@@ -150,7 +150,7 @@ def reset(app: str, state: str, yes: bool) -> None:
     "offsets",
     metavar="FLOW:P=OFFSET",
     multiple=True,
-    help="With empty state from these offsets on (repeatable).",
+    help="With empty state of that partition from this offset on (repeatable; all partitions of a re-keyed flow).",
 )
 @_state_option
 @yes_option
@@ -172,7 +172,9 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
 @click.argument("app")
 @click.option("--partition", metavar="FLOW:P|TOPIC-P", required=True, help="The stopped partition.")
 @click.option(
-    "--skip-to", type=click.IntRange(min=0), help="Go on there; what is skipped is recorded for ever."
+    "--skip-to",
+    type=click.IntRange(min=0),
+    help="Go on there, at or behind where it stopped; what is skipped is recorded for ever.",
 )
 @_state_option
 @talk_options

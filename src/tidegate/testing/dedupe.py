@@ -67,11 +67,11 @@ class Oracle:
 
     definition: Deduplicate
     times: dict[int, int] = field(default_factory=dict)
-    known: dict[tuple[bytes, str], list[tuple[int, int, int]]] = field(default_factory=dict)
+    known: dict[tuple[bytes | None, str], list[tuple[int, int, int]]] = field(default_factory=dict)
 
     def judge(self, record: Record) -> str:
         d = self.definition
-        if record.key is None or record.id is None:
+        if record.id is None:
             return "no_id"
         stream_time = max(self.times.get(record.partition, -1), record.ts)
         self.times[record.partition] = stream_time

@@ -455,8 +455,18 @@ def test_an_incompatible_definition_is_refused_and_changes_nothing(tmp_path: Pat
         ran(other)
     assert newest(app).round == before
     reset_app(open_backend(app.state), "shop")
-    summary = ran(other)
-    assert summary.caught_up and newest(app).totals["per_window"]["records"] == summary.records > 50
+    with pytest.raises(
+        InvalidError, match=r"another encoding into topic per_window.*Send the results to another"
+    ):
+        ran(other)  # the topic holds windows of another size
+    elsewhere = App("shop", data=tmp_path, storage=SMALL)
+    stream = elsewhere.stream(
+        "orders", key=String(), value=Json(order_id="string", amount="double")
+    ).validate()
+    stream.window(Tumbling("30s")).count().to("per_half_minute")
+    summary = ran(elsewhere)
+    assert summary.caught_up
+    assert newest(app).totals["per_half_minute"]["records"] == summary.records > 50
 
 
 def test_added_partitions_stop_the_app_with_the_way_out(tmp_path: Path) -> None:

@@ -67,6 +67,13 @@ def alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ...
         log.contents.write(catalog.with_topic(name, replace(entry, config=altered.overrides())))
 
 
+def record_encoding(log: Log, name: str, encoding: Mapping[str, Any]) -> None:
+    """Replace what the catalog says of a topic's keys and values."""
+    with _changing(log) as catalog:
+        entry = catalog.entry(name)
+        log.contents.write(catalog.with_topic(name, replace(entry, encoding=encoding)))
+
+
 def add_partitions(log: Log, name: str, total: int) -> None:
     """Make the new folders, then list them (T1)."""
     check_partition_count(total)

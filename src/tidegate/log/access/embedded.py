@@ -161,6 +161,13 @@ class Log:
             self._owned.take_settings()
             return self.describe(name)
 
+    def record_encoding(self, name: str, encoding: Mapping[str, Any]) -> None:
+        """Record what a topic's keys and values are, in the catalog; `describe(name).encoding` has it."""
+        self._require_writable()
+        with self._guard:
+            self._owned.keep_brokers_out()
+            changing_topics.record_encoding(self, name, encoding)
+
     def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Give a topic more partitions; keys written from now on may go elsewhere than before."""
         self._require_writable()

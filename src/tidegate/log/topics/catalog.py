@@ -2,10 +2,12 @@
 
 `tidegate.topics` is one line of JSON and one line `crc32c:<8 hex digits over the JSON line>`:
 
-    {"version": 1, "topics": {NAME: {"id": 22 characters, "partitions": n, "config": {KEY: "value"}}},
-     "removing": [FOLDER, …]}
+    {"version": 1, "topics": {NAME: {"id": 22 characters, "partitions": n, "config": {KEY: "value"},
+     "encoding": {…}}}, "removing": [FOLDER, …]}
 
 `config` holds only what the topic itself sets; broker-level settings are in `server.properties` beside it.
+`encoding` is there for topics that an app writes results to: what their keys and values are
+(`tables/topic_encoding.py`). Topics without it, and catalogs of before, have none.
 `removing` lists partition folders of deleted topics that may still be on the disk: whoever changes the
 catalog next finishes the removal.
 
@@ -22,6 +24,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fastcrc import crc32
 
@@ -52,6 +55,7 @@ class TopicEntry:
     topic_id: str
     partitions: int
     config: Mapping[str, str]
+    encoding: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,12 @@ class Catalog:
         body = {
             "version": _VERSION,
             "topics": {
-                name: {"id": entry.topic_id, "partitions": entry.partitions, "config": dict(entry.config)}
+                name: {
+                    "id": entry.topic_id,
+                    "partitions": entry.partitions,
+                    "config": dict(entry.config),
+                    **({} if entry.encoding is None else {"encoding": dict(entry.encoding)}),
+                }
                 for name, entry in sorted(self.topics.items())
             },
             "removing": list(self.removing),
@@ -107,7 +116,10 @@ class Catalog:
             )
         topics = {
             check_topic_name(name): TopicEntry(
-                stored_topic["id"], check_partition_count(stored_topic["partitions"]), stored_topic["config"]
+                stored_topic["id"],
+                check_partition_count(stored_topic["partitions"]),
+                stored_topic["config"],
+                stored_topic.get("encoding"),
             )
             for name, stored_topic in body["topics"].items()
         }
@@ -201,6 +213,7 @@ class LogFolder:
                 tuple(range(entry.partitions)),
                 TopicConfig.of(entry.config, broker=broker),
                 entry.topic_id,
+                encoding=entry.encoding,
             )
             for name, entry in sorted(self.read().topics.items())
         ]
@@ -221,7 +234,9 @@ class LogFolder:
             return described[topic]
         entry = self.read().entry(topic)
         config = TopicConfig.of(entry.config, broker=self.broker_config())
-        return TopicDescription(topic, tuple(range(entry.partitions)), config, entry.topic_id)
+        return TopicDescription(
+            topic, tuple(range(entry.partitions)), config, entry.topic_id, encoding=entry.encoding
+        )
 
     def _folders(self) -> list[TopicPartition]:
         if not self.files.exists(self.path):

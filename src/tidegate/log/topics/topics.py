@@ -8,8 +8,9 @@ underscore and dash are allowed, no name can leave the log folder; the folder of
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tidegate.errors import InvalidError
 from tidegate.log.topics.topic_config import BrokerConfig, ConfigEntry, Source, TopicConfig
@@ -46,13 +47,17 @@ class TopicPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """What is known of a topic. `assumed` marks a folder without our catalog: its settings are guesses."""
+    """What is known of a topic. `assumed` marks a folder without our catalog: its settings are guesses.
+
+    `encoding` is what an app that writes results to the topic recorded of its keys and values, if one did.
+    """
 
     name: str
     partition_numbers: tuple[int, ...]
     config: TopicConfig
     topic_id: str | None = None
     assumed: bool = False
+    encoding: Mapping[str, Any] | None = None
 
     @property
     def partitions(self) -> int:

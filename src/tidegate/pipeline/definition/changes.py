@@ -25,7 +25,8 @@ from tidegate.windows.operators.layout import StateLayout
 Kind: TypeAlias = Literal["same", "compatible", "incompatible"]
 _WAYS_OUT = (
     "Change it back; or give the app another name, which starts anew beside this one; or let it begin anew with "
-    "`tidegate app reset {app}`; or compute everything again from the log with `tidegate app replay {app}`."
+    "`tidegate app reset {app}`; or compute everything again from the log with `tidegate app replay {app}`. Where "
+    "other windows or values are sent now, send them to another topic, too: a topic holds one encoding."
 )
 
 

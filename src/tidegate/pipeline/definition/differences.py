@@ -5,7 +5,8 @@
 | nothing, or the order of flows | goes on |
 | a new flow | starts as its source says |
 | a flow that is no longer said | stays where it is, and is not gone on with |
-| another end (topic, table), another format of values | goes on; from now on |
+| another end (topic, table) | goes on; from now on |
+| another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
 | `validate`, `on_bad`, `start`, late table's size, future guard, idle close, a function's code | goes on; from now on |
 | a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
 | aggregates appended after those there are | goes on; windows there are have them for records from now on |

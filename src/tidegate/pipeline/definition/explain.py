@@ -186,7 +186,12 @@ def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
                 yield "too late to tell a copy", "goes on"
             else:
                 yield "too late to tell a copy", f"left out, {_kept_late(step)}"
-            yield "no id", "goes on"
+            yield "no id", "goes on, and is counted (no_id)"
+            if flow.rekey_at is None:
+                yield (
+                    "no key",
+                    "a copy is told by its id alone; where the source has several partitions it stops its partition",
+                )
     if flow.window is not None:
         yield from _window_fates(flow.window)
     ends = ", ".join(

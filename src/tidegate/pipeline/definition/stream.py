@@ -143,6 +143,10 @@ class Stream:
     ) -> Stream:
         """Of records with one key and the same values in these columns, only the first within that much event time.
 
+        Records without a key are told apart by these columns alone. Where the topic has several partitions, their
+        copies may be anywhere, and such a record stops its partition: say `key_by` first. Records with a null in one
+        of the columns have no id: they go on and are counted (`no_id`).
+
         A record more than `grace` (default: `within`) behind stream time cannot be told from a copy: `late` says
         what becomes of it; dropped ones can be read in the late table. `refresh` counts the time from the last copy
         on.

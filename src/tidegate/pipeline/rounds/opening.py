@@ -76,7 +76,7 @@ def open_app(
     opening = _Opening(setup, log, records, generation, heads, clock, randomness)
     commit, digest, flows, notes = opening.changed(opening.newest())
     facts = opening.facts(flows)
-    sinks = make_topics(log, flows, facts)
+    sinks = make_topics(log, records.backend, setup.app, flows, facts)
     sources = {flow.topic: flow.partitions for flow in facts.values()}
     known = replace(setup, flows=flows, partitions={**setup.partitions, **sources, **sinks})
     return Opened(known, facts, records, generation, commit, digest, heads, notes)
@@ -138,13 +138,16 @@ class _Opening:
             for flow in flows
         )
 
+    def _make_topics(self, flows: Sequence[Flow], facts: Mapping[str, FlowFacts]) -> None:
+        make_topics(self.log, self.records.backend, self.setup.app, flows, facts)
+
     def newest(self) -> tuple[CommitRecord, bytes]:
         """The newest commit; the first one is made where there is none."""
         newest = self.records.newest()
         if newest is None:
+            self._make_topics(self.setup.flows, self.facts(self.setup.flows))
             lines = self.lines(self.setup.flows)
             self._know_definition(lines)
-            make_topics(self.log, self.setup.flows, self.facts(self.setup.flows))
             try:
                 return self.records.put_change(self._first(lines))
             except ConflictError:
@@ -163,9 +166,9 @@ class _Opening:
         self._require_same_numbers(recorded, lines)
         if definition_digest(lines) == commit.definition:
             return commit, digest, changes.flows, ()
-        self._know_definition(lines, commit.definition)
         facts = self.facts(changes.flows)
-        make_topics(self.log, changes.flows, facts)
+        self._make_topics(changes.flows, facts)
+        self._know_definition(lines, commit.definition)
         change = self._change(commit, digest, definition_digest(lines), facts, fresh=changes.fresh)
         commit, digest = self.records.put_change(change)
         self.generation.check()

@@ -194,7 +194,7 @@ class Records:
     """The records of one app on its backend."""
 
     def __init__(self, backend: StorageBackend, app: str) -> None:
-        self._backend = backend
+        self.backend = backend
         self.app = app
         self.folder = app_folder(app)
 
@@ -212,12 +212,12 @@ class Records:
 
     def load_app(self) -> tuple[AppRecord, str] | None:
         """The app's record and its version; None when there is no such app."""
-        found = self._backend.read_published(f"{self.folder}/app")
+        found = self.backend.read_published(f"{self.folder}/app")
         return None if found is None else (self._decoded("app", found[0], AppRecord), found[1])
 
     def save_app(self, record: AppRecord, expected: str | None) -> None:
         """Replace the app's record; `ConflictError` when it changed meanwhile."""
-        self._backend.publish(f"{self.folder}/app", encode(record), expected=expected)
+        self.backend.publish(f"{self.folder}/app", encode(record), expected=expected)
 
     # -- rounds ----------------------------------------------------------------------------------
 
@@ -292,14 +292,14 @@ class Records:
         if len(state) <= INLINE_BYTES:
             return state, ""
         name = check_name(f"{self.folder}/sources/{escaped(flow)}/{partition}/{round:010d}-{unique}")
-        self._backend.put(name, [state])
+        self.backend.put(name, [state])
         return digest(state), name
 
     def state_of(self, line: SourceLine) -> bytes:
         """The state of a line, wherever it lies; `CorruptError` when it is not what was committed."""
         if not line.apart:
             return line.state
-        state = bytes(memoryview(self._backend.read(line.apart)))
+        state = bytes(memoryview(self.backend.read(line.apart)))
         if digest(state) != line.state:
             raise CorruptError(
                 f"{line.apart} is not what app {self.app} committed; restore it from a copy, or go back to an older "
@@ -311,7 +311,7 @@ class Records:
 
     def delete(self, kind: str, round: int) -> None:
         """Remove a plan or a commit; `collecting` knows which."""
-        self._backend.delete(f"{self.folder}/{kind}/{round:010d}")
+        self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
 
     def numbers(self, kind: str) -> list[int]:
         """The rounds that have a record of this kind (`plans`, `commits`)."""
@@ -320,7 +320,7 @@ class Records:
     # -- inside ----------------------------------------------------------------------------------
 
     def _numbers(self, kind: str) -> Iterator[int]:
-        for found in self._backend.list(f"{self.folder}/{kind}"):
+        for found in self.backend.list(f"{self.folder}/{kind}"):
             last = found.name.rpartition("/")[2]
             if len(last) == 10 and last.isdigit():
                 yield int(last)
@@ -331,16 +331,16 @@ class Records:
         An answer that was lost is no trouble: our own bytes are found and taken for ours.
         """
         try:
-            self._backend.publish(name, data, expected=None)
+            self.backend.publish(name, data, expected=None)
             return data, True
         except ConflictError:
-            found = self._backend.read_published(name)
+            found = self.backend.read_published(name)
             if found is None:
                 raise
             return found[0], found[0] == data
 
     def _load(self, name: str, kind: type[Record]) -> tuple[Record, bytes] | None:
-        found = self._backend.read_published(name)
+        found = self.backend.read_published(name)
         return None if found is None else (self._decoded(name, found[0], kind), digest(found[0]))
 
     def _decoded(self, name: str, data: bytes, kind: type[Record]) -> Record:

@@ -1,5 +1,7 @@
 """The topics an app needs: those it reads must exist, those it writes are made where they are missing.
 
+What the app writes to a topic is recorded with it (`tables/topic_encoding`), and another encoding is refused.
+
 Thread rule: one master, one thread.
 """
 
@@ -10,14 +12,24 @@ from collections.abc import Mapping, Sequence
 from tidegate.errors import InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import To
 from tidegate.pipeline.rounds.facts import FlowFacts
+from tidegate.pipeline.rounds.heads import Heads
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 
-def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, FlowFacts]) -> dict[str, int]:
+def make_topics(
+    log: Log | KafkaLog,
+    backend: StorageBackend,
+    app: str,
+    flows: Sequence[Flow],
+    facts: Mapping[str, FlowFacts],
+) -> dict[str, int]:
     """Make what is missing of the topics the flows write; the number of partitions of each of them."""
     counts = log.partition_counts()
     for flow in flows:
@@ -31,7 +43,40 @@ def make_topics(log: Log | KafkaLog, flows: Sequence[Flow], facts: Mapping[str, 
                     f"topic {sink.topic} has {counts[sink.topic]} partitions, and flow {flow.name} is to write "
                     f"{wanted}: leave out partitions=, or write to another topic"
                 )
+            _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
+
+
+def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
+    """What the keys and values of a flow's records in a topic are."""
+    value = flow.value_format(sink)
+    said = (
+        {"json": [[each.name, str(each.type)] for each in flow.result_schema]}
+        if value.serde is None
+        else serde(value.serde)
+    )
+    key, aggregate = serde(flow.key_serde), flow.window
+    if aggregate is None:
+        return TopicEncoding(key, said)
+    kind = {
+        name: length
+        for name, length in window(aggregate.kind).items()
+        if name not in ("grace_ms", "retention_ms")  # not in the records, and may grow
+    }
+    return TopicEncoding(key, said, kind, sink.key_format, str(aggregate.emit))
+
+
+def _keep_encoding(
+    log: Log | KafkaLog, backend: StorageBackend, app: str, partitions: int, topic: str, now: TopicEncoding
+) -> None:
+    """Record the encoding, or refuse it where the topic holds records of another one."""
+    recorded = read_encoding(log, backend, topic)
+    if recorded == now:
+        return
+    if recorded is not None and any(head.end for head in Heads(log).of(topic, partitions).values()):
+        now = require_fit(topic, recorded, now, app)
+    if recorded != now:
+        record_encoding(log, backend, topic, now)
 
 
 def sink_settings(flow: Flow, sink: To) -> dict[str, str]:

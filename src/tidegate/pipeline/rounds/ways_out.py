@@ -21,6 +21,7 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
+from tidegate.pipeline.rounds.planning import resume_command
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
@@ -169,8 +170,10 @@ def replay_app(
 ) -> CommitInfo:
     """Compute again: from the beginning of the log, from a commit that is kept, or from offsets (flow → partition).
 
-    Without `to_round` state begins empty. Results are sent again; in tables the later ones count. A commit that
-    was undone, and that the app has not come past again, cannot be gone back to.
+    Without `to_round` state begins empty: of all flows, or of the partitions whose offsets are given, so windows that
+    began before such an offset are incomplete. A re-keyed flow's state is not apart by source partition: give the
+    offsets of all of them. Results are sent again; in tables the later ones count. A commit that was undone, and that
+    the app has not come past again, cannot be gone back to.
     """
     if to_round is not None and from_offsets is not None:
         raise InvalidError("replay either from a round, which has its own offsets, or from offsets; not both")
@@ -179,7 +182,7 @@ def replay_app(
         if to_round is not None:
             return _gone_back(records, commit, to_round)
         if from_offsets is not None:
-            return _from_offsets(commit, from_offsets)
+            return _from_offsets(records, commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
     return _edited(backend, app, edit, clock, randomness)
@@ -196,7 +199,8 @@ def resume_partition(
 ) -> CommitInfo:
     """Go on with a stopped partition (`FLOW:3` or `TOPIC-3`), at the offset it stopped at or at `skip_to`.
 
-    What is skipped is recorded as a loss for ever.
+    What is skipped is recorded as a loss for ever. An offset below where it stopped is refused, unless the message
+    that it stopped with names it: records that are in the state would be counted twice.
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
@@ -207,6 +211,7 @@ def resume_partition(
                 lines.append(line)
                 continue
             to = line.next_offset if skip_to is None else skip_to
+            _require_not_read_again(commit.app, line, to)
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
@@ -372,30 +377,88 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
         )
 
 
-def _from_offsets(commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> CommitRecord:
-    flows = {line.flow for line in commit.sources}
-    for flow in offsets:
-        if flow not in flows:
-            raise InvalidError(f"app {commit.app} has no flow {flow!r}; it has {', '.join(sorted(flows))}")
-    lines = [
-        SourceLine(
-            line.flow,
-            line.partition,
-            offsets[line.flow].get(line.partition, line.next_offset),
-            seen_ms=line.seen_ms,
-        )
-        if line.flow in offsets
-        else line
-        for line in commit.sources
-    ]
+def _require_not_read_again(app: str, line: SourceLine, to: int) -> None:
+    """Refuse to go back under kept state; a topic that was made anew names the offset it begins at in its remedy."""
+    if to >= line.next_offset:
+        return
+    if line.stopped is not None and line.stopped.remedy == resume_command(app, line.flow, line.partition, to):
+        return
+    raise InvalidError(
+        f"app {app}: {line.flow}:{line.partition} stopped at offset {line.next_offset}, and the records before it are "
+        f"in its state and results: going on at {to} would count them twice. Leave --skip-to out, or give "
+        f"{line.next_offset} or more; to read records again, go back to a commit with `tidegate app replay {app} "
+        "--to-round N` "
+        f"(`tidegate app checkpoints {app}` lists them) or compute everything again with `tidegate app replay {app}`"
+    )
+
+
+def _from_offsets(
+    records: Records, commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]
+) -> CommitRecord:
+    _check_offsets(records, commit, offsets)
+    lines, losses = list[SourceLine](), list(commit.losses)
+    for line in commit.sources:
+        to = offsets.get(line.flow, {}).get(line.partition)
+        if to is None:
+            lines.append(line)
+            continue
+        lines.append(SourceLine(line.flow, line.partition, to, seen_ms=line.seen_ms))
+        if to > line.next_offset:
+            losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
+    rekeyed = _rekeyed(records, commit)
     return msgspec.structs.replace(
         commit,
         sources=tuple(lines),
-        tasks=tuple(line for line in commit.tasks if line.flow not in offsets),
+        tasks=tuple(
+            line
+            for line in commit.tasks
+            if line.flow not in offsets or (line.flow not in rekeyed and line.task not in offsets[line.flow])
+        ),
+        losses=tuple(losses),
         watermarks={flow: time for flow, time in commit.watermarks.items() if flow not in offsets},
         closed=tuple(flow for flow in commit.closed if flow not in offsets),
         change="to be replayed from offsets",
     )
+
+
+def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> None:
+    partitions: dict[str, set[int]] = {}
+    for line in commit.sources:
+        partitions.setdefault(line.flow, set()).add(line.partition)
+    rekeyed = _rekeyed(records, commit)
+    for flow, wanted in offsets.items():
+        if flow not in partitions:
+            have = ", ".join(sorted(partitions))
+            raise InvalidError(f"app {commit.app} has no flow {flow!r}; it has {have}")
+        for number, offset in wanted.items():
+            if number not in partitions[flow]:
+                raise InvalidError(
+                    f"app {commit.app}: flow {flow} reads partitions 0 to {max(partitions[flow])}, not {number}"
+                )
+            if offset < 0:
+                raise InvalidError(
+                    f"app {commit.app}: {flow}:{number}={offset} is no offset; it must be 0 or more"
+                )
+        missing = sorted(partitions[flow] - wanted.keys())
+        if flow in rekeyed and missing:
+            left = ", ".join(f"{flow}:{number}" for number in missing)
+            raise InvalidError(
+                f"app {commit.app}: flow {flow} is re-keyed, so its state is of all source partitions together and "
+                f"begins empty for all of them; give offsets for {left}, too"
+            )
+
+
+def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
+    """The flows whose state is kept behind a `key_by`."""
+    found = records.load_app()
+    lines = () if found is None else found[0].definitions.get(commit.definition, ())
+    rekeyed = set[str]()
+    for line in lines:
+        steps = [step["step"] for step in msgspec.json.decode(line.description)["steps"]]
+        after = steps[steps.index("key_by") :] if "key_by" in steps else []
+        if "deduplicate" in after or "aggregate" in after:
+            rekeyed.add(line.name)
+    return rekeyed
 
 
 def _chosen(commit: CommitRecord, topics: Mapping[str, str], partition: str) -> list[SourceLine]:

@@ -49,6 +49,23 @@ def front_of(flow: Flow, around: Around) -> Stateless:
     return _stateless(flow, 0, cut_of(flow), around)
 
 
+def keyless(app: str, flow: Flow, partitions: int) -> str:
+    """Why the flow cannot take records without a key; empty where it can.
+
+    Copies of a record without a key may be in any partition of the source, and a co-partitioned task sees one.
+    """
+    step = next((each for each in flow.steps if isinstance(each, Dedupe)), None)
+    if step is None or flow.rekey_at is not None or partitions == 1:
+        return ""
+    ids = ", ".join(step.rule.columns)
+    return (
+        f"the record has no key. deduplicate finds copies by key and {ids} inside a partition, and copies of a record "
+        f"without a key may be in any of the {partitions} partitions of {flow.source.topic}. Say .key_by"
+        f"({step.rule.columns[0]!r}) before .deduplicate, or leave such records out with .filter('key IS NOT NULL'), "
+        f"and start over with `tidegate app reset {app}`"
+    )
+
+
 class TaskChain:
     """The operators of one task, attached to its storage."""
 

@@ -64,6 +64,8 @@ class SourceParts:
     stages: Stateless
     compaction_lag_ms: int
     buffers: FetchBuffers
+    keyless: str = ""
+    """Why a record without a key stops its partition; empty: it does not."""
     throttle: Throttle = field(default_factory=Throttle)
     """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
 
@@ -293,6 +295,9 @@ class Reading:
             if error.offset is None:
                 raise
             return _Bad(error.offset, str(error))
+        if self._parts.keyless and made.key.null_count:
+            first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
+            return _Bad(int(made.offset[first]), self._parts.keyless)
         counters["left_out"] += len(events) - len(made)
         return _Made(made, int(stream_time[-1]), counters, letters)
 

@@ -30,7 +30,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
-from tidegate.pipeline.tasks.chain import TaskChain, front_of
+from tidegate.pipeline.tasks.chain import TaskChain, front_of, keyless
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
@@ -130,6 +130,7 @@ class Worker:
                 front,
                 lag_ms,
                 self._buffers,
+                keyless(self.setup.app, flow, self.setup.partitions[flow.source.topic]),
             )
             with self._guard:
                 self._sources[place] = parts

@@ -1,7 +1,9 @@
 """Deduplication: of the records that are one event, the first by arrival goes on, the others within D do not.
 
 A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
-that are unique over all keys need the stream keyed by them first. A record without a key or an id passes untouched.
+that are unique over all keys need the stream keyed by them first. The identity of a record without a key is its id
+alone, so its copies must come to the same task: a flow whose source has several partitions stops at such a record
+(`pipeline/tasks/sources`). A record without an id passes untouched.
 
 For each record, in the order records come (T: stream time of its partition, with it; t: its own time):
 
@@ -32,6 +34,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
@@ -67,6 +70,7 @@ Flags = npt.NDArray[np.bool_]
 LEAST_BUCKET_MS = 60_000
 BUCKETS = 8  # that D + grace is cut into
 EARLIEST = -(2**63)
+KEYLESS = np.uint64(0x6B65796C65737300)  # what tells the secret of records without a key from the others'
 _NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
 
@@ -176,8 +180,11 @@ class DedupeOperator:
     def _judge(self, batch: EventBatch, moment: Moment) -> _Judged:
         """Stream time, verdict and identity of every record."""
         ids = id_column([_column(batch.values, name) for name in self.definition.columns])
-        has_id = _both(batch.key, ids)
-        counted = batch if has_id is None else replace(batch, key=_masked(batch.key, has_id))
+        has_id = ids.is_valid().to_numpy(zero_copy_only=False) if ids.null_count else None
+        counted = batch
+        if has_id is not None or batch.key.null_count:
+            flags = np.ones(len(batch), np.bool_) if has_id is None else has_id
+            counted = replace(batch, key=_masked(batch.key, flags))
         latest = LATEST if self._ahead_ms is None else min(moment.now_ms + self._ahead_ms, LATEST)
         stamped = self.clocks.stamp(counted, moment.now_ms, latest=latest, trusted=self._is_stamped)
         groups = self._group(batch.key, ids, has_id)
@@ -190,13 +197,16 @@ class DedupeOperator:
 
     def _group(self, key: pa.BinaryArray, ids: pa.BinaryArray, has_id: Flags | None) -> _Groups:
         """Rows by identity, in the order runs have."""
-        keys, id_parts = binary_parts(key), binary_parts(ids)
         secret = np.frombuffer(self._state.secret, "<u8")
         prints, marks = np.empty((len(key), 2), np.uint64), np.empty(len(key), np.uint64)
         row_bits = max(len(key) - 1, 1).bit_length()
-        count = fingerprint_pairs(
-            *keys, *id_parts, _NO_FLAGS if has_id is None else has_id, *secret, row_bits, prints, marks
-        )
+        if key.null_count:
+            count = _fingerprint_keyless(key, ids, has_id, secret, row_bits, prints, marks)
+        else:
+            mask = _NO_FLAGS if has_id is None else has_id
+            count = fingerprint_pairs(
+                *binary_parts(key), *binary_parts(ids), mask, *secret, row_bits, prints, marks
+            )
         marks = sorted_marks(marks[:count], 0, row_bits)
         rows, starts = np.empty(count, np.int32), np.empty(count + 1, np.int32)
         found = arrange_rows(marks, row_bits, prints.reshape(-1).view(np.uint8), rows, starts)
@@ -356,18 +366,27 @@ def _column(values: pa.RecordBatch, name: str) -> pa.Array:
     return values.column(place)
 
 
-def _both(key: pa.BinaryArray, ids: pa.BinaryArray) -> Flags | None:
-    """Which records have a key and an id; None when all do."""
-    if not key.null_count and not ids.null_count:
-        return None
-    has_both: Flags = key.is_valid().to_numpy(zero_copy_only=False) & ids.is_valid().to_numpy(
-        zero_copy_only=False
-    )
-    return has_both
+def _fingerprint_keyless(
+    key: pa.BinaryArray,
+    ids: pa.BinaryArray,
+    has_id: Flags | None,
+    secret: UInt64s,
+    row_bits: int,
+    prints: UInt64s,
+    marks: UInt64s,
+) -> int:
+    """`fingerprint_pairs` where some records have no key: theirs are made of the id alone, under another secret, so
+    that no key, and not the empty one, can be taken for none."""
+    has_key: Flags = key.is_valid().to_numpy(zero_copy_only=False)
+    wanted = np.ones(len(key), np.bool_) if has_id is None else has_id
+    parts = (*binary_parts(pc.fill_null(key, b"")), *binary_parts(ids))
+    count = fingerprint_pairs(*parts, wanted & has_key, *secret, row_bits, prints, marks)
+    found = fingerprint_pairs(*parts, wanted & ~has_key, *(secret ^ KEYLESS), row_bits, prints, marks[count:])
+    return int(count + found)
 
 
 def _masked(key: pa.BinaryArray, mask: Flags) -> pa.BinaryArray:
-    """The keys where the mask is true: others move no clock."""
+    """Keys that are there where the mask is true: others move no clock."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     column = binary_column(key)
     bounds = np.ascontiguousarray(column.bounds)

@@ -138,7 +138,7 @@ class LateTable:
         indices, events = pa.array(kept), late.events
         values = pa.StructArray.from_arrays(events.values.columns, fields=list(self._values))
         columns = {
-            "key": events.key.take(indices),
+            "key": pc.fill_null(events.key.take(indices), b""),  # a store has no rows without a key
             "ts": int64_column(events.stream_time[kept]),
             "event_ts": int64_column(events.ts[kept]),
             "partition": pa.array(events.partition[kept]),
