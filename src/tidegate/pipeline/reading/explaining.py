@@ -85,8 +85,7 @@ def explain_window(
         )
     moment = moment_ms(start)
     with table.pinned() as at:
-        found = at.fetch(key, moment, moment)
-        row = found[0] if len(found) else None
+        row = next((each for each in at.fetch(key, moment, moment) if each.window.start == moment), None)
         end = row.window.end if row is not None else moment + _size_ms(at)
         return _Reading(at, log, key, moment, end, most_records).explanation(
             None if row is None else row.value

@@ -8,6 +8,10 @@ that is collected while a scan reads it ends the scan with `CommitGoneError`. Wh
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
 
+Bounds are inclusive at both ends: of a window its start counts, and a session is found when it touches them (it ends at
+or after the first moment and starts at or before the second, as in Kafka Streams). Moments are epoch milliseconds,
+ISO 8601, or a datetime of Python, pandas, numpy or Arrow.
+
 Thread rule: from any thread, many at a time; one of them moves on to a newer commit while the others go on reading.
 `close` when nobody asks any more.
 """
@@ -36,7 +40,7 @@ from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.sides import Sides
-from tidegate.windows.kinds import LATEST, Sliding
+from tidegate.windows.kinds import LATEST, Session, Sliding
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import WindowRows
 
@@ -151,13 +155,13 @@ class ResultTable:
     # -- questions -------------------------------------------------------------------------------
 
     def fetch(self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
-        """One key's windows that start in [from, to]."""
+        """One key's windows that start in [from, to]; of sessions those that touch it."""
         return self.fetch_many([key], start_from, start_to)
 
     def fetch_many(
         self, keys: Sequence[Any], start_from: MomentLike = 0, start_to: MomentLike = LATEST
     ) -> ResultRows:
-        """Many keys' windows that start in [from, to], in one go."""
+        """Many keys' windows that start in [from, to], in one go; of sessions those that touch it."""
         encoded = pa.array([self._key(key) for key in keys], pa.binary()).unique()
         first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
         return self._rows(
@@ -167,11 +171,12 @@ class ResultTable:
     def get(self, key: Any, start: MomentLike) -> dict[str, Any] | None:
         """The aggregates of the window that starts there; None when there is none."""
         moment = moment_ms(start)
-        found = self.fetch(key, moment, moment)
-        return found[0].value if len(found) else None
+        return next(
+            (row.value for row in self.fetch(key, moment, moment) if row.window.start == moment), None
+        )
 
     def fetch_all(self, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
-        """All keys' windows that start in [from, to]."""
+        """All keys' windows that start in [from, to]; of sessions those that touch it."""
         first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
         return self._rows(first, last, lambda operator, first, last: operator.windows(first, last))
 
@@ -262,11 +267,17 @@ class ResultTable:
         if isinstance(self._kind, Sliding):  # the operator counts by ends, which lie a window's width behind
             first, last = (min(bound, LATEST - self._kind.difference_ms) for bound in (first, last))
             first, last = first + self._kind.difference_ms, last + self._kind.difference_ms
+        is_session = isinstance(
+            self._kind, Session
+        )  # the operator goes by ends: which begin in time is seen here
+        end_to = LATEST if is_session else last
         found = self._read(
-            lambda shown: [look(_windows(shown, number), first, last) for number in shown.tasks]
+            lambda shown: [look(_windows(shown, number), first, end_to) for number in shown.tasks]
         )
         tables = [typed_rows(rows, self.flow) for rows in found if len(rows)]
         table = pa.concat_tables(tables).combine_chunks() if tables else self.schema.empty_table()
+        if is_session and last < LATEST:
+            table = table.filter(pc.less_equal(table["window_start"], last))
         if table.num_rows > 1:
             keys = [(name, "ascending") for name in ("key", "window_start", "window_end")]
             table = table.take(pc.sort_indices(table, sort_keys=keys))

@@ -1,7 +1,7 @@
 """The read-only questions a table answers, one class for each kind of table.
 
 Bounds are inclusive at both ends, as in Kafka Streams; times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`;
-UTC where no zone is given) or a `datetime`. Answers come in order of key
+UTC where no zone is given) or a datetime of Python, pandas, numpy or Arrow. Answers come in order of key
 bytes and then window, or backwards. What lies beyond the table's retention is not answered, wherever it still lies.
 `at_least` waits until the table has seen these offsets (partition → next offset), at most `timeout`.
 
