@@ -31,7 +31,9 @@ def made(folder: Path, kind: Any, *, seed: int = 3) -> tg.App:
         rows = {"key": [draw.choice(NAMES) for _ in times], "value": ['{"x":1}'] * 400, "timestamp": times}
         log.writer("clicks").write(pa.table(rows))
     app = tg.App("clicks", data=folder)
-    windows = app.stream("clicks", value=tg.Json(x="long")).window(kind).aggregate(n=tg.count(), x=tg.sum("x"))
+    windows = (
+        app.stream("clicks", value=tg.Json(x="long")).window(kind).aggregate(n=tg.count(), x=tg.sum("x"))
+    )
     windows.to("results").table("totals")
     app.run("local", until="caught_up")
     return app

@@ -142,7 +142,8 @@ def _kind(kind: Any) -> str:
             said = f"sliding {format_duration(kind.difference_ms)}"
         case Session():
             said = f"session with gaps up to {format_duration(kind.gap_ms)}"
-    return f"{said}, grace {format_duration(kind.grace_ms)}, kept {format_duration(kind.retention_ms)}"
+    kept = format_duration(kind.retention_ms) + ("" if kind.is_retention_said else " (default)")
+    return f"{said}, grace {format_duration(kind.grace_ms)}, kept {kept}"
 
 
 def _aggregate(each: AggregateDefinition) -> str:
