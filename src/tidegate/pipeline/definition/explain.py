@@ -7,10 +7,12 @@ Thread rule: pure functions, but for the sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import format_duration, format_size
-from tidegate.log.access.connect import is_kafka
+from tidegate.errors import TidegateError
+from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
@@ -59,6 +61,9 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     for flow in app.flows:
         found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
         lines += ["", *_flow_lines(flow, found, app.storage)]
+        tables = sorted({step.table for step in flow.steps if isinstance(step, Lookup)})
+        if tables:
+            lines += ["  looked-up tables", *(f"    {each}" for each in _lookup_lines(app, tables, looks))]
     return "\n".join(lines)
 
 
@@ -81,6 +86,32 @@ def _flow_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iter
         yield f"    {what:<24} {where}"
     if flow.is_stateful:
         yield from _size_lines(flow, found, storage)
+
+
+def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]:
+    """How far each table is, and who keeps it up to date."""
+    if not looks:
+        yield f"{', '.join(tables)}: nobody looked how far they are behind their topics"
+        return
+    from tidegate.pipeline.rounds.lookups import table_lags
+    from tidegate.pipeline.tasks.opening import open_state
+
+    settings: dict[str, Any] = {"client": app.client} if is_kafka(app.log) else {"read_only": True}
+    try:
+        with open_log(app.log, **settings) as log, closing(open_state(app.state)) as backend:
+            found = list(table_lags(log, backend, tables))
+    except TidegateError as error:  # a plan can be told without looking
+        yield f"{', '.join(tables)}: could not be looked at ({error})"
+        return
+    for table, known, lag in found:
+        if known is None:
+            yield f"{table}: not built yet; this app builds it from the topic of that name, if there is one"
+            continue
+        behind = (
+            "its topic is not in this log" if lag is None else f"{lag:,} records behind {known.shape.topic}"
+        )
+        kept = "" if lag is None else "; kept up to date by this app while it runs and no other process does"
+        yield f"{table}: commit {known.commits[-1].number}, {behind}{kept}"
 
 
 # ── source, steps, sinks ─────────────────────────────────────────────────────────────────────────────────────────
