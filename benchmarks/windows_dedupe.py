@@ -22,6 +22,7 @@ import pyarrow as pa
 from _report import Report, demand
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
+from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.operators.shapes import Moment
@@ -105,7 +106,7 @@ def main() -> None:
         runtime,
         TASK,
         "dedupe",
-        Deduplicate("order", horizon, grace=0),
+        Deduplicate("order", ms(horizon), grace=0),
         SCHEMA,
         randomness=SeededRandomness(2),
     )

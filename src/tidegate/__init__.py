@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tidegate.tables.hybrid_table import hybrid_table
     from tidegate.tables.key_table import table
     from tidegate.tables.serdes.avro import Avro
+    from tidegate.tables.serdes.json_fields import field
     from tidegate.tables.serdes.json_serde import Json
     from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
     from tidegate.tables.serdes.schema_registry import SchemaRegistry
@@ -99,6 +100,7 @@ _HOMES = {
     "collect": "tidegate.windows.aggregates.definitions",
     "count": "tidegate.windows.aggregates.definitions",
     "count_distinct": "tidegate.windows.aggregates.definitions",
+    "field": "tidegate.tables.serdes.json_fields",
     "first": "tidegate.windows.aggregates.definitions",
     "hybrid_table": "tidegate.tables.hybrid_table",
     "last": "tidegate.windows.aggregates.definitions",
@@ -156,6 +158,7 @@ __all__ = [
     "collect",
     "count",
     "count_distinct",
+    "field",
     "first",
     "hybrid_table",
     "last",

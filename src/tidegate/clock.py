@@ -73,9 +73,9 @@ class ManualClock:
         finally:
             condition.acquire()
 
-    def advance(self, by: DurationLike) -> None:
-        """Let time pass, on both clocks."""
-        step = duration_ms(by)
+    def advance(self, by: int | DurationLike) -> None:
+        """Let time pass, on both clocks; a number is milliseconds, as everywhere in a clock."""
+        step = by if isinstance(by, int) else duration_ms(by)
         with self._lock:
             self._now_ms += step
             self._monotonic_ms += step

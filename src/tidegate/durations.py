@@ -5,13 +5,20 @@
 | `500ms` `30s` `5m` `1h30m` `7d` `2w` | a duration; units largest first, each at most once |
 | `10 minutes` `5 MINUTES` `1 hour 30 minutes` | the same, as Spark and SQL users write it |
 | `PT5M` `P1DT12H` | ISO 8601, without years and months (they have no fixed length) |
-| `600000` (int) | milliseconds |
+| a `timedelta`; `0` | the same; nothing |
 | `16384` `16KiB` `64 MiB` `1GB` | a size; `KiB` = 1024, `KB` = 1000 |
 | `2026-01-01T10:00Z` `2026-01-01 10:00:00.5+02:00` | a moment; without a zone it is UTC |
 | `datetime` `date` `pandas.Timestamp` `numpy.datetime64`, Arrow scalars | the same moment; without a zone it is UTC |
 
-A bare number in a *string* is refused for durations: whether it means seconds or milliseconds is the
-oldest mistake there is. Keys that end in `.ms` parse their own integers.
+A bare number is refused for durations, as text and as an int: whether it means seconds or milliseconds is the
+oldest mistake there is. So is `1M`: Arrow, pandas and people mean a month, a minute or a million by it. Keys and
+parameters that end in `ms` parse their own integers.
+
+Moments are ISO 8601 as Python, Java and JavaScript write it: `T` or a blank, seconds and up to nine digits of a
+fraction, `Z`, `+02:00`, `+0200` or `+02`, and the name of a zone in brackets behind the offset, which says where it is
+from and changes nothing. Digits beyond milliseconds are cut off. A moment that is an int is epoch milliseconds; one
+that would lie in early 1970 or beyond the year 17000, and in our days in seconds, microseconds or nanoseconds, is
+refused.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidegate.errors import InvalidError
 
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-DurationLike: TypeAlias = "int | str | timedelta"
+DurationLike: TypeAlias = "Literal[0] | str | timedelta"
 SizeLike: TypeAlias = "int | str"
 MomentLike: TypeAlias = "int | str | date | datetime | np.datetime64 | np.integer[Any] | pa.Scalar"
 
@@ -42,7 +49,8 @@ _WORDS = {
 }
 _UNIT_OF = {word: unit for unit, words in _WORDS.items() for word in words}
 _RANK = {unit: rank for rank, unit in enumerate(_UNIT_MS)}
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_ZONE = re.compile(r"(?<=[Z0-9])\[[A-Za-z0-9_+\-/:]+\]$")  # Java's ZonedDateTime says it behind the offset
 _ISO = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
     r"(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?"
@@ -60,18 +68,31 @@ _EXAMPLES = "write it like 500ms, 30s, 5m, 1h30m, 7d or PT5M"
 def duration_ms(value: DurationLike) -> int:
     """The duration in whole milliseconds; never negative."""
     if isinstance(value, bool):
-        raise TypeError("a duration is an int of milliseconds, a string or a timedelta, not a bool")
-    if isinstance(value, int):
-        milliseconds = value
+        raise TypeError("a duration is a string or a timedelta, not a bool")
+    if isinstance(value, int | float):
+        if value:
+            raise InvalidError(f"the duration {value} has no unit: {_readings(str(value))}")
+        milliseconds = 0
     elif isinstance(value, timedelta):
         milliseconds = value // timedelta(milliseconds=1)
     elif isinstance(value, str):
         milliseconds = _parse_duration(value)
     else:
-        raise TypeError(f"a duration is an int of milliseconds, a string or a timedelta, not {value!r}")
+        raise TypeError(f"a duration is a string or a timedelta, not {value!r}")
     if not 0 <= milliseconds <= _LONGEST:
         raise InvalidError(f"duration {_short(value)} is negative or longer than {_LONGEST} ms; {_EXAMPLES}")
     return milliseconds
+
+
+def milliseconds(value: int | DurationLike) -> int:
+    """As `duration_ms`, but a number is milliseconds: for timeouts, and for parts below those that users define."""
+    if isinstance(value, str | timedelta):
+        return duration_ms(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"a duration is a string, a timedelta or an int of milliseconds, not {value!r}")
+    if value < 0:
+        raise InvalidError(f"{value} ms is negative; {_EXAMPLES}")
+    return value
 
 
 def _parse_duration(text: str) -> int:
@@ -84,11 +105,19 @@ def _parse_duration(text: str) -> int:
             )
         named = ((unit, number) for unit, number in match.groupdict().items() if number)
         return _whole(sum((Fraction(number) * _UNIT_MS[unit] for unit, number in named), Fraction(0)), text)
+    if re.fullmatch(r"\d+(\.\d+)?", stripped):
+        raise InvalidError(f"the duration {text!r} has no unit: {_readings(stripped)}")
     total, position, last_rank = Fraction(0), 0, -1
     lowered = stripped.lower()
-    while position < len(lowered):
-        match = _PART.match(lowered, position)
-        unit = _UNIT_OF.get(match.group(2)) if match else None
+    while position < len(stripped):
+        match = _PART.match(stripped, position)
+        unit = _UNIT_OF.get(match.group(2).lower()) if match else None
+        if match is not None and match.group(2) == "M":
+            number = match.group(1)
+            days = f"{30 * int(number)}d" if number.isdigit() else "30d"
+            raise InvalidError(
+                f"the duration {text!r} has two readings: write {number}m for minutes, or {days} for months of 30 days"
+            )
         if match is None or unit is None:
             hint = (
                 "months and years have no fixed length; " if "month" in lowered or "year" in lowered else ""
@@ -102,6 +131,12 @@ def _parse_duration(text: str) -> int:
     if last_rank < 0:
         raise InvalidError(f"an empty string is not a duration; {_EXAMPLES}")
     return _whole(total, text)
+
+
+def _readings(number: str) -> str:
+    return (
+        f"{number} seconds or {number} milliseconds? Write '{number}s' or '{number}ms', or give a timedelta"
+    )
 
 
 def _whole(milliseconds: Fraction, text: str) -> int:
@@ -168,15 +203,23 @@ def moment_ms(value: MomentLike) -> int:
     """The moment in epoch milliseconds; what lies between two is rounded down."""
     if hasattr(value, "as_py"):  # an Arrow scalar
         value = value.as_py()
-    if type(value).__module__ == "numpy":
-        value = _numpy_moment(value)
+    if type(value).__module__ == "numpy" and value.dtype.kind == "M":
+        return _datetime64_ms(value)
+    if type(value).__module__ == "numpy" and value.dtype.kind in "iu":
+        value = int(value)
     if isinstance(value, bool):
         raise TypeError("a moment is an int of epoch milliseconds, a string or a datetime, not a bool")
     if isinstance(value, int):
+        unit = likely_unit(value, "ms")
+        if unit is not None:
+            raise InvalidError(
+                f"the moment {value} is {format_moment(value)} in milliseconds, and looks like {UNITS[unit]}: "
+                f"{format_moment(in_ms(value, unit))}. Give epoch milliseconds, or write it like 2026-01-01T10:00Z"
+            )
         return value
     if isinstance(value, str):
         try:
-            value = datetime.fromisoformat(value.strip())
+            value = datetime.fromisoformat(without_zone_name(value.strip()))
         except ValueError:
             raise InvalidError(f"{value!r} is not a moment; write it like 2026-01-01T10:00Z") from None
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -190,15 +233,37 @@ def moment_ms(value: MomentLike) -> int:
     return int((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1))
 
 
-def _numpy_moment(value: Any) -> Any:
-    """A number or a datetime64 of numpy as epoch milliseconds; anything else as it is."""
-    if value.dtype.kind in "iu":
-        return int(value)
-    if value.dtype.kind != "M":
-        return value
+def _datetime64_ms(value: Any) -> int:
     if value != value:
         raise InvalidError(f"{value!r} is no moment")
     return int(value.astype("datetime64[ms]").astype("int64"))
+
+
+UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_PER_MS = {"s": Fraction(1, 1000), "ms": Fraction(1), "us": Fraction(1000), "ns": Fraction(1_000_000)}
+OUR_DAYS_MS = (500_000_000_000, 5_000_000_000_000)  # 1985 to 2128: where event times of programs lie
+
+
+def in_ms(number: int, unit: str) -> int:
+    """A number of epoch seconds, milliseconds, microseconds or nanoseconds in milliseconds."""
+    return int(number / _PER_MS[unit] // 1)
+
+
+def bounds_of(unit: str) -> tuple[int, int]:
+    """Where our days begin and end, in a unit."""
+    first, stop = OUR_DAYS_MS
+    return int(first * _PER_MS[unit]), int(stop * _PER_MS[unit])
+
+
+def likely_unit(number: int, unit: str) -> str | None:
+    """The unit in which a number lies in our days, when it does not in `unit`; None when nothing seems wrong."""
+    found = [each for each in UNITS if bounds_of(each)[0] <= number < bounds_of(each)[1]]
+    return None if not found or unit in found else found[0]
+
+
+def without_zone_name(text: str) -> str:
+    """A moment without the name of its zone, which Java writes in brackets behind the offset."""
+    return _ZONE.sub("", text)
 
 
 def format_moment(epoch_ms: int) -> str:

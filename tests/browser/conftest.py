@@ -33,7 +33,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     wrong: list[str] = []
     made.on("pageerror", lambda error: wrong.append(str(error)))
     made.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    made.set_default_timeout(30_000)
+    made.set_default_timeout(120_000)
     yield made
     context.close()
     assert not wrong, wrong

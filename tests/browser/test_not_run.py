@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_run_without_a_browser_ends_with_one_loud_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "1", "tests/browser/test_screens.py"],
-        cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True, timeout=120, check=False,
+        cwd=ROOT, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("BROWSER NOT RUN") == 1

@@ -121,13 +121,13 @@ def test_new_records_appear_while_one_follows(page: Any, data: Path) -> None:
         page.get_by_role("button", name="Follow").click()
         page.wait_for_timeout(1500)
         log.writer("live").write(pa.table({"key": ["k"], "value": ["it happened <b>just</b> now"]}))
-        page.get_by_text("it happened <b>just</b> now").wait_for(timeout=15_000)
+        page.get_by_text("it happened <b>just</b> now").wait_for(timeout=120_000)
         page.get_by_role("button", name="Following: stop").click()
 
 
 def test_integrity_shows_each_fault_and_leads_to_its_records(page: Any, picture: Any) -> None:
     page.goto("/topics/orders/integrity")
-    page.get_by_text("All 101,010 records were checked: 3 faults and 1 duplicate.").wait_for(timeout=60_000)
+    page.get_by_text("All 101,010 records were checked: 3 faults and 1 duplicate.").wait_for(timeout=120_000)
     faults = page.locator("section", has=page.get_by_role("heading", name="What was found")).inner_text()
     assert "3 records of this producer are missing before this one (numbers 9019 to 9021)" in faults
     assert "send them again from the source" in faults
@@ -137,7 +137,7 @@ def test_integrity_shows_each_fault_and_leads_to_its_records(page: Any, picture:
     page.get_by_role("link", name="orders-1 @ 37306").click()
     assert "offset 37306" in page.inner_text("h1")
     page.goto("/topics/prices/integrity")
-    page.get_by_text("nothing is missing, changed or repeated").wait_for(timeout=60_000)
+    page.get_by_text("nothing is missing, changed or repeated").wait_for(timeout=120_000)
     assert "cleanup.policy=compact" in page.inner_text("main")  # tolerated gaps, with their reason
 
 
@@ -204,7 +204,7 @@ def test_rounds_appear_as_they_commit(page: Any, data: Path) -> None:
     page.wait_for_function(
         "before => document.querySelector('[data-part=rounds] tbody td').textContent !== before",
         arg=before,
-        timeout=30_000,
+        timeout=120_000,
     )
 
 
@@ -224,7 +224,7 @@ def test_a_chart_goes_on_with_what_events_say(page: Any, data: Path) -> None:
         page.wait_for_function(
             "said => document.querySelector('#chart-records .u-legend td').innerText === said",
             arg=str(known + turn),
-            timeout=30_000,
+            timeout=120_000,
         )
         assert re.match(rf"round: {known + turn} records: \d+", legend(page, "records"))
     assert page.evaluate("window.stayed") is True

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,17 +17,15 @@ from tidegate.cli.main import run
 class Played(NamedTuple):
     printed: str
     folder: Path
-    seconds: float
 
 
 def play(folder: Path, engine: str) -> Played:
-    begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "tidegate.cli.main", "demo", "--folder", str(folder), "--engine", engine],
-        capture_output=True, text=True, timeout=280, env={**os.environ, "NO_COLOR": "1"},
+        capture_output=True, text=True, timeout=1100, env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return Played(done.stdout, folder, time.monotonic() - begun)
+    return Played(done.stdout, folder)
 
 
 @pytest.fixture(scope="module")

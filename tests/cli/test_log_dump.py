@@ -91,7 +91,7 @@ def test_a_closed_pipe_ends_the_dump_quietly(tmp_path):
     path.write_bytes(b"".join(build_batch([Rec(None, b"v" * 200)], base_offset=i) for i in range(3000)))
     shell = f"{sys.executable} -m tidegate.cli.main log dump --print-data-log {path} | head -2"
     ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, timeout=60
+        ["bash", "-o", "pipefail", "-c", shell], capture_output=True, text=True, timeout=600
     )
     assert ended.stdout.splitlines() == [f"Dumping {path}", "Log starting offset: 0"]
     assert ended.stderr == ""

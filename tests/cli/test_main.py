@@ -23,7 +23,7 @@ def tidegate(*arguments: str, text: str = "", **environment: str) -> subprocess.
         input=text,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, **environment},
     )
 
@@ -60,7 +60,7 @@ def test_light_verbs_load_nothing_heavy(tmp_path: Path, arguments: tuple[str, ..
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "TIDEGATE_LOG": str(tmp_path / "log")},
     )
     assert done.returncode == 0, done.stderr
@@ -169,7 +169,7 @@ def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "TIDEGATE_LOG": log},
-        timeout=120,
+        timeout=600,
     )
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "0"
@@ -206,7 +206,7 @@ def test_the_log_is_named_by_option_then_environment_then_default(tmp_path: Path
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ("env" if variable else "data/log") / "t-0").is_dir()

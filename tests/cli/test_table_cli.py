@@ -25,7 +25,9 @@ def folder(tmp_path: Path) -> Path:
         write_records(log, "sessions", [session_record(b"a", 5, 9, b"one")])
         serdes, name = Consumed(String(), Long()), Materialized("counts")
         state = tmp_path / "state"
-        windowed_table(log, "counts-changelog", 10, state=state, consumed=serdes, materialized=name).close()
+        windowed_table(
+            log, "counts-changelog", "10ms", state=state, consumed=serdes, materialized=name
+        ).close()
         sessioned_table(log, "sessions", state=state).close()
     return tmp_path
 

@@ -29,8 +29,8 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
-    owner.list_topics("t", timeout=20)  # asking for it makes it
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
+    owner.list_topics("t", timeout=120)  # asking for it makes it
     with open_log(f"kafka://127.0.0.1:{broker.port}") as log:
         yield log
     del owner

@@ -23,7 +23,7 @@ EXPECTED = {
 def play(folder: Path, name: str, *options: str) -> str:
     shutil.copy(EXAMPLES / f"{name}.py", folder)
     done = subprocess.run(
-        [sys.executable, f"{name}.py", *options], cwd=folder, capture_output=True, text=True, timeout=300
+        [sys.executable, f"{name}.py", *options], cwd=folder, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

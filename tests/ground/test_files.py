@@ -32,7 +32,7 @@ def files() -> Files:
 
 def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 # -- reading and writing -------------------------------------------------------------------------
@@ -438,7 +438,7 @@ input()
         assert owner.stdout.readline().split() == ["0", "True"]
         assert run_python(LOCK, tmp_path / "lock", False, posix).stdout.startswith("refused")
     finally:
-        owner.communicate("\n", timeout=60)
+        owner.communicate("\n", timeout=600)
 
 
 def test_a_file_is_usable_as_a_context_and_by_position_from_several_readers(

@@ -67,8 +67,8 @@ def test_nothing_is_sent_for_no_rows_and_for_the_end_of_nothing() -> None:
     [
         pytest.param(0, 10**9, ["."], id="DIV-37-no-limit"),
         pytest.param(-1, 10**9, ["."], id="DIV-37-negative-is-no-limit"),
-        pytest.param(1, 1, ["."], id="DIV-37-exactly-the-limit"),
-        pytest.param(1, 2, ["E0.2", "S1.0", "."], id="DIV-37-older"),
+        pytest.param("1ms", 1, ["."], id="DIV-37-exactly-the-limit"),
+        pytest.param("1ms", 2, ["E0.2", "S1.0", "."], id="DIV-37-older"),
         pytest.param("5m", 300_001, ["E0.2", "S1.0", "."], id="DIV-37-five-minutes"),
         pytest.param("5m", -10_000, ["."], id="DIV-37-clock-went-back"),
     ],
@@ -83,7 +83,7 @@ def test_a_chain_that_is_too_old_ends_before_the_next_record(
 
 @pytest.mark.parametrize("row", ["DIV-37"])
 def test_the_end_itself_never_ends_a_chain_again(row: str) -> None:
-    chains = Chains(GUID, limits=ChainLimits(max_age=1))
+    chains = Chains(GUID, limits=ChainLimits(max_age="1ms"))
     state = chains.data(ChainState(), rows(1), NOW).after
     ended = chains.end(state, NOW + 1000)
     assert names(records(ended)) == ["F0.2"]

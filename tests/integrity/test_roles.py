@@ -216,7 +216,7 @@ def test_consumer_and_drainer_in_two_threads_end_in_the_same_state(streams: Any)
 
     with ThreadPoolExecutor(1) as pool:
         consuming = pool.submit(consume)
-        while (batch := buffer.get(timeout=30)) is not None:
+        while (batch := buffer.get(timeout=300)) is not None:
             replica.drain(batch, streams.NOW, shelf)
             saved = replica.checkpoint()
             assert saved is not None

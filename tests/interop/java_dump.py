@@ -34,7 +34,7 @@ class Dump:
 def java_dump(kafka: KafkaHome, root: Path, names: Sequence[str], *options: str) -> Dump:
     """Dump these files (named relative to `root`) in one JVM."""
     command = kafka.command(TOOL, "--files", ",".join(names), *options, flags=QUIET)
-    done = subprocess.run(command, cwd=root, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, timeout=600, check=False)
     return Dump(_text(done.stdout, root), _text(done.stderr, root), done.returncode)
 
 

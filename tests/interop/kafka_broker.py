@@ -80,7 +80,7 @@ class Broker:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def start(self, timeout: float = 90, *, same_ports: bool = False, **overrides: str) -> Broker:
+    def start(self, timeout: float = 300, *, same_ports: bool = False, **overrides: str) -> Broker:
         """Start, format the folder first when it is new, and return when the broker serves requests.
 
         With `same_ports` clients of before find it again.
@@ -108,7 +108,7 @@ class Broker:
             raise RuntimeError(f"{error}; it said:\n{self.output()[-4000:]}") from error
         return self
 
-    def stop(self, timeout: float = 60) -> None:
+    def stop(self, timeout: float = 300) -> None:
         """A clean shutdown: SIGTERM, and wait."""
         self._end(signal.SIGTERM, timeout)
 

@@ -36,7 +36,7 @@ class KafkaHome:
     def command(self, main: str, *arguments: str, flags: tuple[str, ...] = ()) -> list[str]:
         return [str(self.java), *JVM_FLAGS, *flags, "-cp", f"{self.jars}/*", main, *arguments]
 
-    def run(self, main: str, *arguments: str, timeout: float = 120) -> str:
+    def run(self, main: str, *arguments: str, timeout: float = 600) -> str:
         """Run one Java tool to its end; its standard output."""
         done = subprocess.run(
             self.command(main, *arguments), capture_output=True, text=True, timeout=timeout, check=False
@@ -68,7 +68,7 @@ def find_java() -> Path | None:
     return None
 
 
-def until(condition: Callable[[], T], what: str, *, timeout: float = 30, every: float = 0.05) -> T:
+def until(condition: Callable[[], T], what: str, *, timeout: float = 300, every: float = 0.05) -> T:
     """Ask again and again until the answer is true; `TimeoutError` naming what was waited for."""
     deadline = time.monotonic() + timeout
     pause = threading.Event()

@@ -103,7 +103,7 @@ def commit_offsets(broker: Broker, topic: str) -> None:
         {"bootstrap.servers": broker.address, "group.id": "readers", "enable.auto.commit": False}
     )
     consumer.subscribe([topic])
-    until(lambda: consumer.poll(0.5) is not None or consumer.assignment(), "the group to form", timeout=60)
+    until(lambda: consumer.poll(0.5) is not None or consumer.assignment(), "the group to form")
     for offset in (7, 19):
         consumer.commit(offsets=[TopicPartition(topic, 0, offset, metadata="so far")], asynchronous=False)
     consumer.close()

@@ -68,7 +68,7 @@ class SecureListener:
             ],
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=600,
         )
         self._store.write_bytes(key.read_bytes() + self._certificate.read_bytes())
         key.unlink()

@@ -17,7 +17,7 @@ def ask(kafka: KafkaHome, *arguments: str, lines: Iterable[str] = ()) -> list[st
     """Run the oracle to its end, with these lines as its input; the lines it answered."""
     command = [str(kafka.java), *JVM_FLAGS, *QUIET, "-cp", f"{kafka.jars}/*", str(SOURCE), *arguments]
     given = "".join(f"{line}\n" for line in lines)
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         if "jdk.compiler" in done.stderr:
             pytest.skip("this JVM has no compiler; a JDK is needed to run the Kafka Streams oracle")

@@ -107,4 +107,4 @@ def write_until_killed(broker: Broker, topics: list[str], turn: int) -> None:
     until(lambda: all(writer.sent > 60 for writer in writers), "all writers to be under way")
     broker.kill()
     for writer in writers:
-        writer.join(30)
+        writer.join(300)

@@ -26,7 +26,7 @@ def test_a_run_without_kafka_ends_with_one_loud_line() -> None:
         env={**environment, "PATH": "/nowhere"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

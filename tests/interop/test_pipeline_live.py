@@ -55,7 +55,7 @@ from tidegate.tables.topic_encoding import read_encoding
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
 
-pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
 ROWS = 600
 ONCE: dict[str, Any] = {"until": "caught_up", "lease_ms": 2000}
@@ -206,7 +206,7 @@ def test_a_broker_restarts_while_apps_run(broker: Broker, tmp_path: Path) -> Non
 class LookingTogether(KafkaLog):
     """A log whose two users both look at a partition before either writes."""
 
-    meeting = threading.Barrier(2, timeout=60)
+    meeting = threading.Barrier(2, timeout=300)
 
     def bounds(self, *where: Any, **how: Any) -> dict[int, tuple[int, int]]:
         found = super().bounds(*where, **how)
@@ -226,7 +226,7 @@ def test_an_app_killed_between_commit_and_delivery(broker: Broker, tmp_path: Pat
     killed = subprocess.run(
         [sys.executable, "-c", script],
         cwd=Path(__file__).parent,
-        timeout=120,
+        timeout=600,
         capture_output=True,
         check=False,
     )
@@ -266,7 +266,7 @@ def deliver_twice_at_once(broker: Broker, state: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     backend.close()
     assert failures == []
 
@@ -429,7 +429,9 @@ def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path)
 
     def ran(size: str, topic: str) -> None:
         app = tg.App("encoded", log=address, state=tmp_path / "state")
-        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(topic)
+        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(
+            topic
+        )
         app.run("local", **ONCE)
 
     ran("1m", "encoded-counts")
@@ -441,3 +443,57 @@ def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path)
         found = read_encoding(log, open_backend(tmp_path / "state"), "encoded-counts")
     assert found is not None
     assert (found.window_size_ms, found.is_update_changelog) == (60_000, True)
+
+
+# -- topics that change under an app ---------------------------------------------------------------
+
+
+def counting(log: str, state: Path, topic: str) -> tg.App:
+    app = tg.App("counting", log=log, state=state)
+    windows = app.stream(topic).window(tg.Tumbling("1d", retention="3650d"))
+    windows.aggregate(n=tg.count()).table("counts")
+    return app
+
+
+def produce_plain(address: str, topic: str, count: int) -> None:
+    with open_log(f"kafka://{address}") as log, log.writer(topic) as writer:
+        writer.write(
+            pa.table(
+                {"key": [b"k"] * count, "value": [b"v"] * count, "timestamp": [1_767_268_800_000] * count}
+            )
+        )
+
+
+def counted(app: tg.App) -> int:
+    with app.read("counts") as table:
+        return sum(row.value["n"] for row in table.all())
+
+
+def test_a_topic_deleted_and_created_again_on_a_broker_stops_its_flow(broker: Broker, tmp_path: Path) -> None:
+    broker.create("again", partitions=1)
+    produce_plain(broker.address, "again", 100)
+    app = counting(f"kafka://{broker.address}", tmp_path / "state", "again")
+    assert app.run("local", **ONCE).exit_code == 0
+    with open_log(f"kafka://{broker.address}") as log:
+        before = log.topic_states(["again", "nowhere"])
+        assert list(before) == ["again"] and before["again"].topic_id
+        log.delete_topic("again")
+        until(lambda: not log.topic_states(["again"]), "the topic to be gone")
+        log.create_topic("again", 1)
+        until(lambda: log.topic_states(["again"]), "the topic to be there")
+    produce_plain(broker.address, "again", 300)
+    (stopped,) = app.run("local", **ONCE).stopped
+    assert stopped.reason == "recreated" and before["again"].topic_id in stopped.message
+    assert counted(app) == 100
+
+
+def test_partitions_added_on_a_broker_while_an_app_runs_are_noticed(broker: Broker, tmp_path: Path) -> None:
+    broker.create("grown", partitions=1)
+    produce_plain(broker.address, "grown", 100)
+    app = counting(f"kafka://{broker.address}", tmp_path / "state", "grown")
+    run = app.start("local", lease_ms=2000)
+    run.await_caught_up("300s")
+    with open_log(f"kafka://{broker.address}") as log:
+        log.add_partitions("grown", 2)
+    with pytest.raises(tg.InvalidError, match=r"had 1 partitions .* has 2 now"):
+        run.wait("300s")

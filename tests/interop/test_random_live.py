@@ -229,6 +229,6 @@ def clean_all(broker: Broker, topics: list[str]) -> int:
         broker.alter(topic, {"min.cleanable.dirty.ratio": "0"})
     for topic in topics:
         folder = broker.partition(topic)
-        until(lambda: f"cleaned log {topic}-0 " in broker.output(), f"{topic} to be cleaned", timeout=60)  # noqa: B023
+        until(lambda: f"cleaned log {topic}-0 " in broker.output(), f"{topic} to be cleaned")  # noqa: B023
         until(lambda: not [*folder.glob("*.deleted"), *folder.glob("*.swap")], "files to go")  # noqa: B023
     return started

@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.spark,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(400),
 ]
 
 RECORDS = 600

@@ -21,6 +21,7 @@ from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, windows_in
+from tidegate.testing.windows import ms
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
@@ -75,7 +76,7 @@ def as_windows(records: Iterable[Said]) -> dict[Any, Any]:
 
 def opened(broker: Broker, topic: str, state: Path, **settings: Any) -> Any:
     settings.setdefault("consumed", Consumed(String(), Long()))
-    return windowed_table(f"kafka://{broker.address}", topic, MINUTE, state=state, **settings)
+    return windowed_table(f"kafka://{broker.address}", topic, ms(MINUTE), state=state, **settings)
 
 
 def test_a_windowed_table_over_a_broker_and_restarts_of_both(broker: Broker, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_threads_that_call_first_at_once_load_it_once(doubling: tuple[Any, Any])
     for each in threads:
         each.start()
     for each in threads:
-        each.join(60)
+        each.join(300)
     assert found == [42] * 8
     assert doubled.signatures == [(INT64S,)]
 

@@ -94,6 +94,6 @@ def test_a_processor_that_cannot_multiply_without_carries_gets_the_same_crc() ->
         env={**os.environ, "NUMBA_CPU_NAME": "generic"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.stdout.strip() == "equal", done.stderr[-2000:]

@@ -159,7 +159,7 @@ def test_kernels_do_not_use_what_they_have_let_go() -> None:
         env=os.environ | {"PYTHONMALLOC": "debug"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "fine" in done.stdout

@@ -19,6 +19,7 @@ from tidegate.storage.runs.hashing import binary_parts
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.testing.storage import keys_of_one_hash
+from tidegate.testing.windows import ms
 from tidegate.windows.kinds import Hopping
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
@@ -32,7 +33,7 @@ def alive(kernel: Any, life: str) -> Any:
 @st.composite
 def hopping(draw: st.DrawFn) -> Hopping:
     size = draw(st.integers(1, 40))
-    return Hopping(size, draw(st.integers(1, size)), grace=draw(st.integers(0, 30)))
+    return Hopping(ms(size), ms(draw(st.integers(1, size))), grace=ms(draw(st.integers(0, 30))))
 
 
 # ── clocks ───────────────────────────────────────────────────────────────────────────────────────────────────

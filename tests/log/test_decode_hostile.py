@@ -187,9 +187,9 @@ def test_time_is_linear_in_the_input() -> None:
     record = b"\0\0\0\1\1" + varint(200_000) + b"\0\0" * 200_000
     for tail in (b"", b"\0"):
         body = varint(len(record)) + record + tail
-        started = time.perf_counter()
+        started = time.process_time()
         survives(build_batch([], body=body, count=1, last_offset_delta=0))
-        assert time.perf_counter() - started < 5  # 0.4 MB; quadratic time would take minutes
+        assert time.process_time() - started < 60  # CPU of 0.4 MB; quadratic time takes minutes
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])

@@ -29,7 +29,7 @@ class SlowDisk:
         covered = self.end
         self.syncs += 1
         self.started.release()
-        self.go.acquire(timeout=30)
+        self.go.acquire(timeout=300)
         return LogPoint(covered)
 
 
@@ -49,14 +49,14 @@ def test_callers_that_arrive_during_a_sync_share_the_next_one() -> None:
     commit = GroupCommit(LogPoint(0), disk.sync, where="orders-0")
     disk.end = 1
     first, reached_first = run(1, commit=commit)
-    disk.started.acquire(timeout=30)
+    disk.started.acquire(timeout=300)
     disk.end = 5
     others, reached = run(2, 3, 4, 5, commit=commit)
     disk.go.release()
-    disk.started.acquire(timeout=30)
+    disk.started.acquire(timeout=300)
     disk.go.release()
     for thread in first + others:
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
     assert reached_first == [1]
     assert reached == [5, 5, 5, 5]
@@ -75,11 +75,11 @@ def test_a_cut_during_a_sync_is_not_undone_by_it() -> None:
     commit = GroupCommit(LogPoint(0), disk.sync, where="orders-0")
     disk.end = 9
     threads, _ = run(3, commit=commit)
-    disk.started.acquire(timeout=30)
+    disk.started.acquire(timeout=300)
     commit.lower(LogPoint(2))
     disk.end = 4
     disk.go.release(2)
-    threads[0].join(30)
+    threads[0].join(300)
     assert commit.durable.offset == 4
 
 
@@ -109,7 +109,7 @@ def test_waiters_hear_of_a_failed_sync_and_nobody_tries_again() -> None:
         thread.start()
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
     assert len(errors) == 4
     assert len(calls) == 1
@@ -223,7 +223,7 @@ def test_concurrent_writers_share_syncs(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     assert log.recovery_point == log.high_watermark == 100
     assert 1 <= len([name for name in syncs if name.endswith(".log")]) <= 100

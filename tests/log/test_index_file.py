@@ -269,7 +269,7 @@ def test_look_ups_while_another_thread_appends_never_see_half_an_entry(tmp_path:
     for n in range(1, 3000):
         index.append(BASE + n, n * 7)
     done.set()
-    reader.join(timeout=30)
+    reader.join(timeout=300)
     assert not reader.is_alive() and not wrong
 
 

@@ -33,7 +33,7 @@ def servers() -> Iterator[str]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     for row in SENT:
         owner.produce("t", partition=0, **row)
     for number in range(5000):

@@ -25,7 +25,7 @@ def servers() -> Iterator[str]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     owner.produce("t", b"first", partition=0, timestamp=1000)
     owner.flush(20)
     yield f"127.0.0.1:{broker.port}"

@@ -32,7 +32,7 @@ def servers() -> Iterator[str]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     yield f"127.0.0.1:{broker.port}"
     del owner
 

@@ -68,7 +68,7 @@ def test_a_second_writer_in_another_process_fails_at_once_and_is_told_who_writes
             log.partition("orders", 0)
         log.writer("orders").write(pa.table({"value": [b"x"]}), partition=1)
         assert log.reader("orders", [0]).read_all().num_rows == 1  # reading needs no lock
-        other.communicate("go on\n", timeout=60)
+        other.communicate("go on\n", timeout=600)
         assert log.partition("orders", 0).log_end_offset == 1
 
 

@@ -422,7 +422,7 @@ def test_readers_see_only_whole_batches_in_order_while_the_log_rolls_and_ages(pl
             place.scheduler.run_due()
     written.set()
     for reader in readers:
-        reader.join(60)
+        reader.join(300)
         assert not reader.is_alive()
         assert reader.faults == []
         assert reader.batches > 0

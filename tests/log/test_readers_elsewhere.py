@@ -327,7 +327,7 @@ def test_many_readers_at_once(elsewhere: Elsewhere, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     for reader in readers:
-        output, _ = reader.communicate(timeout=120)
+        output, _ = reader.communicate(timeout=600)
         assert output.strip() == "True"
 
 

@@ -179,7 +179,7 @@ def test_a_log_hurt_while_its_writer_was_dead_still_answers_and_refuses_writes(t
         "log.writer('orders', batch_records=1).write(pa.table({'value': [b'x' * 20] * 5}))\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "log")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "log")], check=True, timeout=600)
     path = tmp_path / "log" / "orders-0" / f"{0:020d}.log"
     before = flip(path, len(path.read_bytes()) // 2)
     with Log(tmp_path / "log") as log, pytest.raises(CorruptError, match="read-only"):

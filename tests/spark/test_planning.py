@@ -16,7 +16,7 @@ from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
 from tidegate.log.access.embedded import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner
-from tidegate.spark.topics.ranges import OffsetRange, to_json_object
+from tidegate.spark.topics.ranges import OffsetRange, from_json_object, to_json_object
 from tidegate.spark.topics.source import (
     COLUMNS,
     RangePartition,
@@ -219,16 +219,43 @@ def test_available_now_drains_to_where_it_began_and_no_further(log: Log) -> None
         seen.append(sum(map(len, ranges)))
         position = following
     assert seen == [70, 70, 60]
-    assert position == to_json_object(ALL)
+    assert from_json_object(position) == ALL
 
 
 def test_the_engine_may_ask_for_everything_whatever_the_options_say(log: Log) -> None:
     reader = stream(log, maxRecordsPerTrigger="70", maxBytesPerTrigger="100")
-    assert reader.latestOffset(reader.initialOffset(), ReadAllAvailable()) == to_json_object(ALL)
+    assert from_json_object(reader.latestOffset(reader.initialOffset(), ReadAllAvailable())) == ALL
     both = reader.latestOffset(reader.initialOffset(), ReadMaxRows(70))
-    assert sum(both["t"].values()) < 70
+    assert sum(from_json_object(both).values()) < 70
     assert stream(log, maxBytesPerTrigger="1KiB").getDefaultReadLimit() == ReadMaxBytes(1024)
     assert stream(log).getDefaultReadLimit() == ReadAllAvailable()
+
+
+@pytest.mark.parametrize("again", [150, 100, 10], ids=["longer", "equal", "shorter"])
+def test_a_topic_created_again_between_batches_is_a_loss_however_long_it_is(log: Log, again: int) -> None:
+    reader = stream(log)
+    position = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    log.delete_topic("t")
+    log.create_topic("t", 2)
+    write(log, 0, again)
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and created again"):
+        reader.latestOffset(position, ReadAllAvailable())
+    with pytest.raises(OffsetOutOfRangeError, match="deleted and created again"):
+        reader.partitions(position, position)
+    going_on = stream(log, failOnDataLoss="false")
+    with pytest.warns(TidegateWarning, match="deleted and created again"):
+        following = going_on.latestOffset(position, ReadAllAvailable())
+        ranges = [p.range for p in going_on.partitions(position, following) if isinstance(p, RangePartition)]
+    assert {(r.topic, r.partition, r.start, r.end) for r in ranges} == {
+        ("t", 0, 0, again),
+        ("t", 1, 0, again),
+    }
+    assert going_on.latestOffset(following, ReadAllAvailable()) == following
+
+
+def test_a_position_of_an_older_release_has_no_ids_and_is_read_on(log: Log) -> None:
+    reader = stream(log)
+    assert from_json_object(reader.latestOffset(to_json_object(ALL), ReadAllAvailable())) == ALL
 
 
 def test_a_partition_added_later_is_read_from_its_start(log: Log) -> None:
@@ -238,7 +265,7 @@ def test_a_partition_added_later_is_read_from_its_start(log: Log) -> None:
     with log.writer("t") as writer:
         writer.write(pa.table({"value": ["x", "y"]}), partition=2)
     following = reader.latestOffset(position, ReadAllAvailable())
-    assert following == {"t": {"0": 100, "1": 100, "2": 2}}
+    assert from_json_object(following) == {("t", 0): 100, ("t", 1): 100, ("t", 2): 2}
     assert [p.range for p in reader.partitions(position, following)] == [OffsetRange("t", 2, 0, 2)]  # type: ignore[attr-defined]
     assert reader.reportLatestOffset() == following
 
@@ -249,5 +276,6 @@ def test_an_empty_topic_has_an_empty_plan(log: Log) -> None:
     assert TopicReader(options, schema()).partitions() == []
     reader = TopicStreamReader(options, schema())
     position = reader.initialOffset()
-    assert position == reader.latestOffset(position, ReadAllAvailable()) == {"empty": {"0": 0}}
+    assert position == reader.latestOffset(position, ReadAllAvailable())
+    assert from_json_object(position) == {("empty", 0): 0}
     assert reader.partitions(position, position) == []

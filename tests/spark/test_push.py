@@ -165,7 +165,7 @@ def test_progress_says_how_long_it_will_probably_take(spark: SparkSession, tmp_p
     @f.udf(returnType="string", useArrow=False)
     def said(number: int) -> str:
         """The first row is ready at once; the others wait until somebody was told how long they will take."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while number and not estimated.exists() and time.monotonic() < until:
             time.sleep(0.05)
         return "x"

@@ -66,7 +66,7 @@ class Disturbing(Meddling):
             time.sleep(0.05)
 
 folder, wanted, rows = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-disturbing = Disturbing(folder / "requests", stall_s=60)
+disturbing = Disturbing(folder / "requests", stall_s=600)
 (folder / "begun").mkdir()
 driver.send_in_task, driver._ingest_in_task = disturbing.sends, disturbing.ingests
 config = {
@@ -171,7 +171,7 @@ def check(pushed: Pushed, number: int, rows: int) -> int:
     return repeats
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "number",
     [pytest.param(n, id=f"DIV-41-{step}-{action}") for n, (step, action) in enumerate(DISTURBED, 1)],

@@ -361,7 +361,7 @@ def test_killed_at_any_step_a_push_leaves_the_old_version_or_the_whole_new_one(
 ) -> None:
     push_here(tmp_path, rows(60, "old"))
     kit = Path(__file__).with_name("push_kit.py")
-    died = subprocess.run([sys.executable, str(kit), str(tmp_path), step], capture_output=True, timeout=120)
+    died = subprocess.run([sys.executable, str(kit), str(tmp_path), step], capture_output=True, timeout=600)
     assert died.returncode == -9, died.stderr.decode()[-2000:]
     assert shown(tmp_path) == (expected(120, "new") if step == "swapped" else expected(60, "old"))
     report = push_here(tmp_path, rows(30, "next"))

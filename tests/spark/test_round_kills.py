@@ -56,7 +56,7 @@ config = {
 }
 spark = tidegate.spark.session("kills", master=two_hosts(folder.parent / "workers"), config=config)
 spark.sparkContext.setLogLevel("OFF")
-meddling = Meddling(folder / "requests", stall_s=30)
+meddling = Meddling(folder / "requests", stall_s=600)
 
 def next_request(_):
     if wanted:
@@ -143,7 +143,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     return Killed(folder / "app", folder / "twin", found["done"], found["rounds"], found["overtaken"])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     ("step", "victim"), VICTIMS, ids=[f"R-18-{step}-{victim}" for step, victim in VICTIMS]
 )
@@ -155,7 +155,7 @@ def test_a_killed_worker_or_executor_costs_a_retry_and_never_data(
     tally(1, repaired=1)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("what", [pytest.param("stall", id="R-20-speculation")])
 def test_an_attempt_that_stalls_has_a_twin_and_whoever_is_late_changes_nothing(
     killed: Killed, what: str
@@ -166,7 +166,7 @@ def test_an_attempt_that_stalls_has_a_twin_and_whoever_is_late_changes_nothing(
     assert stored(killed.folder, *TOPICS) == stored(killed.twin, *TOPICS)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("what", [pytest.param("collected", id="WS-T97-collected")])
 def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_else(
     killed: Killed, tmp_path: Path, what: str
@@ -193,7 +193,7 @@ def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_els
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "victim", [pytest.param(each, id=f"R-18-soak-{each}") for each in (*ACTIONS, "stall")]
 )
@@ -225,7 +225,7 @@ def driver_killed(tmp_path: Path, steps: list[tuple[str, int]], rows: int, cut: 
     assert pairs(folder) == pairs(twin)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "steps", [pytest.param([("plan", 2), ("work", 1), ("commit", 1)], id="R-17-plan-work-commit")]
 )

@@ -173,5 +173,5 @@ def test_only_a_task_sets_objects_aside_and_never_the_driver_that_loads_its_modu
         "import tidegate.spark.rounds.work as work; print(gc.get_freeze_count() - before)\n"
         "with work.own_garbage(): print(gc.get_freeze_count() - before > 1000)"
     )
-    done = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, timeout=600)
     assert done.stdout.split() == ["0", "True"], done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.log.access.embedded import Log
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 START_MS = 1_767_225_600_000
 RECORDS = 600

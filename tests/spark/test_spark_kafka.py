@@ -51,7 +51,7 @@ def url() -> Iterator[str]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     for n in range(100):
         owner.produce("in", b"v%d" % n, key=b"k%d" % n, partition=n % 4, timestamp=1000 * (n + 1))
     owner.produce("out", b"first", partition=0)

@@ -45,6 +45,7 @@ from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, write_records
+from tidegate.testing.windows import ms
 
 MINUTE = 60_000
 WINDOWS, SESSIONS, KEYS = "windows-changelog", "sessions-changelog", "accounts"
@@ -103,7 +104,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
         write_records(log, SESSIONS, said[:-1], partition=0)
         write_records(log, SESSIONS, said[-1:], partition=1)
         with sessioned_table(
-            log, SESSIONS, state=state, retention=2**62, consumed=Consumed(String(), FIELDS)
+            log, SESSIONS, state=state, retention=ms(2**62), consumed=Consumed(String(), FIELDS)
         ):
             pass
         accounts = [Said(Long().encode(n), str(n * n).encode(), n + 5) for n in range(-5, 30)]
@@ -384,7 +385,6 @@ def test_what_is_no_serde_is_refused_and_never_run(text: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-@pytest.mark.timeout(300)
 class TestOnSpark:
     def test_a_table_is_a_frame_with_its_types_and_one_task_a_partition(
         self, spark: Any, stored: Stored

@@ -73,7 +73,7 @@ class Cluster:
             command += ["--conf", f"{key}={value}"]
         return subprocess.run(
             [*command, str(job), *arguments],
-            env=self.environment, capture_output=True, text=True, timeout=240, cwd=self._folder,
+            env=self.environment, capture_output=True, text=True, timeout=600, cwd=self._folder,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Cluster:
     @staticmethod
     def _told(log: Path, pattern: str) -> str:
         """Wait for a line of a daemon's log."""
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 300
         while time.monotonic() < ends:
             if found := re.search(pattern, log.read_text(errors="replace")):
                 return found.group(found.lastindex or 0)

@@ -26,6 +26,7 @@ from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.testing.task_oracle import START, expected, key_format, rows_of, said, stream
 from tidegate.testing.tasks import last_of_each, window_rows
+from tidegate.testing.windows import ms
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
@@ -167,7 +168,7 @@ def test_what_waits_is_emitted_after_a_restore_without_new_input(
     if how == "silence":
         events = events.key_by("n", shards=2)
     grace = "1h" if how == "closing" else "0s"
-    events.window(Tumbling("10s", grace=grace)).aggregate(n=count(), emit="close").to("closed")
+    events.window(Tumbling("10s", grace=ms(grace))).aggregate(n=count(), emit="close").to("closed")
     engine = Killing(spark)
     run(app, engine, round_records=200)
     assert read(tmp_path, "closed").num_rows == 0, "all of them wait"
@@ -193,12 +194,12 @@ def test_what_waits_is_emitted_after_a_restore_without_new_input(
 
 # -- T89, T98 ------------------------------------------------------------------------------------
 
-RULE = Deduplicate("id", within=2000, grace=1500)
+RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 KINDS: dict[str, WindowKind] = {
-    "tumbling": Tumbling(1000, grace=500),
-    "hopping": Hopping(1000, advance=250, grace=500),
-    "sliding": Sliding(700, grace=500),
-    "session": Session(300, grace=500),
+    "tumbling": Tumbling("1000ms", grace="500ms"),
+    "hopping": Hopping("1000ms", advance="250ms", grace="500ms"),
+    "sliding": Sliding("700ms", grace="500ms"),
+    "session": Session("300ms", grace="500ms"),
 }
 ROWS = 400
 
@@ -207,7 +208,9 @@ def every_window(folder: Path, storage: Any) -> App:
     app = App("windows", data=folder, storage=storage)
     value = Json(id="string", n="int64", who="string")
     events = (
-        app.stream("events", key=String(), value=value).validate().deduplicate("id", within=2000, grace=1500)
+        app.stream("events", key=String(), value=value)
+        .validate()
+        .deduplicate("id", within="2000ms", grace="1500ms")
     )
     for name, kind in KINDS.items():
         events.window(kind).aggregate(count=count(), sum=sum_of("n")).to(name)

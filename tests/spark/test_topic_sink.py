@@ -14,7 +14,7 @@ from tidegate.integrity import audit_topic
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 RECORDS = 90
 

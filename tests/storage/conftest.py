@@ -60,7 +60,7 @@ def make_bucket(endpoint: str, server: subprocess.Popen[bytes]) -> None:
     request = urllib.request.Request(
         f"{endpoint}/{BUCKET}", method="PUT", data=b"", headers={"Authorization": credential}
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while True:
         try:
             urllib.request.urlopen(request, timeout=10).close()

@@ -102,7 +102,7 @@ def test_two_processes_go_on_from_one_token_and_neither_hurts_the_other_or_the_b
             assert attempt.stdin is not None
             attempt.stdin.write("go\n")
             attempt.stdin.flush()
-        tokens = [bytes.fromhex(attempt.communicate(timeout=120)[0].strip()) for attempt in attempts]
+        tokens = [bytes.fromhex(attempt.communicate(timeout=600)[0].strip()) for attempt in attempts]
     finally:
         for attempt in attempts:
             attempt.kill()

@@ -297,7 +297,7 @@ def race(count: int, act: Callable[[int], None]) -> dict[int, TidegateError | No
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert len(outcomes) == count
     return outcomes
 

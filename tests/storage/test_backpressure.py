@@ -31,7 +31,7 @@ from tidegate.testing.storage import batch_of
 TASK = "job/window/0"
 LIMIT = 64 << 10
 ROWS = 100
-PATIENCE_S = 30
+PATIENCE_S = 300
 SPEC = StoreSpec("events", Merge.APPEND, pa.schema([("value", pa.int64())]), bucket_ms=1000)
 
 

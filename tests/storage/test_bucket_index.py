@@ -569,6 +569,6 @@ def test_many_threads_insert_and_publish_without_losing_a_row() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     assert index.total_rows == 301 == sum(bucket.row_count for bucket in index.query(0, 9999))

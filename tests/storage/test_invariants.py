@@ -34,7 +34,7 @@ from tidegate.testing.simulated_stores import KEYS, WEIGHTS, SimulatedStore, Sim
 from tidegate.testing.simulated_worker import SimulatedWorker
 from tidegate.testing.storage import fold, keys_of_one_hash, rows_of
 
-PATIENCE_S = 20
+PATIENCE_S = 300
 
 
 def numbered(row: str) -> Any:

@@ -81,7 +81,7 @@ def proxy(s3_endpoint: str) -> Iterator[ForgetfulProxy]:
     yield server
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(300)
 
 
 @pytest.fixture

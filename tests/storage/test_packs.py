@@ -292,7 +292,7 @@ def test_many_threads_load_through_one_cache() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert not wrong
 
 

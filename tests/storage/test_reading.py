@@ -815,7 +815,7 @@ def test_waiting_for_scratch_holds_no_lock_of_the_index() -> None:
     store.append(events((b"k", 1500)))  # would hang if the waiting load held the index
     assert found == []
     first.close()
-    thread.join(30)
+    thread.join(300)
     assert found == [1000], "it sees what it captured before it waited"
     assert store.is_idle()
 
@@ -834,7 +834,7 @@ def test_a_load_that_never_gets_scratch_fails_with_the_remedy() -> None:
     with store.reader.load(plan(store, RangeRequest(b"k"))):
         thread = threading.Thread(target=other)
         thread.start()
-        thread.join(30)
+        thread.join(300)
         assert [error.reason for error in errors] == ["scratch"]
         assert store.pins.open_leases() == 1, "the failed load unpinned what it had pinned"
     assert store.is_idle()
@@ -878,7 +878,7 @@ def test_readers_and_a_writer_at_once_see_whole_batches() -> None:
             store.compact(1000)
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert not wrong
     assert store.is_idle()
     assert len(times_of(store)) == 300

@@ -15,6 +15,7 @@ from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, write_records
+from tidegate.testing.windows import ms
 
 MINUTE = 60_000
 TOPIC = "windows-changelog"
@@ -45,7 +46,7 @@ def log(tmp_path: Path) -> Any:
 
 def opened(log: Any, tmp_path: Path, records: list[Said], size: int = 10, **settings: Any) -> WindowedTable:
     write_records(log, TOPIC, records)
-    return windowed_table(log, TOPIC, size, state=tmp_path / "state", **settings)
+    return windowed_table(log, TOPIC, ms(size), state=tmp_path / "state", **settings)
 
 
 def outcomes(found: Any) -> list[tuple[int, str]]:
@@ -61,7 +62,7 @@ def test_the_records_are_named_with_what_became_of_them(log: Any, tmp_path: Path
         window_record(b"z", 20 * MINUTE, b"jump"),
         window_record(b"a", MINUTE, b"too late"),
     ]
-    with opened(log, tmp_path, said[:4], MINUTE, retention=2 * MINUTE) as table:
+    with opened(log, tmp_path, said[:4], MINUTE, retention="2m") as table:
         write_records(log, TOPIC, said[4:])
         found = table.explain(b"a", MINUTE)
         assert outcomes(found) == [(0, "replaced"), (2, "deletion"), (3, "current"), (5, "waiting")]
@@ -80,7 +81,7 @@ def test_the_records_are_named_with_what_became_of_them(log: Any, tmp_path: Path
 
 def test_only_the_offsets_of_the_window_are_read_again(log: Any, tmp_path: Path) -> None:
     said = [window_record(b"k%d" % (n % 5), n // 100 * MINUTE, b"%d" % n) for n in range(2000)]
-    with opened(log, tmp_path, said, MINUTE, retention=30 * MINUTE) as table:
+    with opened(log, tmp_path, said, MINUTE, retention="30m") as table:
         log.asked.clear()
         found = table.explain(b"k3", 7 * MINUTE)
         assert outcomes(found) == [*((n, "replaced") for n in range(703, 798, 5)), (798, "current")]
@@ -94,13 +95,13 @@ def test_only_the_offsets_of_the_window_are_read_again(log: Any, tmp_path: Path)
 
 def test_a_restart_and_a_reader_know_the_offsets_too(log: Any, tmp_path: Path) -> None:
     said = [window_record(b"k%d" % (n % 5), n // 100 * MINUTE, b"%d" % n) for n in range(500)]
-    settings: dict[str, Any] = {"state": tmp_path / "state", "retention": 30 * MINUTE}
+    settings: dict[str, Any] = {"state": tmp_path / "state", "retention": "30m"}
     write_records(log, TOPIC, said)
-    with windowed_table(log, TOPIC, MINUTE, **settings) as table:
+    with windowed_table(log, TOPIC, ms(MINUTE), **settings) as table:
         told = table.explain(b"k1", 2 * MINUTE)
-        with windowed_table(log, TOPIC, MINUTE, read_only=True, **settings) as reader:
+        with windowed_table(log, TOPIC, ms(MINUTE), read_only=True, **settings) as reader:
             assert reader.explain(b"k1", 2 * MINUTE) == told
-    with windowed_table(log, TOPIC, MINUTE, bootstrap=False, **settings) as table:
+    with windowed_table(log, TOPIC, ms(MINUTE), bootstrap=False, **settings) as table:
         log.asked.clear()
         assert table.explain(b"k1", 2 * MINUTE) == told
         assert log.asked == [(200, 300)]

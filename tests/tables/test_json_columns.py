@@ -7,7 +7,7 @@ import math
 import random
 import struct
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -347,7 +347,7 @@ def test_required_fields_must_be_there() -> None:
         ("timestamp", '"2026-01-31T10:00:00.5+02:00"', datetime(2026, 1, 31, 8, 0, 0, 500_000, tzinfo=UTC)),
         ("timestamp", "1500", datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)),
         ("timestamp[us]", "1500", datetime(1970, 1, 1, 0, 0, 0, 1500, tzinfo=UTC)),
-        ("timestamp", '"2026-01-31T10:00:00"', "write it like"),
+        ("timestamp", '"2026-01-31T10:00:00"', "with its offset from UTC"),
         ("timestamp", '"2026-02-30T10:00:00Z"', "write it like"),
         ("timestamp", "1.5", "where int64"),
         ("timestamp", '"soon"', "write it like"),
@@ -440,3 +440,43 @@ def test_the_kernel_never_leaves_its_arrays(rows: list[bytes | None]) -> None:
             ]
         )
     assert answers[0] == answers[1]
+
+
+_WRITERS = [
+    "{:%Y-%m-%dT%H:%M:%S}.{us:06d}+00:00",  # Python's isoformat()
+    "{:%Y-%m-%d %H:%M:%S}.{us:06d}+00:00",  # Python's str()
+    "{:%Y-%m-%dT%H:%M:%S}.{ms:03d}Z",  # JavaScript's toISOString()
+    "{:%Y-%m-%dT%H:%M:%S}.{us:06d}000Z",  # Java's Instant
+    "{:%Y-%m-%dT%H:%M:%S}.{us:06d}Z[UTC]",  # Java's ZonedDateTime
+    "{east:%Y-%m-%dT%H:%M:%S}.{us:06d}+02:00[Europe/Berlin]",
+    "{east:%Y-%m-%dT%H:%M:%S}.{us:06d}+0200",
+    "{east:%Y-%m-%dT%H:%M}+02:00",  # Java leaves seconds out that are zero
+    "{:%Y-%m-%dT%H:%M:%S}Z",
+]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@given(
+    moments=st.lists(st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1)), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_moments_as_python_java_and_javascript_write_them(
+    unit: str, moments: list[datetime], data: Any
+) -> None:
+    """Python's own reading of the text is the oracle; what is finer than the unit is cut off."""
+    texts, expected = [], []
+    for moment in moments:
+        form = data.draw(st.sampled_from(_WRITERS))
+        east = moment + timedelta(hours=2)
+        text = form.format(moment, east=east, us=moment.microsecond, ms=moment.microsecond // 1000)
+        texts.append(text)
+        read = datetime.fromisoformat(text.partition("[")[0])
+        micros = (read - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        expected.append({"s": micros // 10**6, "ms": micros // 1000, "us": micros, "ns": micros * 1000}[unit])
+    whole = decode([b'{"at":"%s"}' % text.encode() for text in texts], at=f"timestamp[{unit}]")
+    assert whole.reasons == ()
+    assert whole.batch.column("at").cast(pa.int64()).to_pylist() == expected
+    kind = f"struct<t: timestamp[{unit}]>"  # which is read row by row
+    apart = decode([b'{"v":{"t":"%s"}}' % text.encode() for text in texts], v=kind)
+    assert apart.reasons == ()
+    assert apart.batch.column("v").field("t").cast(pa.int64()).to_pylist() == expected

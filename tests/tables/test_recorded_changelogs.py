@@ -14,6 +14,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, windows_in, write_records
+from tidegate.testing.windows import ms
 
 SESSIONS = [name for name in NAMES if load_fixture(name).store_kind == "session"]
 TIMES = [name for name in NAMES if name not in SESSIONS and name != "papi-duplicates"]
@@ -49,8 +50,10 @@ def open_recorded(log: Log, state: Path, recorded: Recorded, **settings: Any) ->
     write_records(log, topic, [Said(r.key, r.value, r.timestamp) for r in recorded.changelog])
     retention = settings.pop("retention", retention_of(recorded))
     if recorded.store_kind == "session":
-        return sessioned_table(log, topic, state=state, retention=retention, **settings)
-    return windowed_table(log, topic, recorded.size_ms or 1, state=state, retention=retention, **settings)
+        return sessioned_table(log, topic, state=state, retention=ms(retention), **settings)
+    return windowed_table(
+        log, topic, ms(recorded.size_ms or 1), state=state, retention=ms(retention), **settings
+    )
 
 
 @pytest.fixture
@@ -84,12 +87,12 @@ def test_a_restart_in_the_middle_changes_nothing(log: Log, tmp_path: Path, name:
     said = [Said(r.key, r.value, r.timestamp) for r in recorded.changelog]
     topic, state = recorded.changelog_topic, tmp_path / "state"
     write_records(log, topic, said[:half])
-    kind: dict[str, Any] = {"retention": retention_of(recorded)}
+    kind: dict[str, Any] = {"retention": ms(retention_of(recorded))}
 
     def opened() -> Any:
         if recorded.store_kind == "session":
             return sessioned_table(log, topic, state=state, **kind)
-        return windowed_table(log, topic, recorded.size_ms or 1, state=state, **kind)
+        return windowed_table(log, topic, ms(recorded.size_ms or 1), state=state, **kind)
 
     with opened() as table:
         assert table.position == {0: half}
@@ -102,7 +105,7 @@ def test_a_restart_in_the_middle_changes_nothing(log: Log, tmp_path: Path, name:
         whole: Any = sessioned_table(log, "whole-changelog", state=tmp_path / "whole", **kind)
     else:
         whole = windowed_table(
-            log, "whole-changelog", recorded.size_ms or 1, state=tmp_path / "whole", **kind
+            log, "whole-changelog", ms(recorded.size_ms or 1), state=tmp_path / "whole", **kind
         )
     with whole:
         assert found == windows_in(whole)
@@ -114,7 +117,7 @@ def test_session_merges_leave_the_final_sessions_and_forward_the_deletions(log: 
     log.create_topic(recorded.changelog_topic)
     with (
         sessioned_table(
-            log, recorded.changelog_topic, state=tmp_path / "state", retention=retention_of(recorded)
+            log, recorded.changelog_topic, state=tmp_path / "state", retention=ms(retention_of(recorded))
         ) as table,
         table.changes() as changes,
     ):
@@ -143,8 +146,8 @@ def test_what_a_windowed_serde_wrote_is_read_in_topic_format(log: Log, tmp_path:
     written = [r for topic in topics for r in recorded.written(topic)]
     write_records(log, "windows", [Said(r.key, r.value, r.timestamp) for r in written])
     with windowed_table(
-        log, "windows", recorded.size_ms or 1, state=tmp_path / "state", key_format="topic",
-        retention=retention_of(recorded),
+        log, "windows", ms(recorded.size_ms or 1), state=tmp_path / "state", key_format="topic",
+        retention=ms(retention_of(recorded)),
     ) as table:  # fmt: skip
         assert {key: value for key, (value, _) in windows_in(table).items()} == {
             key: value for key, (value, _) in stored(recorded).items()

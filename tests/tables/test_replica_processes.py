@@ -33,7 +33,7 @@ from tidegate.testing.simulated_replicas import counting, leaders, led, undistur
 
 VERSION, LIVE, KEYS = "users_v1", "user-updates", 40
 NAMES = ("a", "b", "c")
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 NURSERY = """
 import os, signal, sys, threading, time

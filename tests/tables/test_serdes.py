@@ -209,10 +209,10 @@ def test_time_windows_around_a_serde() -> None:
     key = Windowed("key", TimeWindow(50, 60))
     assert serde.encode(key) == bytes.fromhex("6b65790000000000000032")
     assert serde.decode(serde.encode(key)) == key
-    store = windowed(String(), size=10, key_format="changelog")
+    store = windowed(String(), size="10ms", key_format="changelog")
     assert store.encode(key) == bytes.fromhex("6b6579000000000000003200000000")
     assert store.decode(store.encode(key)) == key
-    assert windowed(Long(), size=10, key_format="changelog").fixed_bytes == 20
+    assert windowed(Long(), size="10ms", key_format="changelog").fixed_bytes == 20
 
 
 def test_sessions_around_a_serde() -> None:
@@ -226,7 +226,7 @@ def test_sessions_around_a_serde() -> None:
 
 
 def test_windowed_columns() -> None:
-    for serde, end in ((windowed(String(), size=10), 60), (windowed(String()), 70)):
+    for serde, end in ((windowed(String(), size="10ms"), 60), (windowed(String()), 70)):
         rows = [
             {"key": "k", "window_start": 50, "window_end": end},
             {"key": "", "window_start": 0, "window_end": end - 50},
@@ -242,17 +242,21 @@ def test_windowed_columns() -> None:
 
 
 def test_a_key_of_another_length_than_its_serde_has_is_refused() -> None:
-    raw = windowed(String(), size=10).encode(Windowed("abc", TimeWindow(0, 10)))
+    raw = windowed(String(), size="10ms").encode(Windowed("abc", TimeWindow(0, 10)))
     with pytest.raises(WindowedKeyFormatError, match="3 bytes where 8"):
-        windowed(Long(), size=10).decode(raw)
+        windowed(Long(), size="10ms").decode(raw)
 
 
 @pytest.mark.parametrize("inner", PLAIN, ids=repr)
 def test_wrapping_twice_is_a_type_error(inner: Serde[Any]) -> None:
-    for once in (windowed(inner), windowed(inner, size=5), windowed(inner, size=5, key_format="changelog")):
+    for once in (
+        windowed(inner),
+        windowed(inner, size="5ms"),
+        windowed(inner, size="5ms", key_format="changelog"),
+    ):
         assert isinstance(once, WindowedSerde)
         with pytest.raises(TypeError, match="wrapped twice"):
-            windowed(once, size=5)
+            windowed(once, size="5ms")
         with pytest.raises(TypeError, match="wrapped twice"):
             windowed(once)
 
@@ -260,12 +264,12 @@ def test_wrapping_twice_is_a_type_error(inner: Serde[Any]) -> None:
 @pytest.mark.parametrize("no_serde", [None, "string", String, str])
 def test_what_is_no_serde_is_a_type_error(no_serde: Any) -> None:
     with pytest.raises(TypeError, match="is no serde"):
-        windowed(no_serde, size=5)
+        windowed(no_serde, size="5ms")
 
 
 def test_sizes_of_windowed_serdes() -> None:
     with pytest.raises(TypeError, match="no window size"):
-        windowed(String(), size=5, key_format="session")
+        windowed(String(), size="5ms", key_format="session")
     with pytest.raises(TypeError, match="give the window size"):
         windowed(String(), key_format="changelog")
     with pytest.raises(InvalidError):

@@ -137,5 +137,5 @@ def test_threads_look_while_another_moves() -> None:
         made.move(commit)
     ended.set()
     for each in threads:
-        each.join(30)
+        each.join(300)
     assert not wrong and len(made.open) <= 2

@@ -44,7 +44,7 @@ def write(log: Log, first: int, count: int, **settings: Any) -> None:
 
 
 def opened(log: Log, tmp_path: Path, **settings: Any) -> WindowedTable:
-    return windowed_table(log, TOPIC, 10, state=tmp_path / "state", **settings)
+    return windowed_table(log, TOPIC, "10ms", state=tmp_path / "state", **settings)
 
 
 def expected(count: int) -> dict[tuple[bytes, int, int], tuple[bytes, int]]:

@@ -28,6 +28,7 @@ from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.faults import CrashAt, EffectCounter, count_effects, dying_process
 from tidegate.testing.tables import Said, window_record, windows_in, write_records
+from tidegate.testing.windows import ms
 
 TOPIC = "windows-changelog"
 ROUNDS, ROUND = 3, 12
@@ -66,7 +67,9 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folders = []
     for rounds in range(1, ROUNDS + 1):
         folder = tmp_path_factory.mktemp("log") / "log"
-        with Log(folder, durability="os") as log:
+        with Log(
+            folder, durability="os", randomness=SeededRandomness(1)
+        ) as log:  # one topic, so one topic id
             write_records(log, TOPIC, records(0, rounds * ROUND), batch_records=4)
         folders.append(folder)
     return folders
@@ -76,9 +79,9 @@ def opened(log: Log, state: Path, files: Files | None, clock: ManualClock, seed:
     return windowed_table(
         log,
         TOPIC,
-        MINUTE,
+        ms(MINUTE),
         state=state,
-        retention=3 * MINUTE,
+        retention=ms(3 * MINUTE),
         files=files,
         clock=clock,
         randomness=SeededRandomness(seed),
@@ -103,7 +106,7 @@ def check(logs: list[Path], state: Path, clock: ManualClock, promised: list[int]
     clock.advance("1m")  # the dead one's lease ends
     with stage(logs[-1], clock) as log:
         bare = windowed_table(
-            log, TOPIC, MINUTE, state=state, retention=3 * MINUTE, clock=clock, bootstrap=False
+            log, TOPIC, ms(MINUTE), state=state, retention=ms(3 * MINUTE), clock=clock, bootstrap=False
         )
         position = bare.position[0]
         assert position >= max(promised, default=0), "a commit is lost"
@@ -161,7 +164,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
 with Log(sys.argv[1], read_only=True) as log:
-    table = windowed_table(log, "windows-changelog", 60_000, state=sys.argv[2], retention=180_000, bootstrap=False,
+    table = windowed_table(log, "windows-changelog", "1m", state=sys.argv[2], retention="3m", bootstrap=False,
                            follow=True, cadence=Cadence(commit_interval_ms=20, read_bytes=2048))
     print(table.role, flush=True)
     while True:
@@ -191,7 +194,9 @@ def test_a_table_is_read_while_another_process_builds_it(tmp_path: Path) -> None
         try:
             assert process.stdout is not None
             assert process.stdout.readline().strip() == "builder"
-            with windowed_table(log, TOPIC, MINUTE, state=tmp_path / "state", retention=3 * MINUTE) as reader:
+            with windowed_table(
+                log, TOPIC, ms(MINUTE), state=tmp_path / "state", retention=ms(3 * MINUTE)
+            ) as reader:
                 assert reader.role == "reader"
                 seen = []
                 for first in range(100, total, 100):
@@ -205,7 +210,9 @@ def test_a_table_is_read_while_another_process_builds_it(tmp_path: Path) -> None
         finally:
             kill(process)
         # It was killed: the next one that opens builds on, at once, because the dead one's process is gone.
-        with windowed_table(log, TOPIC, MINUTE, state=tmp_path / "state", retention=3 * MINUTE) as table:
+        with windowed_table(
+            log, TOPIC, ms(MINUTE), state=tmp_path / "state", retention=ms(3 * MINUTE)
+        ) as table:
             assert table.role == "builder"
             assert windows_in(table) == answer(total)
 
@@ -215,10 +222,11 @@ import os, signal, sys
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
+from tidegate.testing.windows import ms
 
 def build():
     with Log(sys.argv[1], read_only=True) as log:
-        table = windowed_table(log, "windows-changelog", 60_000, state=sys.argv[2], retention=180_000,
+        table = windowed_table(log, "windows-changelog", "1m", state=sys.argv[2], retention="3m",
                                bootstrap=False, follow=True, cadence=Cadence(commit_interval_ms=5, read_bytes=2048))
         os.write(1, b"%d %s\\n" % (os.getpid(), table.role.encode()))
         while True:
@@ -289,7 +297,12 @@ def killed_at_random(tmp_path: Path, deaths: int, seed: int) -> None:
             nursery.kill()
             if death % 5 == 4 or death == deaths - 1:
                 with windowed_table(
-                    log, TOPIC, MINUTE, state=tmp_path / "state", retention=3 * MINUTE, bootstrap=False
+                    log,
+                    TOPIC,
+                    ms(MINUTE),
+                    state=tmp_path / "state",
+                    retention=ms(3 * MINUTE),
+                    bootstrap=False,
                 ) as table:
                     assert table.role == "builder", "a dead process holds no lease"
                     position = table.position[0]

@@ -97,22 +97,22 @@ def test_a_process_of_another_machine_is_waited_for(backend: Any, clock: ManualC
 
 
 def test_a_new_builder_fences_the_one_before(backend: Any) -> None:
-    old, new = Commits(backend, SHAPE, 1), Commits(backend, SHAPE, 2)
+    old, new = Commits(backend, SHAPE, 1, ""), Commits(backend, SHAPE, 2, "")
     assert old.take_over() == ()
     first = old.add(b"token", {0: 5}, 3, 0)
     assert new.take_over() == (first,)
     with pytest.raises(FencedError):
         old.add(b"token", {0: 9}, 4, 0)
     with pytest.raises(FencedError):
-        Commits(backend, SHAPE, 1).take_over()
+        Commits(backend, SHAPE, 1, "").take_over()
     assert new.add(b"token", {0: 7}, 4, 0).number == 2
 
 
 def test_another_shape_is_refused(backend: Any) -> None:
-    Commits(backend, SHAPE, 1).take_over()
+    Commits(backend, SHAPE, 1, "").take_over()
     other = msgspec.structs.replace(SHAPE, retention_ms=SHAPE.retention_ms + 1)
     with pytest.raises(InvalidError, match="retention_ms"):
-        Commits(backend, other, 2).take_over()
+        Commits(backend, other, 2, "").take_over()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01", b"\x84nonsense"])

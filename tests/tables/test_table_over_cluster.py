@@ -36,8 +36,8 @@ def log() -> Iterator[Any]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
-    owner.list_topics("t", timeout=20)  # asking for it makes it
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
+    owner.list_topics("t", timeout=120)  # asking for it makes it
     with open_log(f"kafka://127.0.0.1:{broker.port}") as opened:
         yield Described(opened)
     del owner
@@ -61,11 +61,11 @@ def write(log: Any, first: int, count: int) -> None:
 def test_a_table_over_a_cluster(log: Any, tmp_path: Path) -> None:
     write(log, 0, 20)
     expected = {(b"k%d" % (n % 3), n * 10, n * 10 + 10): (b"%d" % n, n * 10 + 5) for n in range(30)}
-    with windowed_table(log, "t", 10, state=tmp_path / "state") as table:
+    with windowed_table(log, "t", "10ms", state=tmp_path / "state") as table:
         assert windows_in(table) == dict(list(expected.items())[:20])
         assert table.position[1] == 20
     write(log, 20, 10)
-    with windowed_table(log, "t", 10, state=tmp_path / "state", bootstrap=False) as table:
+    with windowed_table(log, "t", "10ms", state=tmp_path / "state", bootstrap=False) as table:
         assert table.position[1] == 20
         table.catch_up("20s")
         assert windows_in(table) == expected

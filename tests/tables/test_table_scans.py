@@ -59,7 +59,7 @@ class Stage:
     def open(self, **settings: Any) -> Any:
         given: dict[str, Any] = {"state": self.folder / "state", "consumed": CONSUMED, **settings}
         if self.kind == "window":
-            return windowed_table(self.log, "t", 1000, **given)
+            return windowed_table(self.log, "t", "1s", **given)
         return (sessioned_table if self.kind == "session" else key_table)(self.log, "t", **given)
 
     def write(self, value: int) -> None:

@@ -49,7 +49,7 @@ STORE = Materialized("mine")
     ],
 )
 def test_each_form_of_windowed_table(log: Log, tmp_path: Path, given: dict[str, Any]) -> None:
-    with windowed_table(log, "counts", 10, state=tmp_path / "state", **given) as opened:
+    with windowed_table(log, "counts", "10ms", state=tmp_path / "state", **given) as opened:
         key, value = ("key", 2) if "consumed" in given else (b"key", b"\0" * 7 + b"\2")
         assert windows_in(opened) == {(key, 50, 60): (value, 60)}
         assert opened.name == ("mine" if "materialized" in given else "counts")
@@ -84,11 +84,11 @@ def test_case_1_a_plain_topic_becomes_a_table_of_keys(log: Log, tmp_path: Path) 
 
 def test_case_2_a_plain_topic_is_no_windowed_table(log: Log, tmp_path: Path) -> None:
     with pytest.raises(WindowedKeyFormatError, match=r"plain.*offset 0.*aggregate"):
-        windowed_table(log, "plain", 10, state=tmp_path / "state")
+        windowed_table(log, "plain", "10ms", state=tmp_path / "state")
 
 
 def test_case_3_windows_in_a_key_value_store_are_refused(log: Log, tmp_path: Path) -> None:
-    for open_it in (lambda m: windowed_table(log, "counts", 10, state=tmp_path / "s", materialized=m),
+    for open_it in (lambda m: windowed_table(log, "counts", "10ms", state=tmp_path / "s", materialized=m),
                     lambda m: sessioned_table(log, "sessions", state=tmp_path / "s", materialized=m)):  # fmt: skip
         with pytest.raises(TypeError, match="never expire"):
             open_it(Materialized(store=KeyValueSupplier("store")))
@@ -96,7 +96,7 @@ def test_case_3_windows_in_a_key_value_store_are_refused(log: Log, tmp_path: Pat
 
 
 def test_case_3_table_with_a_windowed_serde_works_with_a_warning(log: Log, tmp_path: Path) -> None:
-    serde = windowed(String(), size=10, key_format="changelog")
+    serde = windowed(String(), size="10ms", key_format="changelog")
     with pytest.warns(TidegateWarning, match="without an end"):
         opened = table(
             log, "counts", state=tmp_path / "state", windowed_key=serde, consumed=Consumed(value=Long())
@@ -108,7 +108,7 @@ def test_case_3_table_with_a_windowed_serde_works_with_a_warning(log: Log, tmp_p
 
 def _windowed(**given: Any) -> Any:
     return lambda log, state: windowed_table(
-        log, given.pop("topic", "counts"), **{"window_size": 10, "state": state} | given
+        log, given.pop("topic", "counts"), **{"window_size": "10ms", "state": state} | given
     )
 
 
@@ -144,7 +144,7 @@ def _sessioned(**given: Any) -> Any:
             id="WIN-7.7-04-key-value-store",
         ),
         pytest.param(
-            lambda log, state: _windowed(consumed=Consumed(windowed(String(), size=10)))(log, state),
+            lambda log, state: _windowed(consumed=Consumed(windowed(String(), size="10ms")))(log, state),
             TypeError,
             id="wrapped-twice-consumed",
         ),
@@ -164,7 +164,7 @@ def _sessioned(**given: Any) -> Any:
             id="WIN-7.7-04-store-of-duplicates",
         ),
         pytest.param(_windowed(retention=-1), ValueError, id="retention-negative"),
-        pytest.param(_windowed(retention=9), ValueError, id="retention-below-size"),
+        pytest.param(_windowed(retention="9ms"), ValueError, id="retention-below-size"),
         pytest.param(
             _windowed(retention="1d", materialized=Materialized(retention="2d")),
             ValueError,
@@ -187,11 +187,11 @@ def test_what_cannot_be_a_table_is_refused_and_leaves_nothing_behind(
 
 
 def test_a_name_that_another_table_has_is_refused(log: Log, tmp_path: Path) -> None:
-    with windowed_table(log, "counts", 10, state=tmp_path / "state", materialized=STORE):
+    with windowed_table(log, "counts", "10ms", state=tmp_path / "state", materialized=STORE):
         pass
     with pytest.raises(InvalidError, match="size_ms"):
-        windowed_table(log, "counts", 20, state=tmp_path / "state", materialized=STORE)
-    with windowed_table(log, "counts", 10, state=tmp_path / "state", materialized=STORE) as again:
+        windowed_table(log, "counts", "20ms", state=tmp_path / "state", materialized=STORE)
+    with windowed_table(log, "counts", "10ms", state=tmp_path / "state", materialized=STORE) as again:
         assert again.role == "builder"
 
 
@@ -230,8 +230,10 @@ def test_strict_reading_refuses_keys_of_another_kind(
 ) -> None:
     write_records(log, "odd", [record])
     with pytest.raises(WindowedKeyFormatError, match="offset 0"):
-        windowed_table(log, "odd", 10, state=tmp_path / "state", **settings)
-    with windowed_table(log, "odd", 10, state=tmp_path / "state", on_bad_key="skip", **settings) as opened:
+        windowed_table(log, "odd", "10ms", state=tmp_path / "state", **settings)
+    with windowed_table(
+        log, "odd", "10ms", state=tmp_path / "state", on_bad_key="skip", **settings
+    ) as opened:
         assert len(opened.all()) == 0
         assert opened.counts.bad_keys == 1
         (letter,) = opened.dead_letters().to_pylist()

@@ -36,7 +36,7 @@ def expected(count: int) -> dict[Any, Any]:
 
 
 def opened(log: Log, tmp_path: Path, **settings: Any) -> WindowedTable:
-    return windowed_table(log, TOPIC, 10, state=tmp_path / "state", **settings)
+    return windowed_table(log, TOPIC, "10ms", state=tmp_path / "state", **settings)
 
 
 def dies(table: WindowedTable) -> None:
@@ -163,7 +163,7 @@ import sys
 from tidegate.clock import SystemClock
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.tables.building.materialiser import Cadence
-table = windowed_table(sys.argv[1], "windows-changelog", 10, state=sys.argv[2], follow=True, bootstrap=False,
+table = windowed_table(sys.argv[1], "windows-changelog", "10ms", state=sys.argv[2], follow=True, bootstrap=False,
                        cadence=Cadence(commit_interval_ms=20))
 role, clock = "", SystemClock()
 while True:

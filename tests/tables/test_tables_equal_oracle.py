@@ -19,6 +19,7 @@ from tidegate.tables.key_table import table as key_table
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, write_records
+from tidegate.testing.windows import ms
 
 MINUTE = 60_000
 RETENTION = 4 * MINUTE
@@ -91,9 +92,9 @@ def opened(log: Log, kind: str, state: Path, clock: ManualClock) -> Any:
         "cadence": Cadence(read_bytes=128, buffer_bytes=64, commit_bytes=1000),
     }
     if kind == "window":
-        return windowed_table(log, "topic", MINUTE, retention=RETENTION, **common)
+        return windowed_table(log, "topic", ms(MINUTE), retention=ms(RETENTION), **common)
     if kind == "session":
-        return sessioned_table(log, "topic", retention=RETENTION, **common)
+        return sessioned_table(log, "topic", retention=ms(RETENTION), **common)
     return key_table(log, "topic", **common)
 
 

@@ -25,6 +25,7 @@ from tidegate.tables.serdes.plain import Int, Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.tables import Said, session_record, window_record, windows_in, write_records
+from tidegate.testing.windows import ms
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow
 
 MINUTE = 60_000
@@ -38,7 +39,7 @@ def log(tmp_path: Path) -> Any:
 
 def opened(log: Log, tmp_path: Path, records: list[Said], size: int = 10, **settings: Any) -> WindowedTable:
     write_records(log, "windows-changelog", records)
-    return windowed_table(log, "windows-changelog", size, state=tmp_path / "state", **settings)
+    return windowed_table(log, "windows-changelog", ms(size), state=tmp_path / "state", **settings)
 
 
 # -- records -------------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def test_WIN_7_7_05_a_window_older_than_the_retention_is_neither_stored_nor_told
 ) -> None:
     """WIN-7.7-05: R = 2 minutes, so I = 1 minute; at 5:00 all before 3:00 is gone."""
     first = [window_record(b"a", 5 * MINUTE, b"new")]
-    with opened(log, tmp_path, first, MINUTE, retention=2 * MINUTE) as table, table.changes() as changes:
+    with opened(log, tmp_path, first, MINUTE, retention="2m") as table, table.changes() as changes:
         late = [window_record(b"a", 2 * MINUTE, b"old"), window_record(b"b", 3 * MINUTE, b"edge")]
         write_records(log, "windows-changelog", [*late, window_record(b"b", 4 * MINUTE, b"in time")])
         table.catch_up()
@@ -117,7 +118,7 @@ def test_WIN_7_7_05_a_window_older_than_the_retention_is_neither_stored_nor_told
 def test_what_expires_does_not_depend_on_how_the_topic_is_cut(log: Log, tmp_path: Path, cut: int) -> None:
     starts = [0, 1, 9, 3, 12, 4, 11, 20, 10, 17, 2, 18, 30, 20]
     records = [window_record(b"k%d" % (n % 3), start * MINUTE, b"%d" % n) for n, start in enumerate(starts)]
-    with opened(log, tmp_path, records[:1], MINUTE, retention=5 * MINUTE) as table:
+    with opened(log, tmp_path, records[:1], MINUTE, retention="5m") as table:
         for at in range(1, len(records), cut):
             write_records(log, "windows-changelog", records[at : at + cut])
             table.catch_up()
@@ -164,7 +165,7 @@ def test_bad_values_stop_the_table_or_become_dead_letters(log: Log, tmp_path: Pa
     skipping = Consumed(String(), Long(), on_bad_value="skip")
     for _ in range(2):  # they are kept across a restart
         with windowed_table(
-            log, "windows-changelog", 10, state=tmp_path / "state", consumed=skipping
+            log, "windows-changelog", "10ms", state=tmp_path / "state", consumed=skipping
         ) as table:
             assert windows_in(table) == {("a", 0, 10): (0, 0)}
             assert table.counts.bad_values == 1
@@ -299,7 +300,7 @@ def test_keys_of_several_partitions_are_one_table(log: Log, tmp_path: Path) -> N
     log.create_topic("wide", 3)
     for partition in range(3):
         write_records(log, "wide", [window_record(b"p%d" % partition, 0, b"v")], partition=partition)
-    with windowed_table(log, "wide", 10, state=tmp_path / "state") as table:
+    with windowed_table(log, "wide", "10ms", state=tmp_path / "state") as table:
         assert [(row.key, row.partition) for row in table.all()] == [(b"p0", 0), (b"p1", 1), (b"p2", 2)]
         assert table.position == {0: 1, 1: 1, 2: 1}
 
@@ -324,10 +325,10 @@ def test_records_that_aged_out_are_told_or_refused(log: Log, tmp_path: Path) -> 
     log.partition("windows-changelog", 0).delete_records_before(3)
     with pytest.raises(OffsetOutOfRangeError):
         windowed_table(
-            log, "windows-changelog", 10, state=tmp_path / "state", consumed=Consumed(on_gap="fail")
+            log, "windows-changelog", "10ms", state=tmp_path / "state", consumed=Consumed(on_gap="fail")
         )
     with pytest.warns(TidegateWarning, match="2 offsets"):
-        table = windowed_table(log, "windows-changelog", 10, state=tmp_path / "state")
+        table = windowed_table(log, "windows-changelog", "10ms", state=tmp_path / "state")
     with table:
         assert [value for value, _ in windows_in(table).values()] == [b"0", b"3"]
         assert table.counts.skipped_offsets == 2
@@ -337,8 +338,8 @@ def test_a_topic_that_was_made_anew_is_refused(log: Log, tmp_path: Path) -> None
     opened(log, tmp_path, [window_record(b"a", n, b"v") for n in range(5)]).close()
     log.delete_topic("windows-changelog")
     write_records(log, "windows-changelog", [window_record(b"a", 0, b"v")])
-    with pytest.raises(InvalidError, match="made anew"):
-        windowed_table(log, "windows-changelog", 10, state=tmp_path / "state")
+    with pytest.raises(InvalidError, match="deleted and created again"):
+        windowed_table(log, "windows-changelog", "10ms", state=tmp_path / "state")
 
 
 def test_a_closed_table_says_so(log: Log, tmp_path: Path) -> None:
@@ -362,7 +363,9 @@ def test_dead_letters_are_kept_up_to_their_bytes_and_counted_beyond(
     sizes = {}
     for at in range(0, len(records), cut):
         write_records(log, "windows-changelog", records[at : at + cut])
-        with windowed_table(log, "windows-changelog", 10, state=tmp_path / "state", consumed=serdes) as table:
+        with windowed_table(
+            log, "windows-changelog", "10ms", state=tmp_path / "state", consumed=serdes
+        ) as table:
             letters = table.dead_letters()
             counts = table.counts
             sizes = {row["offset"]: row for row in letters.to_pylist()}
@@ -394,7 +397,7 @@ def test_a_table_drops_time_segments_by_the_rule_of_all_stores(
 
     monkeypatch.setattr(TimeSegments, "cleanup_expired_segments", noted)
     first = [window_record(b"a", n * MINUTE, b"x") for n in range(6)]
-    with opened(log, tmp_path, first, MINUTE, retention=4 * MINUTE) as table:
+    with opened(log, tmp_path, first, MINUTE, retention="4m") as table:
         assert callers[0][0] == "open_existing"
         assert {tuple(chain) for chain in callers[1:]} == {
             ("get_or_create_segment_if_live", "enter_segments", "_store")

@@ -24,7 +24,7 @@ def covered() -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert listing.returncode == 0, listing.stdout[-2000:]
     return set(re.findall(r"(?<=[\[+-])(?:DIV|R)-\d+(?=[\]+-])", listing.stdout))

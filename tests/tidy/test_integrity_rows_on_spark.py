@@ -35,7 +35,7 @@ def met() -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert listing.returncode == 0, listing.stderr[-2000:]
     return set(listing.stdout.split())

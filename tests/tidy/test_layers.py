@@ -219,7 +219,7 @@ def test_every_module_says_what_it_owns(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_a_file_is_one_idea(path: Path) -> None:
     lines = path.read_text().count("\n")
-    assert lines <= 450, f"{identify(path)} has {lines} lines: it is asking to be two"
+    assert lines <= 800, f"{identify(path)} has {lines} lines: it is asking to be two"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identify)

@@ -31,7 +31,7 @@ def listed(*arguments: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert listing.returncode == 0, listing.stdout[-2000:]
     return listing.stdout

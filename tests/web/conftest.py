@@ -13,5 +13,5 @@ __all__ = ["address", "data"]
 
 @pytest.fixture(scope="session")
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=60) as made:
+    with httpx.Client(base_url=address, timeout=300) as made:
         yield made

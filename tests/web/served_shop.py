@@ -100,7 +100,7 @@ def serving(data: Path, *options: str, log: Path | None = None) -> Iterator[str]
 
 
 def _address(server: subprocess.Popen[bytes], said: Path) -> str:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and server.poll() is None:
         for line in said.read_bytes().splitlines(keepends=True):
             if line.startswith(b"look at ") and line.endswith(b"\n"):

@@ -84,7 +84,7 @@ def test_R39_every_address_asks_for_the_token(
         "good": {"authorization": f"Bearer {TOKEN}"},
     }.get(who, {})
     cookies = {"tidegate_session": "long-gone"} if who == "expired" else {}
-    with httpx.Client(base_url=guarded[0], headers=headers, cookies=cookies, timeout=60) as client:
+    with httpx.Client(base_url=guarded[0], headers=headers, cookies=cookies, timeout=300) as client:
         for route in ROUTES:
             if who == "good" and method in ("GET", "HEAD") and "explain" in route and "api" not in route:
                 continue
@@ -146,7 +146,7 @@ def test_R39_a_session_ends_by_itself(tmp_path: Path) -> None:
     ],
 )
 def test_R39_another_name_is_not_answered(address: str, host: str) -> None:
-    found = httpx.get(f"{address}/api/topics", headers={"host": host}, timeout=30)
+    found = httpx.get(f"{address}/api/topics", headers={"host": host}, timeout=300)
     assert found.status_code in (400, 421)
 
 
@@ -192,7 +192,7 @@ def test_R38_a_body_at_its_limit(guarded: tuple[str, Path], chunked: bool) -> No
     for size, wanted in ((limit - 1, 401), (limit, 401), (limit + 1, 413)):
         body = b"token=" + b"a" * (size - 6)
         content = iter([body]) if chunked else body
-        found = httpx.post(f"{guarded[0]}/login", content=content, timeout=60)
+        found = httpx.post(f"{guarded[0]}/login", content=content, timeout=300)
         assert found.status_code == wanted, size
 
 
@@ -247,11 +247,11 @@ def served_here(data: Path, **limits: Any) -> Iterator[tuple[uvicorn.Server, int
         yield server, server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(300)
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -273,9 +273,9 @@ def test_R38_who_takes_too_long_over_a_head_is_closed(data: Path) -> None:
     """Whether it sends nothing, or a byte now and then. Nothing else would close it: its first answer is to come."""
     with served_here(data, header_seconds=0.3) as (_, port), ExitStack() as held:
         for _ in range(3):
-            silent = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            silent = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
             assert silent.recv(10) == b""
-        drip = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        drip = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
         was_closed = False
         for byte in b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 500:
             try:

@@ -37,7 +37,7 @@ def check(address: str, operation: Any, examples: int) -> int:
         for word, names in KNOWN.items():  # names that are there get further than those that are not
             if word in (case.path_parameters or {}) and data.draw(st.booleans()):
                 case.path_parameters[word] = data.draw(st.sampled_from(names))
-        answer = case.call(base_url=address, timeout=60)
+        answer = case.call(base_url=address, timeout=300)
         case.validate_response(answer, checks=[schemathesis.checks.not_a_server_error, *_conformance()])
         cases += 1
 

@@ -14,6 +14,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import UnavailableError
 from tidegate.testing.tables import Said, window_record, write_records
+from tidegate.testing.windows import ms
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading import tables
 from tidegate.web.reading.opened import opened
@@ -46,7 +47,7 @@ class Remade:
         if kind == "key":
             made = tg.table(self.log, "plain", **said)
         else:
-            made = tg.windowed_table(self.log, "windows", MINUTE, **said)
+            made = tg.windowed_table(self.log, "windows", ms(MINUTE), **said)
         with made as built:
             built.catch_up()
             built.commit()
@@ -110,11 +111,11 @@ def test_threads_that_ask_while_it_is_remade_see_one_or_the_other(remade: Remade
         each.start()
     for kind in ("window", "key") * 6:
         remade.make(kind)
-        seen, deadline = len(answers), time.monotonic() + 30
+        seen, deadline = len(answers), time.monotonic() + 300
         while len(answers) < seen + 8 and time.monotonic() < deadline:
             time.sleep(0.01)
     ended.set()
     for each in threads:
-        each.join(30)
+        each.join(300)
     assert not wrong, wrong[:5]
     assert {"plain", "window"} <= set(answers)

@@ -11,6 +11,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.testing.dedupe import VALUES, Record, batch_of, forwarded, operator_on
+from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
@@ -39,37 +40,49 @@ def records_at(identity: str, *times: int) -> list[Record]:
     ("definition", "records", "passed", "late"),
     [
         pytest.param(
-            Deduplicate("id", 60, grace=30), records_at("x", 100, 159, 160), [0, 2], [], id="WIN-7.7-06"
+            Deduplicate("id", "60ms", grace="30ms"),
+            records_at("x", 100, 159, 160),
+            [0, 2],
+            [],
+            id="WIN-7.7-06",
         ),
         pytest.param(
-            Deduplicate("id", 60, grace=30), records_at("x", 100, 50, 40), [0], [1, 2], id="WIN-7.7-07-late"
+            Deduplicate("id", "60ms", grace="30ms"),
+            records_at("x", 100, 50, 40),
+            [0],
+            [1, 2],
+            id="WIN-7.7-07-late",
         ),
         pytest.param(
-            Deduplicate("id", 60, grace=60), records_at("x", 100, 50, 40), [0, 2], [], id="WIN-7.7-07-grace"
+            Deduplicate("id", "60ms", grace="60ms"),
+            records_at("x", 100, 50, 40),
+            [0, 2],
+            [],
+            id="WIN-7.7-07-grace",
         ),
         pytest.param(
-            Deduplicate("id", 60, grace=30),
+            Deduplicate("id", "60ms", grace="30ms"),
             [Record("x", 100, 0), Record("y", 1000, 1), Record("x", 130, 2)],
             [0, 1],
             [2],
             id="WIN-7.7-08-drop",
         ),
         pytest.param(
-            Deduplicate("id", 60, grace=30, late="forward"),
+            Deduplicate("id", "60ms", grace="30ms", late="forward"),
             [Record("x", 100, 0), Record("y", 1000, 1), Record("x", 130, 2)],
             [0, 1, 2],
             [],
             id="WIN-7.7-08-forward",
         ),
         pytest.param(
-            Deduplicate("id", 60),
+            Deduplicate("id", "60ms"),
             [Record("x", 100, 5), Record("x", 100, 5), Record("x", 100, 6)],
             [5, 5],
             [],
             id="WIN-7.7-09-in-one-batch",
         ),
         pytest.param(
-            Deduplicate("id", 60),
+            Deduplicate("id", "60ms"),
             [
                 Record(None, 100, 0),
                 Record(None, 100, 1),
@@ -91,7 +104,7 @@ def test_cases_of_the_table(
 @pytest.mark.parametrize("_row", [pytest.param(0, id="WIN-7.7-09")])
 def test_a_replay_after_a_crash_is_forwarded_again_and_another_offset_is_not(_row: int) -> None:
     worker = Worker()
-    operator = operator_on(worker, Deduplicate("id", 60))
+    operator = operator_on(worker, Deduplicate("id", "60ms"))
     first = [Record("x", 100, 0), Record("y", 110, 1)]
     assert forwarded(operator.process(batch_of(first), NOW)) == [(0, 0), (0, 1)]
     again = [*first, Record("x", 120, 2)]  # the state was kept, the output was not
@@ -102,7 +115,7 @@ def test_a_replay_after_a_crash_is_forwarded_again_and_another_offset_is_not(_ro
 @pytest.mark.parametrize("_row", [pytest.param(0, id="WIN-7.7-10")])
 def test_a_restored_operator_answers_as_the_one_that_died_and_null_ids_leave_no_row(_row: int) -> None:
     worker = Worker()
-    operator = operator_on(worker, Deduplicate("id", 60, grace=30))
+    operator = operator_on(worker, Deduplicate("id", "60ms", grace="30ms"))
     operator.process(batch_of([Record("x", 100, 0), Record(None, 500, 1), Record("y", 140, 2)]), NOW)
     assert len(worker.rows(operator.states[0])) == 2  # type: ignore[arg-type]
     token = worker.runtime.checkpoint(TASK)
@@ -131,41 +144,41 @@ def test_the_identity_is_the_key_and_the_id() -> None:
         Record("bx", 1, 2, b""),
         Record("x", 2, 3, b"a"),
     ]
-    assert run(Deduplicate("id", 60), records)[0] == [0, 1, 2]
+    assert run(Deduplicate("id", "60ms"), records)[0] == [0, 1, 2]
 
 
 def test_first_is_first_by_arrival_not_by_time() -> None:
-    assert run(Deduplicate("id", 60), records_at("x", 100, 50))[0] == [0]
+    assert run(Deduplicate("id", "60ms"), records_at("x", 100, 50))[0] == [0]
 
 
 @pytest.mark.parametrize(("ts", "passes"), [(40, True), (41, False), (159, False), (160, True)])
 def test_both_sides_of_the_horizon_are_looked_at_over_batches(ts: int, passes: bool) -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"))
     operator.process(batch_of([Record("x", 100, 0)]), NOW)
     assert bool(forwarded(operator.process(batch_of([Record("x", ts, 1)]), NOW))) is passes
 
 
 def test_a_duplicate_moves_stream_time() -> None:
     records = [Record("x", 100, 0), Record("x", 150, 1), Record("y", 100, 2)]
-    assert run(Deduplicate("id", 60, grace=40), records)[2] == [2]
+    assert run(Deduplicate("id", "60ms", grace="40ms"), records)[2] == [2]
 
 
 def test_a_duplicate_is_not_kept_unless_it_refreshes() -> None:
     records = records_at("x", 100, 150, 200, 250, 400)
-    assert run(Deduplicate("id", 60), records)[0] == [0, 2, 4]
-    assert run(Deduplicate("id", 60, refresh=True), records)[0] == [0, 4]
+    assert run(Deduplicate("id", "60ms"), records)[0] == [0, 2, 4]
+    assert run(Deduplicate("id", "60ms", refresh=True), records)[0] == [0, 4]
 
 
 def test_the_replay_of_a_refreshing_duplicate_is_dropped_again() -> None:
     worker = Worker()
-    operator = operator_on(worker, Deduplicate("id", 60, refresh=True))
+    operator = operator_on(worker, Deduplicate("id", "60ms", refresh=True))
     records = records_at("x", 100, 150, 100)
     operator.process(batch_of(records), NOW)
     assert forwarded(operator.process(batch_of(records), NOW)) == [(0, 0)]
 
 
 def test_the_replay_of_a_record_that_is_late_by_now_is_forwarded_while_its_id_is_kept() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60, grace=0))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms", grace=0))
     records = [Record("x", 100, 0), Record("y", 150, 1)]
     operator.process(batch_of(records), NOW)
     assert forwarded(operator.process(batch_of(records), NOW)) == [(0, 0), (0, 1)]
@@ -175,13 +188,13 @@ def test_the_replay_of_a_record_that_is_late_by_now_is_forwarded_while_its_id_is
 
 def test_partitions_have_their_own_stream_time() -> None:
     records = [Record("x", 1000, 0), Record("y", 10, 0, partition=1), Record("y", 20, 1, partition=1)]
-    operator = operator_on(Worker(), Deduplicate("id", 60), partitions=(0, 1))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"), partitions=(0, 1))
     assert forwarded(operator.process(batch_of(records), NOW)) == [(0, 0), (1, 0)]
     assert "late" not in operator.counters
 
 
 def test_a_silent_partition_holds_ids_only_until_it_is_idle() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60), partitions=(0, 1), idle_close=1000)
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"), partitions=(0, 1), idle_close="1000ms")
     operator.process(batch_of([Record("x", 10, 0), Record("y", 10, 0, partition=1)]), Moment(now_ms=0))
     operator.process(batch_of([Record("z", 5000, 1)]), Moment(now_ms=500))
     index = operator.states[0].index
@@ -193,14 +206,14 @@ def test_a_silent_partition_holds_ids_only_until_it_is_idle() -> None:
 def test_stream_times_from_before_a_shuffle_count() -> None:
     batch = batch_of([Record("x", 100, 0), Record("y", 100, 1)])
     batch.stream_time[:] = [100, 500]
-    assert operator_on(Worker(), Deduplicate("id", 60)).process(batch, NOW).late is None
-    late = operator_on(Worker(), Deduplicate("id", 60), stamped=True).process(batch, NOW).late
+    assert operator_on(Worker(), Deduplicate("id", "60ms")).process(batch, NOW).late is None
+    late = operator_on(Worker(), Deduplicate("id", "60ms"), stamped=True).process(batch, NOW).late
     assert late is not None and late.events.offset.tolist() == [1]
     assert late.how_late_ms.tolist() == [340]
 
 
 def test_an_empty_batch_is_a_round_like_any_other() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"))
     operator.process(batch_of(records_at("x", 10)), NOW)
     output = operator.process(batch_of([]), Moment(0, watermark=10_000))
     assert isinstance(output.rows, EventBatch) and output.rows.values.schema == VALUES
@@ -209,11 +222,11 @@ def test_an_empty_batch_is_a_round_like_any_other() -> None:
 
 def test_equal_offsets_of_two_partitions_are_two_records() -> None:
     records = [Record("x", 10, 0), Record("x", 10, 0, partition=1)]
-    assert run(Deduplicate("id", 60), records)[1] == {"new": 1, "duplicates": 1}
+    assert run(Deduplicate("id", "60ms"), records)[1] == {"new": 1, "duplicates": 1}
 
 
 def test_late_rows_say_how_late_and_are_kept_readable() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60, grace=30), late_table=LateSettings("1h"))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms", grace="30ms"), late_table=LateSettings("1h"))
     output = operator.process(batch_of([Record("x", 100, 0), Record("y", 45, 1)]), NOW)
     assert output.late is not None
     assert output.late.how_late_ms.tolist() == [25]
@@ -224,7 +237,7 @@ def test_late_rows_say_how_late_and_are_kept_readable() -> None:
 
 
 def test_rows_keep_their_order_and_their_values() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"))
     records = [Record(str(number % 50), 100 + number % 7, number) for number in range(200)]
     output = operator.process(batch_of(records), NOW)
     assert isinstance(output.rows, EventBatch)
@@ -249,7 +262,7 @@ def test_rows_keep_their_order_and_their_values() -> None:
 )
 def test_ids_of_any_plain_type(columns: pa.DataType, rows: list[Any], passed: list[int]) -> None:
     schema = pa.schema([pa.field("id", columns)])
-    operator = DedupeOperator(Worker().runtime, TASK, "d", Deduplicate("id", 60), schema)
+    operator = DedupeOperator(Worker().runtime, TASK, "d", Deduplicate("id", "60ms"), schema)
     values = pa.RecordBatch.from_arrays([pa.array(rows, columns)], schema=schema)
     plain = batch_of([Record("", 10, offset) for offset in range(5)])
     assert [offset for _, offset in forwarded(operator.process(plain.with_values(values), NOW))] == passed
@@ -259,7 +272,7 @@ def test_ids_of_any_plain_type(columns: pa.DataType, rows: list[Any], passed: li
 
 def test_several_columns_make_one_id() -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("c", pa.int32())])
-    operator = DedupeOperator(Worker().runtime, TASK, "d", Deduplicate(["a", "b", "c"], 60), schema)
+    operator = DedupeOperator(Worker().runtime, TASK, "d", Deduplicate(["a", "b", "c"], "60ms"), schema)
     rows = [("ab", "c", 1), ("a", "bc", 1), ("ab", "c", 2), ("ab", None, 1), ("ab", None, 1), ("ab", "c", 1)]
     columns = [
         pa.array(column, each.type) for column, each in zip(zip(*rows, strict=True), schema, strict=True)
@@ -279,15 +292,19 @@ def test_several_columns_make_one_id() -> None:
     ("make", "error", "words"),
     [
         (lambda: Deduplicate("id", 0), InvalidError, "within is 0"),
-        (lambda: Deduplicate("id", -1), InvalidError, "negative"),
+        (lambda: Deduplicate("id", ms(-1)), InvalidError, "negative"),
         (lambda: Deduplicate("id", "soon"), InvalidError, "within"),
-        (lambda: Deduplicate("id", 60, grace=-1), InvalidError, "grace"),
-        (lambda: Deduplicate("id", 60, late="keep"), InvalidError, "'drop' or 'forward'"),  # type: ignore[arg-type]
-        (lambda: Deduplicate([], 60), TypeError, "name of a column"),
-        (lambda: operator_on(Worker(), Deduplicate("no", 60)), InvalidError, r"'no' among \['id', 'n'\]"),
+        (lambda: Deduplicate("id", "60ms", grace=ms(-1)), InvalidError, "grace"),
+        (lambda: Deduplicate("id", "60ms", late="keep"), InvalidError, "'drop' or 'forward'"),  # type: ignore[arg-type]
+        (lambda: Deduplicate([], "60ms"), TypeError, "name of a column"),
+        (lambda: operator_on(Worker(), Deduplicate("no", "60ms")), InvalidError, r"'no' among \['id', 'n'\]"),
         (
             lambda: DedupeOperator(
-                Worker().runtime, TASK, "d", Deduplicate("id", 60), pa.schema([("id", pa.list_(pa.int8()))])
+                Worker().runtime,
+                TASK,
+                "d",
+                Deduplicate("id", "60ms"),
+                pa.schema([("id", pa.list_(pa.int8()))]),
             ),
             InvalidError,
             "cannot be told apart",
@@ -301,24 +318,24 @@ def test_what_cannot_be_is_refused(make: Any, error: type[Exception], words: str
 
 def test_ids_of_other_columns_are_not_compared_with_those_of_the_checkpoint() -> None:
     worker = Worker()
-    operator_on(worker, Deduplicate("id", 60)).process(batch_of(records_at("x", 1)), NOW)
+    operator_on(worker, Deduplicate("id", "60ms")).process(batch_of(records_at("x", 1)), NOW)
     token = worker.runtime.checkpoint(TASK)
     other = Worker(backend=worker.backend, seed=3)
-    operator_on(other, Deduplicate("n", 60))
+    operator_on(other, Deduplicate("n", "60ms"))
     with pytest.raises(InvalidError, match=r"made of \['id'\] \['string'\], now of \['n'\]"):
         other.runtime.apply_checkpoint(TASK, token)
 
 
 @pytest.mark.parametrize("data", [b"\x09", b"\x01\x91", b"\x01\xff"])
 def test_damaged_progress_is_refused(data: bytes) -> None:
-    state = operator_on(Worker(), Deduplicate("id", 60)).states[0]
+    state = operator_on(Worker(), Deduplicate("id", "60ms")).states[0]
     with pytest.raises(CorruptError, match="progress"):
         state.restore_extra(data)  # type: ignore[attr-defined]
 
 
 def test_a_batch_that_found_no_room_can_be_given_again() -> None:
     worker = Worker(backlog_limit_bytes=1 << 14, backlog_timeout_ms=1)
-    operator = operator_on(worker, Deduplicate("id", 1000, grace=0), bucket_ms=100)
+    operator = operator_on(worker, Deduplicate("id", "1000ms", grace=0), bucket_ms=100)
     operator.process(batch_of([Record(f"a{number}", 100, number) for number in range(100)]), NOW)
     held = operator.counters
     many = [Record("late", 950, 100), Record("leap", 1900, 101)]
@@ -332,7 +349,7 @@ def test_a_batch_that_found_no_room_can_be_given_again() -> None:
 
 def test_state_stays_proportional_to_horizon_and_grace() -> None:
     worker = Worker()
-    operator = operator_on(worker, Deduplicate("id", 200, grace=100), bucket_ms=50)
+    operator = operator_on(worker, Deduplicate("id", "200ms", grace="100ms"), bucket_ms=50)
     most, index = 0, operator.states[0].index
     for number in range(300):
         start = 10 * number
@@ -350,6 +367,6 @@ def test_state_stays_proportional_to_horizon_and_grace() -> None:
 
 
 def test_a_leap_of_time_keeps_nothing_of_before_it() -> None:
-    operator = operator_on(Worker(), Deduplicate("id", 60))
+    operator = operator_on(Worker(), Deduplicate("id", "60ms"))
     operator.process(batch_of([Record("a", 1, 0), Record("b", 2, 1), Record("c", 10**12, 2)]), NOW)
     assert operator.states[0].index.total_rows == 1

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.testing.dedupe import VALUES, Oracle, Record, batch_of, forwarded, operator_on
+from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.operators.shapes import Moment
@@ -42,8 +43,8 @@ def streams(draw: st.DrawFn) -> list[Record]:
 definitions = st.builds(
     Deduplicate,
     st.just("id"),
-    st.integers(1, 80),
-    grace=st.integers(0, 80),
+    st.integers(1, 80).map(ms),
+    grace=st.integers(0, 80).map(ms),
     late=st.sampled_from(["drop", "forward"]),
     refresh=st.booleans(),
 )
@@ -102,7 +103,7 @@ def test_large_batches_equal_the_oracle(seed: int) -> None:
     times = np.arange(30_000) // 10 - chance.integers(0, 60, 30_000)
     ids = chance.integers(0, 8_000, 30_000)
     records = [Record(str(i), max(0, int(t)), n) for n, (i, t) in enumerate(zip(ids, times, strict=True))]
-    oracle = Oracle(Deduplicate("id", 400, grace=50))
+    oracle = Oracle(Deduplicate("id", "400ms", grace="50ms"))
     expected = [(0, each.offset) for each in records if oracle.goes_on(oracle.judge(each))]
     operator = operator_on(Worker(), oracle.definition, bucket_ms=100)
     found = []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tidegate.storage import Count, First, Last, Max, Min, Sum
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, WindowOracle, oracle_of
+from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, WindowOracle, ms, oracle_of
 from tidegate.testing.workers import Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
@@ -89,14 +89,16 @@ def kinds(draw: Any, name: str) -> WindowKind:
     grace = draw(st.sampled_from([0, 1, unit, 5 * unit, 30 * unit, 500 * unit]))
     extra = draw(st.sampled_from([None, 1, 10 * unit]))
     if name == "tumbling":
-        return Tumbling(width, grace=grace)
+        return Tumbling(ms(width), grace=ms(grace))
     if name == "hopping":
         advance = max(1, width // draw(st.integers(1, 4)))
-        return Hopping(width, draw(st.integers(1, width)) if unit == 1 else advance, grace=grace)
+        return Hopping(ms(width), ms(draw(st.integers(1, width)) if unit == 1 else advance), grace=ms(grace))
     if name == "sliding":
-        return Sliding(width, grace=grace)
+        return Sliding(ms(width), grace=ms(grace))
     if name == "session":
-        return Session(width, grace=grace, retention=None if extra is None else width + grace + extra)
+        return Session(
+            ms(width), grace=ms(grace), retention=ms(None if extra is None else width + grace + extra)
+        )
     return Unlimited(draw(st.integers(0, 10 * unit)))
 
 

@@ -14,7 +14,7 @@ from tidegate.durations import duration_ms
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage import Count, StorageConfig, Sum
 from tidegate.testing.kafka_sliding import KafkaSlidingOracle
-from tidegate.testing.windows import Record, SlidingOracle, WindowOracle
+from tidegate.testing.windows import Record, SlidingOracle, WindowOracle, ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session, Sliding, Tumbling, WindowKind
@@ -73,11 +73,11 @@ def rows_of(outputs: list[Output]) -> list[Emitted]:
     ("kind", "times", "starts"),
     [
         pytest.param(
-            Sliding(10, grace=5), [10, 10, 14, 15, 20, 22, 30], [0, 4, 5, 10, 11, 12, 15, 16, 20, 21, 23],
+            Sliding("10ms", grace="5ms"), [10, 10, 14, 15, 20, 22, 30], [0, 4, 5, 10, 11, 12, 15, 16, 20, 21, 23],
             id="WIN-7.6-07 every window",
         ),
         pytest.param(
-            Sliding(50), [0, 5, 6, 3, 13, 10, 70], [0, 1, 4, 6, 7, 11, 20], id="WIN-7.6-07 near the epoch"
+            Sliding("50ms"), [0, 5, 6, 3, 13, 10, 70], [0, 1, 4, 6, 7, 11, 20], id="WIN-7.6-07 near the epoch"
         ),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ def test_sliding_windows_start_where_they_should(
 
 def test_sliding_windows_that_are_final() -> None:
     """WIN-7.6-07: on close only windows that ended before stream time less grace."""
-    operator = operator_of(Sliding(10, grace=5), emit="close")
+    operator = operator_of(Sliding("10ms", grace="5ms"), emit="close")
     outputs = one_by_one(operator, [10, 10, 14, 15, 20, 22, 30])
     assert rows_of(outputs) == [
         (0, 10, 10, 2), (4, 14, 14, 3), (5, 15, 15, 4), (10, 20, 20, 5), (11, 21, 20, 3), (12, 22, 22, 4)
@@ -104,7 +104,7 @@ def test_sliding_windows_that_are_final() -> None:
 
 
 def test_a_sliding_window_takes_a_record_until_it_ended_grace_ago() -> None:
-    operator = operator_of(Sliding(10))
+    operator = operator_of(Sliding("10ms"))
     operator.process(batch([100, 110], [b"a", b"b"]), Moment(0))
     taken = operator.process(batch([100], [b"c"], 2), Moment(0))
     assert taken.counters["accepted"] == 1  # time + difference = stream time: a window may still hold it
@@ -124,7 +124,7 @@ def test_windows_by_definition_are_the_windows_kafka_streams_derives(
     events: list[tuple[int, int]], width: int
 ) -> None:
     """As long as no window closes before its records came."""
-    kind = Sliding(width, grace=1000)
+    kind = Sliding(ms(width), grace="1000ms")
     records = [Record(b"%d" % key, ts, 1, offset) for offset, (key, ts) in enumerate(events)]
     by_definition, derived = SlidingOracle(kind).run(records), KafkaSlidingOracle(kind).run(records)
     assert _members(by_definition) == _members(derived)
@@ -143,7 +143,7 @@ def _members(oracle: WindowOracle) -> dict[Any, tuple[int, list[int]]]:
 def test_a_record_between_two_sessions_makes_them_one() -> None:
     """WIN-7.6-08: 0, gap + 1, gap / 2."""
     gap = 10
-    operator = operator_of(Session(gap, grace=100))
+    operator = operator_of(Session(ms(gap), grace="100ms"))
     assert emitted(operator.process(batch([0, gap + 1]), Moment(0)).rows) == [(0, 0, 0, 1), (11, 11, 11, 1)]
     assert emitted(operator.process(batch([gap // 2], first_offset=2), Moment(0)).rows) == [
         (0, 0, 0, None), (11, 11, 11, None), (0, 11, 11, 3)
@@ -153,25 +153,25 @@ def test_a_record_between_two_sessions_makes_them_one() -> None:
 
 def test_a_session_that_grows_is_deleted_where_it_was_first() -> None:
     """WIN-7.6-09: 0 then 5."""
-    outputs = one_by_one(operator_of(Session(10)), [0, 5])
+    outputs = one_by_one(operator_of(Session("10ms")), [0, 5])
     assert rows_of(outputs) == [(0, 0, 0, 1), (0, 0, 0, None), (0, 5, 5, 2)]
 
 
 def test_inside_a_batch_nothing_is_deleted_that_nobody_saw() -> None:
-    assert emitted(operator_of(Session(10)).process(batch([0, 5]), Moment(0)).rows) == [(0, 5, 5, 2)]
+    assert emitted(operator_of(Session("10ms")).process(batch([0, 5]), Moment(0)).rows) == [(0, 5, 5, 2)]
 
 
 def test_the_same_moment_again_overwrites_a_session() -> None:
     """WIN-7.6-10: no deletion."""
-    assert rows_of(one_by_one(operator_of(Session(10)), [7, 7])) == [(7, 7, 7, 1), (7, 7, 7, 2)]
+    assert rows_of(one_by_one(operator_of(Session("10ms")), [7, 7])) == [(7, 7, 7, 1), (7, 7, 7, 2)]
 
 
 @pytest.mark.parametrize(
     ("kind", "stream_time", "is_taken"),
     [
-        pytest.param(Session(10), 11, False, id="WIN-7.6-10 no grace"),
-        pytest.param(Session(10, grace=1), 11, True, id="WIN-7.6-10 grace 1, just in time"),
-        pytest.param(Session(10, grace=1), 12, False, id="WIN-7.6-10 grace 1, too late"),
+        pytest.param(Session("10ms"), 11, False, id="WIN-7.6-10 no grace"),
+        pytest.param(Session("10ms", grace="1ms"), 11, True, id="WIN-7.6-10 grace 1, just in time"),
+        pytest.param(Session("10ms", grace="1ms"), 12, False, id="WIN-7.6-10 grace 1, too late"),
     ],
 )
 def test_a_session_takes_a_record_until_it_ended_gap_and_grace_ago(
@@ -188,12 +188,12 @@ def test_a_session_takes_a_record_until_it_ended_gap_and_grace_ago(
 
 @pytest.mark.parametrize(("apart", "sessions"), [(10, 1), (11, 2)])
 def test_exactly_a_gap_apart_is_one_session(apart: int, sessions: int) -> None:
-    assert len(operator_of(Session(10)).process(batch([0, apart]), Moment(0)).rows) == sessions
+    assert len(operator_of(Session("10ms")).process(batch([0, apart]), Moment(0)).rows) == sessions
 
 
 def test_a_late_record_reaches_a_long_session_that_is_still_open() -> None:
     """Its own time is far behind, but the session it falls into ends now; the end lies beyond time + gap."""
-    operator = operator_of(Session(10))
+    operator = operator_of(Session("10ms"))
     operator.process(batch(list(range(0, 101, 10))), Moment(0))
     output = operator.process(batch([35], first_offset=11), Moment(0))
     assert emitted(output.rows) == [(0, 100, 100, 12)]
@@ -202,7 +202,7 @@ def test_a_late_record_reaches_a_long_session_that_is_still_open() -> None:
 
 def test_what_is_final_stays_final() -> None:
     """On close a closed session is not joined any more, however long it is retained."""
-    operator = operator_of(Session(10, retention=1000), emit="close")
+    operator = operator_of(Session("10ms", retention="1000ms"), emit="close")
     outputs = one_by_one(operator, [0, 30, 19], [b"key", b"other", b"key"])
     assert rows_of(outputs) == [(0, 0, 0, 1)]  # emitted when 30 came: it closed at 20
     late = outputs[2].late
@@ -224,7 +224,7 @@ def test_on_update_a_session_can_be_joined_while_it_is_kept(
     first: int, retention: int | None, expected: list[Emitted]
 ) -> None:
     """Sessions close at 21 when 31 has come."""
-    operator = operator_of(Session(10, retention=retention))
+    operator = operator_of(Session("10ms", retention=ms(retention)))
     one_by_one(operator, [first, 31], [b"key", b"other"])
     assert emitted(operator.process(batch([22], first_offset=2), Moment(0)).rows) == expected
 
@@ -236,7 +236,9 @@ def test_inside_a_batch_sessions_close_as_they_do_between_batches(
     first: int, sessions: list[tuple[int, int]]
 ) -> None:
     rows = (
-        operator_of(Session(10)).process(batch([first, 31, 22], [b"key", b"other", b"key"]), Moment(0)).rows
+        operator_of(Session("10ms"))
+        .process(batch([first, 31, 22], [b"key", b"other", b"key"]), Moment(0))
+        .rows
     )
     assert sorted((start, end) for start, end, _, _ in emitted(rows)) == sessions
 
@@ -244,7 +246,7 @@ def test_inside_a_batch_sessions_close_as_they_do_between_batches(
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", [Session(10), Sliding(10)])
+@pytest.mark.parametrize("kind", [Session("10ms"), Sliding("10ms")])
 def test_old_rows_leave_the_store(kind: WindowKind) -> None:
     operator = operator_of(kind)
     for day in range(5):
@@ -253,7 +255,7 @@ def test_old_rows_leave_the_store(kind: WindowKind) -> None:
     assert len(operator.windows()) == 1
 
 
-@pytest.mark.parametrize("kind", [Session(10), Sliding(10)])
+@pytest.mark.parametrize("kind", [Session("10ms"), Sliding("10ms")])
 def test_late_and_future_records_are_set_aside(kind: WindowKind) -> None:
     operator = operator_of(kind, values=VALUES, late=LateSettings(), future=FutureGuard("1s"), partitions=[0])
     output = operator.process(batch([500, 9_000, 1]), Moment(1_000))
@@ -269,7 +271,7 @@ def test_late_and_future_records_are_set_aside(kind: WindowKind) -> None:
     assert 9_000 in {end for _, end, _, _ in emitted(output.rows)}
 
 
-@pytest.mark.parametrize("kind", [Session(10), Sliding(10)])
+@pytest.mark.parametrize("kind", [Session("10ms"), Sliding("10ms")])
 def test_records_without_a_key_or_time_are_counted(kind: WindowKind) -> None:
     output = operator_of(kind).process(batch([5, -1, 6], [None, b"a", b"a"]), Moment(0))  # type: ignore[list-item]
     assert output.counters == {
@@ -277,7 +279,7 @@ def test_records_without_a_key_or_time_are_counted(kind: WindowKind) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [Session(10), Sliding(10)])
+@pytest.mark.parametrize("kind", [Session("10ms"), Sliding("10ms")])
 def test_idle_sources_and_watermarks_close_windows(kind: WindowKind) -> None:
     idle = operator_of(kind, emit="close", idle_close="1m")
     assert not len(idle.process(batch([100]), Moment(1_000)).rows)
@@ -288,7 +290,7 @@ def test_idle_sources_and_watermarks_close_windows(kind: WindowKind) -> None:
     assert not len(marked.tick(Moment(0, closing=True)).rows)
 
 
-@pytest.mark.parametrize("kind", [Session(10), Sliding(10)])
+@pytest.mark.parametrize("kind", [Session("10ms"), Sliding("10ms")])
 def test_a_batch_that_finds_no_room_changes_nothing(kind: WindowKind) -> None:
     worker = Worker(StorageConfig.for_tests(backlog_limit_bytes=4096, backlog_timeout_ms=1))
     operator = operator_of(kind, worker)
@@ -302,10 +304,10 @@ def test_a_batch_that_finds_no_room_changes_nothing(kind: WindowKind) -> None:
 
 @pytest.mark.parametrize("made", [SessionOperator, SlidingOperator])
 def test_operators_refuse_what_they_cannot_do(made: Any) -> None:
-    kind = Session(10) if made is SessionOperator else Sliding(10)
+    kind = Session("10ms") if made is SessionOperator else Sliding("10ms")
     runtime = Worker().runtime
     with pytest.raises(TypeError):
-        made(runtime, TASK, "a", Tumbling(10), [Count("n")])
+        made(runtime, TASK, "a", Tumbling("10ms"), [Count("n")])
     with pytest.raises(InvalidError, match="compat"):
         made(runtime, TASK, "b", kind, [Count("n")], compat="other")
     with pytest.raises(InvalidError, match="values"):
@@ -314,7 +316,7 @@ def test_operators_refuse_what_they_cannot_do(made: Any) -> None:
         made(runtime, TASK, "d", kind, [Count("n")], future=FutureGuard("1s"))
 
 
-@pytest.mark.parametrize("kind", [Session(10, grace=5), Sliding(10, grace=5)])
+@pytest.mark.parametrize("kind", [Session("10ms", grace="5ms"), Sliding("10ms", grace="5ms")])
 def test_compat_forgets_the_clocks_on_restart(kind: WindowKind) -> None:
     found = {}
     for compat in (None, "kafka-streams"):
@@ -336,7 +338,7 @@ def test_dense_windows_are_put_together_from_a_tree() -> None:
         Worker().runtime,
         TASK,
         "windows",
-        Sliding(200, grace=10_000),
+        Sliding("200ms", grace="10000ms"),
         [Count("n"), Sum("s", "value", pa.int64())],
     )
     given_batch = batch(times.tolist())

@@ -21,7 +21,8 @@ from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 
 KINDS: list[WindowKind] = [
-    Tumbling(10, grace=1000), Hopping(10, 5, grace=1000), Session(3, grace=1000), Sliding(5, grace=1000),
+    Tumbling("10ms", grace="1s"), Hopping("10ms", "5ms", grace="1s"), Session("3ms", grace="1s"),
+    Sliding("5ms", grace="1s"),
 ]  # fmt: skip
 RECORDS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 3), st.sampled_from([b"a", b"b"])), min_size=1, max_size=30

@@ -11,7 +11,7 @@ from streams_fixtures import NAMES, Recorded, load_fixture
 
 from tidegate.storage import Count
 from tidegate.testing.kafka_sliding import KafkaSlidingOracle
-from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, oracle_of
+from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, ms, oracle_of
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys.columns import decode_keys
@@ -62,10 +62,10 @@ def kind_of(recorded: Recorded) -> WindowKind:
     about = recorded.about
     grace = about.get("grace", 0)
     if "gap" in about:
-        return Session(about["gap"], grace=grace)
+        return Session(ms(about["gap"]), grace=ms(grace))
     if "difference" in about:
-        return Sliding(about["difference"], grace=grace)
-    return Hopping(about["size"], about.get("advance", about["size"]), grace=grace)
+        return Sliding(ms(about["difference"]), grace=ms(grace))
+    return Hopping(ms(about["size"]), ms(about.get("advance", about["size"])), grace=ms(grace))
 
 
 def recorded_rows(recorded: Recorded) -> list[Sent]:

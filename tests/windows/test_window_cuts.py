@@ -22,13 +22,13 @@ from tidegate.windows.operators.windows import FutureGuard, WindowOperator
 VALUES = pa.schema([pa.field("ts", pa.float64()), pa.field("name", pa.string())])
 NOW = 10_000
 KINDS = {
-    "tumbling": Tumbling(10),
-    "tumbling with grace": Tumbling(10, grace=15),
-    "tumbling kept longer": Tumbling(10, grace=5, retention=200_000),
-    "hopping": Hopping(12, 5, grace=3),
-    "hopping with long grace": Hopping(20, 4, grace=40),
-    "hopping, no grace": Hopping(30, 7),
-    "hopping over buckets": Hopping(90_000, 30_000, grace=20_000),
+    "tumbling": Tumbling("10ms"),
+    "tumbling with grace": Tumbling("10ms", grace="15ms"),
+    "tumbling kept longer": Tumbling("10ms", grace="5ms", retention="200000ms"),
+    "hopping": Hopping("12ms", "5ms", grace="3ms"),
+    "hopping with long grace": Hopping("20ms", "4ms", grace="40ms"),
+    "hopping, no grace": Hopping("30ms", "7ms"),
+    "hopping over buckets": Hopping("90000ms", "30000ms", grace="20000ms"),
     "unlimited": Unlimited(5),
 }
 
@@ -76,7 +76,7 @@ class Run:
             partitions=self.partitions,
             values=VALUES,
             late=LateSettings("1d", max_bytes=4000),
-            future=FutureGuard(ahead=200_000, policy="late"),
+            future=FutureGuard(ahead="200000ms", policy="late"),
         )
 
     def restart(self) -> None:

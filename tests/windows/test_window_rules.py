@@ -11,6 +11,7 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.storage import Count, StorageConfig, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.testing.windows import ms
 from tidegate.windows.aggregates import definitions as aggregates
 from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import EventBatch
@@ -54,11 +55,11 @@ def one_by_one(operator: WindowOperator, times: list[int]) -> list[list[tuple[in
 @pytest.mark.parametrize(
     ("kind", "ts", "starts"),
     [
-        pytest.param(Hopping(12, 5), 21, [10, 15, 20], id="WIN-7.6-01 hopping by 5"),
-        pytest.param(Hopping(6, 5), 7, [5], id="WIN-7.6-01 hopping with one window"),
-        pytest.param(Tumbling(12), 21, [12], id="WIN-7.6-01 tumbling"),
-        pytest.param(Hopping(10, 5), 3, [0], id="no window starts before the epoch"),
-        pytest.param(Hopping(10, 5), -1, [], id="a time before the epoch has no window"),
+        pytest.param(Hopping("12ms", "5ms"), 21, [10, 15, 20], id="WIN-7.6-01 hopping by 5"),
+        pytest.param(Hopping("6ms", "5ms"), 7, [5], id="WIN-7.6-01 hopping with one window"),
+        pytest.param(Tumbling("12ms"), 21, [12], id="WIN-7.6-01 tumbling"),
+        pytest.param(Hopping("10ms", "5ms"), 3, [0], id="no window starts before the epoch"),
+        pytest.param(Hopping("10ms", "5ms"), -1, [], id="a time before the epoch has no window"),
     ],
 )
 def test_windows_of_a_record(kind: Hopping, ts: int, starts: list[int]) -> None:
@@ -72,16 +73,18 @@ def test_windows_of_a_record(kind: Hopping, ts: int, starts: list[int]) -> None:
     "wrong",
     [
         pytest.param(lambda: Tumbling(0), id="WIN-7.6-02 size 0"),
-        pytest.param(lambda: Tumbling(-1), id="WIN-7.6-02 size -1"),
-        pytest.param(lambda: Hopping(10, 0), id="WIN-7.6-02 advance 0"),
-        pytest.param(lambda: Hopping(10, -1), id="WIN-7.6-02 advance -1"),
-        pytest.param(lambda: Hopping(10, 11), id="WIN-7.6-02 advance above size"),
-        pytest.param(lambda: Tumbling(10, grace=-1), id="WIN-7.6-02 grace -1"),
+        pytest.param(lambda: Tumbling(ms(-1)), id="WIN-7.6-02 size -1"),
+        pytest.param(lambda: Hopping("10ms", 0), id="WIN-7.6-02 advance 0"),
+        pytest.param(lambda: Hopping("10ms", ms(-1)), id="WIN-7.6-02 advance -1"),
+        pytest.param(lambda: Hopping("10ms", "11ms"), id="WIN-7.6-02 advance above size"),
+        pytest.param(lambda: Tumbling("10ms", grace=ms(-1)), id="WIN-7.6-02 grace -1"),
         pytest.param(lambda: Session(0), id="WIN-7.6-02 gap 0"),
-        pytest.param(lambda: Tumbling(10, grace=5, retention=14), id="retention below size and grace"),
+        pytest.param(
+            lambda: Tumbling("10ms", grace="5ms", retention="14ms"), id="retention below size and grace"
+        ),
         pytest.param(lambda: Unlimited(-1), id="an unlimited window before the epoch"),
         pytest.param(lambda: make(Unlimited(0), "close"), id="an unlimited window on close"),
-        pytest.param(lambda: make(Tumbling(10), compat="flink"), id="an unknown compat"),
+        pytest.param(lambda: make(Tumbling("10ms"), compat="flink"), id="an unknown compat"),
     ],
 )
 def test_windows_that_cannot_be(wrong: Any) -> None:
@@ -105,7 +108,7 @@ def test_a_record_counts_only_for_windows_that_were_open_when_it_came(cut: int) 
     """WIN-7.6-04: size 10, advance 5, grace 90."""
     times = [100, 0, 1, 2, 3, 4, 5, 6, 105, 106]
     for emit in ("update", "close"):
-        operator, rows = make(Hopping(10, 5, grace=90), emit), []
+        operator, rows = make(Hopping("10ms", "5ms", grace="90ms"), emit), []
         for at in range(0, len(times), cut):
             rows += shown(operator.process(events(times[at : at + cut], first_offset=at), Moment(0)))
         assert operator.counters["late_windows"] == 7
@@ -117,7 +120,7 @@ def test_a_record_counts_only_for_windows_that_were_open_when_it_came(cut: int) 
 
 def test_windows_close_with_the_clock_less_grace() -> None:
     """WIN-7.6-05: size 10, grace 90: [100, 110) closes at 200."""
-    operator = make(Tumbling(10, grace=90))
+    operator = make(Tumbling("10ms", grace="90ms"))
     found = one_by_one(operator, [200, 100, 101, 102, 103, 104, 105, 6])
     assert found[0] == [(200, 210, 1, 200)]
     assert not any(found[1:])
@@ -127,22 +130,22 @@ def test_windows_close_with_the_clock_less_grace() -> None:
 def test_counts_on_update_and_on_close() -> None:
     """WIN-7.6-06: size 2, grace 1."""
     times = [0, 1, 2, 1, 0, 5, 0]
-    assert one_by_one(make(Tumbling(2, grace=1)), times) == [
+    assert one_by_one(make(Tumbling("2ms", grace="1ms")), times) == [
         [(0, 2, 1, 0)], [(0, 2, 2, 1)], [(2, 4, 1, 2)], [(0, 2, 3, 1)], [(0, 2, 4, 1)], [(4, 6, 1, 5)], [],
     ]  # fmt: skip
-    closed = one_by_one(make(Tumbling(2, grace=1), "close"), times)
+    closed = one_by_one(make(Tumbling("2ms", grace="1ms"), "close"), times)
     assert closed == [[], [], [], [], [], [(0, 2, 4, 1), (2, 4, 1, 2)], []]
 
 
 def test_a_leap_in_time_loses_no_closed_window() -> None:
     """Kafka Streams loses windows here that retention no longer lets it read."""
-    operator = make(Tumbling(10), "close")
+    operator = make(Tumbling("10ms"), "close")
     assert one_by_one(operator, [10, 25, 10**9]) == [[], [(10, 20, 1, 10)], [(20, 30, 1, 25)]]
     assert operator.states[0].index.bucket_count == 1
 
 
 def test_windows_come_in_order_of_end_and_key_each_once() -> None:
-    operator = make(Hopping(20, 10, grace=5), "close")
+    operator = make(Hopping("20ms", "10ms", grace="5ms"), "close")
     keys = [b"b", b"a", b"c", b"a", b"b"]
     rows = operator.process(events([1, 12, 3, 15, 31], keys), Moment(0)).rows.to_batch().to_pylist()  # type: ignore[union-attr]
     rows += operator.tick(Moment(0)).rows.to_batch().to_pylist()  # type: ignore[union-attr]
@@ -154,7 +157,7 @@ def test_windows_come_in_order_of_end_and_key_each_once() -> None:
 
 
 def test_records_without_a_key_or_from_before_the_epoch_move_no_clock_and_are_counted() -> None:
-    operator = make(Tumbling(10))
+    operator = make(Tumbling("10ms"))
     output = operator.process(events([5, 10**6, -7, 6], [b"k", None, b"k", b"k"]), Moment(0))
     assert shown(output) == [(0, 10, 2, 6)]
     assert output.counters == {
@@ -172,13 +175,13 @@ def test_an_unlimited_window_takes_everything_from_its_start_on() -> None:
 
 
 def test_times_at_the_end_of_time_have_a_window_that_ends_there() -> None:
-    operator = make(Tumbling(1000, grace=1))
+    operator = make(Tumbling("1000ms", grace="1ms"))
     (row,) = shown(operator.process(events([LATEST]), Moment(0)))
     assert row[1:] == (LATEST, 1, LATEST)
 
 
 def test_a_leap_to_the_end_of_time_inside_a_batch_keeps_windows_apart() -> None:
-    operator = make(Hopping(10, 5, grace=LATEST - 10))
+    operator = make(Hopping("10ms", "5ms", grace=ms(LATEST - 10)))
     rows = (
         operator.process(events([3, LATEST - 3, 12], [b"a", b"b", b"a"]), Moment(0))
         .rows.to_batch()
@@ -195,7 +198,7 @@ def test_a_leap_to_the_end_of_time_inside_a_batch_keeps_windows_apart() -> None:
 def test_names_of_the_user_never_clash_with_those_of_storage() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
     sums = [Sum("key", "ts"), Sum("ts", "seq"), Count("notes.count")]
-    operator = WindowOperator(runtime, "task", "windows", Tumbling(10), sums)
+    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), sums)
     values = pa.record_batch(
         {"ts": pa.array([1.5, 2.5]), "seq": pa.array([4.0, None]), "key": pa.array([1, 2])}
     )
@@ -207,7 +210,7 @@ def test_names_of_the_user_never_clash_with_those_of_storage() -> None:
 
 def test_a_batch_without_a_column_that_is_aggregated_is_refused_before_anything_is_folded() -> None:
     runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
-    operator = WindowOperator(runtime, "task", "windows", Tumbling(10), [Sum("total", "amount")])
+    operator = WindowOperator(runtime, "task", "windows", Tumbling("10ms"), [Sum("total", "amount")])
     with pytest.raises(InvalidError, match="'amount'"):
         operator.process(events([1]), Moment(0))
     assert operator.states[0].index.bucket_count == 0
@@ -231,7 +234,7 @@ def test_public_definitions_of_aggregates_are_taken_too() -> None:
         "last": aggregates.last("offset"),
     }
     resolved = resolve(definitions, batch.values.schema)
-    operator = WindowOperator(runtime, "task", "windows", Hopping(10, 5, grace=20), resolved)
+    operator = WindowOperator(runtime, "task", "windows", Hopping("10ms", "5ms", grace="20ms"), resolved)
     rows = operator.process(batch, Moment(0)).rows.to_batch().to_pylist()  # type: ignore[union-attr]
     assert [(row["window_start"], row["values"]) for row in rows] == [
         (0, {"key": 12, "ts": 2, "last": 7}),
@@ -241,7 +244,7 @@ def test_public_definitions_of_aggregates_are_taken_too() -> None:
 
 
 @pytest.mark.parametrize("emit", ["update", "close"])
-@pytest.mark.parametrize("kind", [Tumbling(10), Hopping(10, 5)])
+@pytest.mark.parametrize("kind", [Tumbling("10ms"), Hopping("10ms", "5ms")])
 def test_windows_nobody_hears_of_are_kept_the_same_and_never_sent(kind: Any, emit: str) -> None:
     heard, unheard = make(kind, emit), make(kind, emit, heard=False)
     for at, times in enumerate(([1, 2, 12], [13, 4, 27], [90])):

@@ -13,6 +13,7 @@ from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.storage import Count, StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.testing.windows import ms
 from tidegate.windows.events import NO_TIME, EventBatch
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
@@ -78,7 +79,7 @@ def shown(output: Output) -> list[tuple[int, int]]:
 
 
 def test_late_records_stay_readable_with_how_late_they_were_and_why() -> None:
-    worker = Worker(Tumbling(10, grace=5), **KEPT)
+    worker = Worker(Tumbling("10ms", grace="5ms"), **KEPT)
     worker.give(100, 84, 95)
     assert worker.late() == [
         {
@@ -86,13 +87,13 @@ def test_late_records_stay_readable_with_how_late_they_were_and_why() -> None:
             "how_late_ms": 6, "reason": "late", "values": {"name": "n84"},
         }
     ]  # fmt: skip
-    more_grace = Worker(Tumbling(10, grace=5 + 6), **KEPT)
+    more_grace = Worker(Tumbling("10ms", grace=ms(5 + 6)), **KEPT)
     more_grace.give(100, 84, 95)
     assert more_grace.late() == []
 
 
 def test_a_record_is_late_once_for_each_window_that_had_closed() -> None:
-    worker = Worker(Hopping(10, 5, grace=0), **KEPT)
+    worker = Worker(Hopping("10ms", "5ms", grace=0), **KEPT)
     output = worker.give(12, 8)  # [0, 10) has closed, [5, 15) has not
     assert [(row["offset"], row["window_start"], row["how_late_ms"]) for row in worker.late()] == [(1, 0, 3)]
     assert output.counters["late_windows"] == 1
@@ -102,7 +103,7 @@ def test_a_record_is_late_once_for_each_window_that_had_closed() -> None:
 
 
 def test_beyond_its_bytes_the_late_table_counts() -> None:
-    worker = Worker(Tumbling(10), values=VALUES, late=LateSettings("1d", max_bytes=300))
+    worker = Worker(Tumbling("10ms"), values=VALUES, late=LateSettings("1d", max_bytes=300))
     worker.give(1000, 1, 2, 3, 4)
     assert [row["event_ts"] for row in worker.late()] == [1, 2]
     assert worker.operator.counters["late_not_kept"] == 2
@@ -110,7 +111,7 @@ def test_beyond_its_bytes_the_late_table_counts() -> None:
 
 
 def test_late_rows_go_after_their_retention_and_make_room() -> None:
-    worker = Worker(Tumbling(10), values=VALUES, late=LateSettings("2h", max_bytes=300))
+    worker = Worker(Tumbling("10ms"), values=VALUES, late=LateSettings("2h", max_bytes=300))
     hour = 3_600_000
     worker.give(hour, 1, 2, 3)
     assert len(worker.late()) == 2
@@ -121,7 +122,7 @@ def test_late_rows_go_after_their_retention_and_make_room() -> None:
 
 
 def test_late_rows_survive_a_restart() -> None:
-    worker = Worker(Tumbling(10), **KEPT)
+    worker = Worker(Tumbling("10ms"), **KEPT)
     worker.give(1000, 1)
     before = worker.late()
     worker.restart()
@@ -135,7 +136,7 @@ def test_late_rows_survive_a_restart() -> None:
 
 @pytest.mark.parametrize("policy", ["keep", "late", "drop"])
 def test_one_fast_clock_does_not_make_the_others_late(policy: Any) -> None:
-    worker = Worker(Tumbling(10), future=FutureGuard(100, policy), **KEPT)
+    worker = Worker(Tumbling("10ms"), future=FutureGuard("100ms", policy), **KEPT)
     rows = shown(worker.give(50, 151, 52, 150, now_ms=50))
     assert ((50, 2) in rows) and ((150, 2 if policy == "keep" else 1) in rows)
     assert worker.operator.clocks.floor == 150
@@ -148,16 +149,16 @@ def test_one_fast_clock_does_not_make_the_others_late(policy: Any) -> None:
 
 def test_a_guard_that_sets_aside_needs_a_late_table() -> None:
     with pytest.raises(InvalidError, match="late table"):
-        Worker(Tumbling(10), future=FutureGuard(100, "late"))
+        Worker(Tumbling("10ms"), future=FutureGuard("100ms", "late"))
     with pytest.raises(InvalidError, match="policy"):
-        FutureGuard(100, "ignore")  # type: ignore[arg-type]
+        FutureGuard("100ms", "ignore")  # type: ignore[arg-type]
 
 
 # ── several partitions, silent ones, the end ─────────────────────────────────────────────────────────────────
 
 
 def test_windows_close_when_every_partition_has_passed_them() -> None:
-    worker = Worker(Tumbling(10), "close", partitions=(0, 1))
+    worker = Worker(Tumbling("10ms"), "close", partitions=(0, 1))
     assert shown(worker.give(5, 25, partition=0)) == []
     assert shown(worker.give(7, partition=1)) == []  # in time by its own partition's clock
     assert shown(worker.give(18, partition=1)) == [(0, 2)]
@@ -167,7 +168,7 @@ def test_windows_close_when_every_partition_has_passed_them() -> None:
 
 
 def test_a_silent_partition_does_not_hold_the_others_back() -> None:
-    worker = Worker(Tumbling(10), "close", partitions=(0, 1), idle_close=1000)
+    worker = Worker(Tumbling("10ms"), "close", partitions=(0, 1), idle_close=1000)
     assert shown(worker.give(5, 25, partition=0, now_ms=0)) == []
     assert shown(worker.give(26, partition=0, now_ms=999)) == []
     assert shown(worker.give(27, partition=0, now_ms=1000)) == [(0, 1)]
@@ -178,7 +179,7 @@ def test_a_silent_partition_does_not_hold_the_others_back() -> None:
 
 
 def test_when_all_are_silent_time_passes_as_the_rounds_do() -> None:
-    worker = Worker(Tumbling(1000, grace=500), "close", idle_close=2000)
+    worker = Worker(Tumbling("1000ms", grace="500ms"), "close", idle_close=2000)
     worker.give(100, 200, now_ms=10_000)
     assert worker.tick(now_ms=11_999) == []
     assert worker.tick(now_ms=12_000) == [(0, 2)]  # 200 and 2000 of silence are past 1500
@@ -190,13 +191,13 @@ def test_when_all_are_silent_time_passes_as_the_rounds_do() -> None:
 
 
 def test_without_idle_close_time_stands_still() -> None:
-    worker = Worker(Tumbling(10), "close")
+    worker = Worker(Tumbling("10ms"), "close")
     worker.give(5)
     assert worker.tick(now_ms=10**12) == []
 
 
 def test_a_watermark_or_the_end_of_the_input_closes_windows() -> None:
-    worker = Worker(Tumbling(10), "close")
+    worker = Worker(Tumbling("10ms"), "close")
     worker.give(5, 15, 16)
     assert worker.tick(watermark=20) == [(10, 2)]
     worker.give(25)
@@ -208,7 +209,7 @@ def test_a_watermark_or_the_end_of_the_input_closes_windows() -> None:
 
 def test_stream_times_from_before_a_shuffle_count_when_they_are_trusted() -> None:
     for stamped, expected in ((True, []), (False, [(0, 1)])):
-        worker = Worker(Tumbling(10), stamped=stamped)
+        worker = Worker(Tumbling("10ms"), stamped=stamped)
         batch = EventBatch(
             key=pa.array([b"k"], pa.binary()),
             ts=np.array([5]),
@@ -224,7 +225,7 @@ def test_stream_times_from_before_a_shuffle_count_when_they_are_trusted() -> Non
 
 
 def test_clocks_survive_a_restart() -> None:
-    worker = Worker(Tumbling(10), "close", partitions=(0, 3))
+    worker = Worker(Tumbling("10ms"), "close", partitions=(0, 3))
     worker.give(5, 25)
     worker.give(26, partition=3)
     before = worker.operator.counters
@@ -238,13 +239,13 @@ def test_clocks_survive_a_restart() -> None:
 
 
 def test_kafka_streams_forgets_its_clocks_but_not_what_it_emitted() -> None:
-    worker = Worker(Tumbling(10), compat="kafka-streams")
+    worker = Worker(Tumbling("10ms"), compat="kafka-streams")
     worker.give(25)
     assert shown(worker.give(5)) == []
     worker.restart()
     assert worker.operator.clocks.floor == NO_TIME
     assert shown(worker.give(5)) == [(0, 1)]
-    worker = Worker(Tumbling(10), "close", compat="kafka-streams")
+    worker = Worker(Tumbling("10ms"), "close", compat="kafka-streams")
     assert shown(worker.give(5, 25)) == [(0, 1)]
     worker.restart()
     assert shown(worker.give(6, 26)) == []
@@ -262,7 +263,7 @@ def test_progress_of_another_format_or_damaged_is_refused() -> None:
 
 
 def test_a_batch_that_storage_has_no_room_for_can_be_given_again() -> None:
-    worker, plain = (Worker(Tumbling(10), **KEPT) for _ in range(2))
+    worker, plain = (Worker(Tumbling("10ms"), **KEPT) for _ in range(2))
     expected = [plain.give(5), plain.give(30, 1, 31)]
     assert shown(worker.give(5)) == shown(expected[0])
     before = worker.operator.counters
@@ -286,7 +287,7 @@ RECORDED = ["tumbling-count", "tumbling-small", "tumbling-late", "hopping-count"
 
 
 def recorded_kind(about: dict[str, Any]) -> Hopping:
-    return Hopping(about["size"], about["advance"], grace=about["grace"])
+    return Hopping(ms(about["size"]), ms(about["advance"]), grace=ms(about["grace"]))
 
 
 def replay(name: str, emit: str) -> tuple[list[tuple[bytes, int, int, int]], WindowOperator, Any]:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike, SizeLike, duration_ms, size_bytes
+from tidegate.durations import DurationLike, SizeLike, duration_ms, format_duration, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import control_checksum, field_sum
 from tidegate.integrity.columns import source_of
@@ -67,7 +67,7 @@ class ChainLimits:
     max_bytes: SizeLike = "256MiB"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_age", _age_ms(self.max_age))
+        object.__setattr__(self, "max_age", format_duration(_age_ms(self.max_age)))
         object.__setattr__(self, "max_bytes", size_bytes(self.max_bytes))
         if not 1 <= self.max_records <= MOST_RECORDS:
             raise InvalidError(f"max_records={self.max_records}: choose 1 to {MOST_RECORDS}")

@@ -54,9 +54,9 @@ class SparkEngine:
         self.processes = self.slots
         self._rekeyed = {flow.name for flow in setup.flows if flow.rekey_at is not None}
         self._places = places(setup, self.slots)
-        self._slots = Slots(self._context, self.slots)
         self._setup: bytes = CloudPickleSerializer().dumps(setup)  # type: ignore[no-untyped-call]
         self._digest = hashlib.sha256(self._setup).hexdigest()
+        self._slots = Slots(self._context, self.slots, f"{setup.app}/{self._digest[:16]}")
         self._beside = -(-self.slots // _executors(self._context))  # processes on one machine
         self._exchange = exchange_folder(self._context) if self._rekeyed else None
         self._guard = threading.Lock()

@@ -68,7 +68,7 @@ class GivenOptions:
         text = self.text(name)
         if text is None:
             return None
-        return int(text) if text.strip().lstrip("-").isdecimal() else moment_ms(text)
+        return moment_ms(int(text) if text.strip().lstrip("-").isdecimal() else text)
 
     def count(self, name: str, *, least: int = 1) -> int | None:
         text = self.text(name)

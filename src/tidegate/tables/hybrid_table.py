@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.integrity import Role
@@ -91,7 +91,7 @@ class HybridTable(KeyTable):
         if self._builder is not None:
             self._builder.check()
 
-    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
+    def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
         """See everything that is in the version topic now; the position then."""
         self.check()
         return super().catch_up(timeout)
@@ -124,7 +124,7 @@ def hybrid_table(
     max_age: DurationLike | None = None,
     follow: bool = False,
     commit_interval: DurationLike = "5s",
-    lease_ttl: DurationLike = DEFAULT_TTL_MS,
+    lease_ttl: int | DurationLike = DEFAULT_TTL_MS,
     heartbeat: DurationLike = "2s",
     state_bytes: int = 32 << 20,
     hold: DurationLike = "200ms",
@@ -184,7 +184,7 @@ def hybrid_table(
                 backend,
                 cadence=Cadence(commit_interval_ms=duration_ms(commit_interval), commit_bytes=NO_BYTES),
                 storage=storage,
-                lease_ttl_ms=duration_ms(lease_ttl),
+                lease_ttl_ms=milliseconds(lease_ttl),
                 clock=clock,
                 randomness=randomness,
                 scheduler=scheduler,
@@ -207,7 +207,7 @@ def hybrid_table(
         Live(live, rewind_ms, rewind_from, state_bytes=state_bytes, hold_ms=duration_ms(hold)),
         backend,
         chosen,
-        lease_ttl_ms=duration_ms(lease_ttl),
+        lease_ttl_ms=milliseconds(lease_ttl),
         heartbeat_ms=duration_ms(heartbeat),
         clock=clock,
         randomness=randomness,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.durations import DurationLike, duration_ms, format_duration
+from tidegate.durations import DurationLike, format_duration, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.topics.topics import check_topic_name
@@ -77,7 +77,7 @@ def open_table(
     bootstrap: bool = True,
     cadence: Cadence | None = None,
     storage: StorageConfig | None = None,
-    lease_ttl: DurationLike = DEFAULT_TTL_MS,
+    lease_ttl: int | DurationLike = DEFAULT_TTL_MS,
     files: Files | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
@@ -107,7 +107,7 @@ def open_table(
                 backend,
                 cadence=cadence or Cadence(),
                 storage=storage,
-                lease_ttl_ms=duration_ms(lease_ttl),
+                lease_ttl_ms=milliseconds(lease_ttl),
                 clock=clock,
                 randomness=randomness,
                 scheduler=scheduler,

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.tables.building.commits import Commit, kept_commit, load_commits
 from tidegate.tables.building.partition_state import Counts
@@ -80,7 +80,7 @@ class TableAt(TableQueries):
 
     @contextmanager
     def _pinned(
-        self, at_least: Positions, timeout: DurationLike, *, is_retry: bool = False
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[TableSource]:
         _require(at_least, self.position, "this commit is fixed; ask the table itself")
         with kept_commit(self._snapshot.backend, self.rules.shape.name, self.commit):
@@ -196,14 +196,14 @@ class Table(TableQueries):
         elif self._successor is not None:
             self._successor.start()
 
-    def catch_up(self, timeout: DurationLike = "60s") -> dict[int, int]:
+    def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
         """See everything that is in the topic now; the position then.
 
         A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
         that does, and a reader, wait for it.
         """
         self._check_open()
-        timeout_ms = duration_ms(timeout)
+        timeout_ms = milliseconds(timeout)
         with self._log.reader(
             self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
         ) as reader:
@@ -213,13 +213,13 @@ class Table(TableQueries):
             self._builder.commit()
         return self.position
 
-    def commit(self, timeout: DurationLike = DEFAULT_TIMEOUT) -> Commit:
+    def commit(self, timeout: int | DurationLike = DEFAULT_TIMEOUT) -> Commit:
         """Make what is drained by now readable for other processes and for a restart."""
         self._check_open()
         if self._builder is None:
             raise InvalidError(f"table {self.name} is built by another process, which commits it")
         if self._builder.is_running:
-            self._builder.request_commit(duration_ms(timeout))
+            self._builder.request_commit(milliseconds(timeout))
         else:
             self._builder.commit()
         newest = self._builder.commits.newest
@@ -297,11 +297,11 @@ class Table(TableQueries):
 
     @contextmanager
     def _pinned(
-        self, at_least: Positions, timeout: DurationLike, *, is_retry: bool = False
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[TableSource]:
         self._check_open()
         if at_least:
-            self._wait(at_least, duration_ms(timeout))
+            self._wait(at_least, milliseconds(timeout))
         if self._builder is not None:
             yield self._builder.source
             return

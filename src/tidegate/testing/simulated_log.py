@@ -8,7 +8,7 @@ lock keeps a second writer out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from tidegate.integrity.outlet import SCHEMA, table_of
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.writer import Written
 from tidegate.log.batches.records import RECORD_SCHEMA, coerce
+from tidegate.log.topics.topics import TopicState
 
 Fate = Literal["stored", "lost", "unknown", "late", "partly", "dies before", "dies after"]
 
@@ -54,6 +55,9 @@ class SimulatedLog:
     def describe(self, topic: str) -> Any:
         config = SimpleNamespace(compacts=False, min_compaction_lag_ms=0)
         return SimpleNamespace(name=topic, partitions=1, partition_numbers=(0,), config=config)
+
+    def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        return {topic: TopicState("", 1) for topic in topics if topic in self.partitions}
 
     def writer(self, topic: str, *, integrity: bool | Mapping[str, Any] = False, **_: Any) -> Any:
         writer = _Writer(self, topic)

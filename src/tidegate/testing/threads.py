@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 
 
 class Beside(Generic[Result]):

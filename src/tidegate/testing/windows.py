@@ -16,12 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias
 
 from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited, WindowKind
 
 UPDATE, CLOSE = "update", "close"
 Window: TypeAlias = tuple[bytes, int, int]  # key, start, end
+
+
+def ms(length: int | str | None) -> Any:
+    """Milliseconds that a test computed, as a duration; what is one already stays as it is."""
+    if not isinstance(length, int):
+        return length
+    return f"{length}ms" if length >= 0 else timedelta(milliseconds=length)
 
 
 class Record(NamedTuple):

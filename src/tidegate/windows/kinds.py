@@ -197,8 +197,6 @@ def _retention(value: DurationLike | None, *, least: int) -> int:
 
 
 def _milliseconds(what: str, value: DurationLike) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        raise InvalidError(f"a window's {what} is {value} ms; it cannot be negative")
     try:
         return duration_ms(value)
     except InvalidError as error:

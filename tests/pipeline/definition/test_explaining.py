@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.pipeline.definition.sampling import Sample, sample_flow
+from tidegate.pipeline.definition.sampling import Fields, Sample, sample_flow
 from tidegate.pipeline.definition.sizing import ID_BYTES, state_sizes
 
 START = 1_767_261_600_000
@@ -80,7 +80,8 @@ def test_sizes_come_from_a_minute_of_the_log(app) -> None:
     assert "2, one for each partition of orders" in text
     assert re.search(r"newest 59s\d+ms of orders: 40,000 records read, 125/s and 25 keys", text), text
     flow = app.flow("orders-per-minute")
-    sample = sample_flow(flow, app.log, {})
+    sample, fields = sample_flow(flow, app.log, {})
+    assert fields == Fields()
     assert isinstance(sample, Sample)
     dedupe, windows = state_sizes(flow, sample)
     assert dedupe.rows == pytest.approx(125 * 1200, rel=0.01) and dedupe.row_bytes == ID_BYTES

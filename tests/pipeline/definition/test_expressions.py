@@ -201,7 +201,7 @@ def test_projections_travel_and_are_used_in_other_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert len(answers) == 4 and all(answer == made.batch(batch) for answer in answers)
 
 

@@ -77,12 +77,12 @@ def test_in_several_partitions_the_first_one_without_a_key_stops_its_partition(t
     lambda stream: stream.filter("key IS NOT NULL"),
 ])  # fmt: skip
 def test_both_remedies_that_the_message_names_help(tmp_path, change) -> None:
-    produce(tmp_path, NINE, partitions=3)
+    produce(tmp_path, NINE, partitions=3, keys=["k", *[None] * 8])
     distinct(tmp_path).run("local", until="caught_up")
     assert cli(["app", "reset", "distinct", "--state", str(tmp_path / "state"), "--yes"]) == 0
     summary = distinct(tmp_path, change).run("local", until="caught_up")
     assert summary.exit_code == 0
-    assert passed(tmp_path) in ([], THREE)
+    assert set(passed(tmp_path)) in ({THREE[0]}, set(THREE))
 
 
 def test_no_key_and_an_empty_key_are_two(tmp_path) -> None:
@@ -93,7 +93,7 @@ def test_no_key_and_an_empty_key_are_two(tmp_path) -> None:
 
 @pytest.mark.parametrize("key", [None, tg.Long()])
 def test_a_late_one_without_a_key_is_kept_and_can_be_read(tmp_path, key) -> None:
-    produce(tmp_path, ["a"], partitions=1)
+    produce(tmp_path, ["a"], partitions=1, keys=["8 bytes!"])
     with tg.Log(tmp_path / "log") as log:
         for ts in (TEN + 3_600_000, TEN):
             row = {"key": pa.array([None], pa.string()), "value": [f'{{"id":"x{ts}"}}'], "timestamp": [ts]}

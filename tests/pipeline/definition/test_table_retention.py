@@ -20,7 +20,7 @@ KINDS: dict[str, Any] = {
     "sliding": lambda **said: tg.Sliding("1m", **said),
     "session": lambda **said: tg.Session("1m", **said),
 }
-LEAST = {"tumbling": MINUTE, "hopping": 2 * MINUTE, "sliding": 2 * MINUTE, "session": MINUTE + 1}
+LEAST = {"tumbling": "1m", "hopping": "2m", "sliding": "2m", "session": "60001ms"}
 
 
 def write(folder: Path, times: list[int]) -> None:

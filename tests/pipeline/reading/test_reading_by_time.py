@@ -190,7 +190,7 @@ def test_a_date_is_its_midnight_in_utc_and_what_is_no_moment_is_refused() -> Non
 def test_a_window_size_that_the_topic_does_not_have_is_refused(tmp_path: Path) -> None:
     made(tmp_path, tg.Hopping("2m", "1m", retention="1d"))
     with tg.Log(tmp_path / "log", read_only=True) as log:
-        for wrong in ("1m", "4m", "90s", 1):
+        for wrong in ("1m", "4m", "90s", "1ms"):
             with pytest.raises(InvalidError, match="results holds windows of 2m: give window_size='2m'"):
                 tg.windowed_table(log, "results", wrong, state=tmp_path / "elsewhere")
         with pytest.raises(InvalidError, match=r"holds time windows: use windowed_table\('results'"):

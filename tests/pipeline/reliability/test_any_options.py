@@ -24,12 +24,12 @@ from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKi
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.windows import Emit
 
-RULE = Deduplicate("id", within=2000, grace=1500)
+RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 KINDS: list[WindowKind] = [
-    Tumbling(1000, grace=500),
-    Hopping(1000, advance=250, grace=500),
-    Sliding(700, grace=500),
-    Session(300, grace=500),
+    Tumbling("1000ms", grace="500ms"),
+    Hopping("1000ms", advance="250ms", grace="500ms"),
+    Sliding("700ms", grace="500ms"),
+    Session("300ms", grace="500ms"),
 ]
 WANTED = (agg.count().named("count"), agg.sum("n").named("sum"))
 TINY = StorageConfig.for_tests(

@@ -20,7 +20,7 @@ from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.storage import Count, Sum
 from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.testing.tasks import TaskRig
-from tidegate.testing.windows import Record, oracle_of
+from tidegate.testing.windows import Record, ms, oracle_of
 from tidegate.testing.workers import Worker
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
@@ -36,10 +36,10 @@ RECORDS = 24  # of each stream
 TOGETHER = 250  # streams in one operator
 GRACE = 400
 KINDS: dict[str, WindowKind] = {
-    "tumbling": Tumbling(300, grace=GRACE),
-    "hopping": Hopping(300, 100, grace=GRACE),
-    "sliding": Sliding(200, grace=GRACE),
-    "session": Session(150, grace=GRACE),
+    "tumbling": Tumbling("300ms", grace=ms(GRACE)),
+    "hopping": Hopping("300ms", "100ms", grace=ms(GRACE)),
+    "sliding": Sliding("200ms", grace=ms(GRACE)),
+    "session": Session("150ms", grace=ms(GRACE)),
 }
 AGGREGATES = (Count("n"), Sum("total", "value", pa.int64()))
 VALUES = pa.schema([pa.field("value", pa.int64())])
@@ -149,7 +149,9 @@ def test_twenty_thousand_streams(name: str, tally: Any) -> None:
 def flood(folder: Path, rounds: int, rows: int) -> dict[str, int]:
     """Records that are all too late: what state and memory come to, at first and at the end."""
     step = Aggregate(
-        Tumbling(1000, grace=500), (agg.count().named("n"),), late=LateSettings("1h", max_bytes=64 << 10)
+        Tumbling("1000ms", grace="500ms"),
+        (agg.count().named("n"),),
+        late=LateSettings("1h", max_bytes=64 << 10),
     )
     flow = Flow(Source("events", Bytes(), Long()), (step,), (To("results"),))
     keys = pa.array([b"k%d" % (number % 50) for number in range(rows)], pa.binary())

@@ -100,7 +100,7 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert len(won) == 1 and len(told) == RACERS - 1, (race, told)
         assert all(isinstance(error, ConflictError) for error in told), told
         refused += len(told)

@@ -61,7 +61,7 @@ def ran(folder: Path, name: str, rows: int) -> tuple[dict[str, Any], list[float]
     single = name == "larger-than-the-pool"
     if single:
         times = np.arange(rows) * 20
-    kind = Session(10, retention="1d") if single else Tumbling(60_000, retention="1d")
+    kind = Session("10ms", retention="1d") if single else Tumbling("60000ms", retention="1d")
     step = Aggregate(kind, (agg.count().named("n"), agg.sum("value").named("total")))
     flow = Flow(Source("events", Bytes(), Long()), (step,), (To("results", integrity=False),))
     took, peak = list[float](), 0

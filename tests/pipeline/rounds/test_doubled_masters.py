@@ -48,7 +48,7 @@ class Turns:
 
     def resume(self) -> None:
         self._go.release()
-        assert self._stopped.acquire(timeout=60)
+        assert self._stopped.acquire(timeout=300)
 
     def point(self) -> None:
         self._stopped.release()

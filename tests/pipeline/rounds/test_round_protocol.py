@@ -23,6 +23,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, TidegateError, UnavailableError
+from tidegate.log.topics.topics import TopicState
 from tidegate.metrics import Metrics
 from tidegate.pipeline.rounds import collecting
 from tidegate.pipeline.rounds.collecting import Collector
@@ -81,7 +82,7 @@ class Actor:
     def resume(self) -> None:
         """Let it run to its next point, or to its end."""
         self._go.release()
-        assert self._stopped.acquire(timeout=30), f"{self.name} hangs after {self.points[-3:]}"
+        assert self._stopped.acquire(timeout=300), f"{self.name} hangs after {self.points[-3:]}"
 
     def point(self, what: str) -> None:
         if self.kill_at is not None and len(self.points) == self.kill_at:
@@ -172,6 +173,9 @@ class Heads:
     def of(self, topic: str, partitions: int) -> dict[int, Head]:
         logs: Mapping[int, Sequence[Any]] = self.world.source if topic == "in" else self.world.sink
         return {number: Head(0, len(logs[number])) for number in range(partitions)}
+
+    def states(self, topics: Mapping[str, int]) -> dict[str, TopicState]:
+        return {topic: TopicState("id", count) for topic, count in topics.items()}
 
     def bytes_per_record(self, topic: str, partitions: int) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from typing import Any
 
@@ -12,7 +13,7 @@ from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError
 from tidegate.pipeline.rounds.delivering import split_deliveries
 from tidegate.pipeline.rounds.generation import Generation
-from tidegate.pipeline.rounds.orders import Delivery, Parcel, Section, Stop, Tick, encode
+from tidegate.pipeline.rounds.orders import Delivery, Parcel, Section, Stop, Tick, decode, encode
 from tidegate.pipeline.rounds.records import (
     INLINE_BYTES,
     VERSION,
@@ -244,10 +245,46 @@ def test_the_stored_form_of_records_is_what_it_was() -> None:
         type(each).__name__: hashlib.sha256(encode(each)).hexdigest()[:16] for each in (whole, planned, app)
     }
     assert found == GOLDEN
+    for each in (whole, planned, app):
+        before = decode(base64.b64decode(V1[type(each)]), type(each))
+        assert msgspec.structs.replace(before, version=VERSION) == each
 
 
+def test_a_record_of_a_later_release_is_told_from_a_damaged_one() -> None:
+    backend = MemoryBackend()
+    records = Records(backend, "app")
+    backend.publish(records.commit_name(0), msgspec.msgpack.encode({"version": 9, "new": 1}), expected=None)
+    with pytest.raises(InvalidError, match="has format version 9; this release reads up to version 2"):
+        records.load_commit(0)
+
+
+V1 = {
+    CommitRecord: (
+        "3gATp3ZlcnNpb24Bo2FwcKNhcHClcm91bmQFqmdlbmVyYXRpb24CpGJhc2XEAmI0pHBsYW7EAnA1qmRlZmluaXRpb26hZKRsaWZl"
+        "oWykdGlja4Ombm93X21zAal3YXRlcm1hcmvAp2Nsb3NpbmfCrGNvbW1pdHRlZF9tcwenc291cmNlc5KIpGZsb3ehZqlwYXJ0aXRp"
+        "b24Aq25leHRfb2Zmc2V0CaVzdGF0ZcQBc6VhcGFydKCrc3RyZWFtX3RpbWUFp3NlZW5fbXMGp3N0b3BwZWSEpnJlYXNvbqRsb3N0"
+        "p21lc3NhZ2WkZ29uZaZvZmZzZXQDpnJlbWVkeaZyZXN1bWWIpGZsb3ehZqlwYXJ0aXRpb24Bq25leHRfb2Zmc2V0CaVzdGF0ZcQB"
+        "ZKVhcGFydKVhcGFydKtzdHJlYW1fdGltZf+nc2Vlbl9tc/+nc3RvcHBlZMCldGFza3ORh6RmbG93oWakdGFzawCldG9rZW7EBXRv"
+        "a2Vuq3N0cmVhbV90aW1lBa1iYWNrbG9nX2J5dGVzCqxtZW1vcnlfYnl0ZXMUqXRpY2tlZF9tcwaqZGVsaXZlcmllc5GFpXJvdW5k"
+        "BaZwYXJjZWyEpG5hbWWhcKRzaXplA6ZkaWdlc3TEAWSoc2VjdGlvbnORhaV0b3BpY6F0qXBhcnRpdGlvbgCocG9zaXRpb24ApHNp"
+        "emUDp3JlY29yZHMCpWJhc2VzkQekZmxvd6FmpHRhc2sApGVuZHOBoXSBAAmmdG90YWxzgaFmgadyZWNvcmRzCap3YXRlcm1hcmtz"
+        "gaFmBaZsb3NzZXORhaRmbG93oWapcGFydGl0aW9uAKVmaXJzdAGjZW5kA6Vyb3VuZASmY2xvc2VkkaFmpmNoYW5nZaA="
+    ),
+    PlanRecord: (
+        "jad2ZXJzaW9uAaNhcHCjYXBwpXJvdW5kBapnZW5lcmF0aW9uAqRiYXNlxAJiNKpkZWZpbml0aW9uoWSkdGlja4Ombm93X21zAal3"
+        "YXRlcm1hcmvAp2Nsb3NpbmfCpnJhbmdlc5GEpGZsb3ehZqlwYXJ0aXRpb24ApXN0YXJ0AaRzdG9wA6V0YXNrc5GSoWYApXRpY2tz"
+        "gaFmg6Zub3dfbXMBqXdhdGVybWFyawWnY2xvc2luZ8OmbG9zc2VzkYWkZmxvd6FmqXBhcnRpdGlvbgClZmlyc3QBo2VuZAOlcm91"
+        "bmQEpWhhbHRzkYOkZmxvd6FmqXBhcnRpdGlvbgGkc3RvcISmcmVhc29upGxvc3SnbWVzc2FnZaRnb25lpm9mZnNldAOmcmVtZWR5"
+        "pnJlc3VtZadsb29rdXBzgaZwcmljZXMD"
+    ),
+    AppRecord: (
+        "hKd2ZXJzaW9uAaNhcHCjYXBwqmNyZWF0ZWRfbXMBq2RlZmluaXRpb25zgaFkkYakbmFtZaFmq2ZpbmdlcnByaW50oXirZGVzY3Jp"
+        "cHRpb27EAnt9pXRvcGljomluqnBhcnRpdGlvbnMCpXRhc2tzAg=="
+    ),
+}
+"""The same records as the release before topic ids wrote them."""
 GOLDEN = {
-    "CommitRecord": "5c1a9a68aba8b444",
-    "PlanRecord": "8c5f422f1cfd7fd6",
-    "AppRecord": "42231ba1db35bb86",
+    "CommitRecord": "fb95bf28ce89fa25",
+    "PlanRecord": "9d7359d0cad6c216",
+    "AppRecord": "47dcf0b44d374226",
 }

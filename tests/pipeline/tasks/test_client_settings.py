@@ -35,7 +35,7 @@ def url() -> Iterator[str]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     for topic in ("events", "results"):
         owner.list_topics(topic, timeout=20)  # asking for it makes it
     yield f"kafka://127.0.0.1:{broker.port}"

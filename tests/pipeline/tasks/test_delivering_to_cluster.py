@@ -43,7 +43,7 @@ def log() -> Iterator[Any]:
     owner = confluent_kafka.Producer(
         {"test.mock.num.brokers": 1, "bootstrap.servers": "replaced", "log_level": 0}
     )
-    broker = next(iter(owner.list_topics(timeout=20).brokers.values()))
+    broker = next(iter(owner.list_topics(timeout=120).brokers.values()))
     for topic in ("events", "results"):
         owner.list_topics(topic, timeout=20)  # asking for it makes it
     with open_log(f"kafka://127.0.0.1:{broker.port}") as opened:
@@ -167,7 +167,7 @@ def _holding(parcel: Parcel, first: int) -> MemoryBackend:
 def test_a_task_from_cluster_to_cluster(log: Any, tmp_path: Path) -> None:
     flow = Flow(
         Source("events", String(), Json(n="int64")),
-        (Aggregate(Tumbling(1000), (agg.count(),)),),
+        (Aggregate(Tumbling("1000ms"), (agg.count(),)),),
         (To("results"),),
     )
     counts = log.partition_counts()

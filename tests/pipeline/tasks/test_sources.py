@@ -42,7 +42,7 @@ from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.windows import FutureGuard
 
 START = 1_767_225_600_000
-COUNT = Aggregate(Tumbling(1000), (agg.count().named("n"),))
+COUNT = Aggregate(Tumbling("1000ms"), (agg.count().named("n"),))
 
 
 def flow_of(*steps: Step, on_bad: OnBad = "fail", value: Any = None, timestamp: str | None = None) -> Flow:
@@ -293,12 +293,12 @@ def test_stream_time_is_the_sources_own_over_cuts_and_filters(tmp_path: Path) ->
 
 def test_records_of_the_far_future_move_no_clock_and_kill_nobody(tmp_path: Path) -> None:
     window = Aggregate(
-        Tumbling(1000, grace=0),
+        Tumbling("1000ms", grace=0),
         (agg.count().named("n"),),
         late=LateSettings(),
         future=FutureGuard("1m", "late"),
     )
-    dedupe = Dedupe(Deduplicate("n", within=1000, grace=0))
+    dedupe = Dedupe(Deduplicate("n", within="1000ms", grace=0))
     with TaskRig(tmp_path, flow_of(dedupe, window)) as rig:
         late = START + 86_400_000
         rig.write(
@@ -317,7 +317,7 @@ def test_records_of_the_far_future_move_no_clock_and_kill_nobody(tmp_path: Path)
 def test_what_a_filter_leaves_out_still_closes_windows(tmp_path: Path) -> None:
     from tidegate.windows.operators.windows import Emit
 
-    window = Aggregate(Tumbling(1000), (agg.count().named("n"),), emit=Emit.CLOSE)
+    window = Aggregate(Tumbling("1000ms"), (agg.count().named("n"),), emit=Emit.CLOSE)
     with TaskRig(tmp_path, flow_of(Filter("n > 0"), window)) as rig:
         rig.write([(b"k", START, b'{"n":1}'), (b"k", START + 5000, b'{"n":0}')])
         rig.round()
@@ -340,7 +340,7 @@ def test_a_tables_changes_are_events_of_the_keys_inside(tmp_path: Path) -> None:
     keys = windowed(String(), size="1s", key_format=KeyFormat.CHANGELOG)
     source = Source("events", String(), Json(n="int64"), windows=keys, on_bad="skip")
     wanted = (agg.sum("n").named("n"), agg.max("window_end").named("end"))
-    flow = Flow(source, (Aggregate(Tumbling(60_000), wanted),), (To("results"),))
+    flow = Flow(source, (Aggregate(Tumbling("60000ms"), wanted),), (To("results"),))
     with TaskRig(tmp_path, flow) as rig:
         made = encode_keys(
             pa.array([b"a", b"a", b"b"]), np.array([START, START + 1000, START]), KeyFormat.CHANGELOG

@@ -139,9 +139,9 @@ def test_of_several_results_for_a_window_the_last_stays_in_its_place(keys: int, 
 
 def flow_of(*sinks: Sink, shards: int = 0, dedupe: bool = False, count: bool = False) -> Flow:
     steps: list[Step] = [KeyBy("who", String(), shards=shards)] if shards else []
-    steps += [Dedupe(Deduplicate("who", within=1000))] if dedupe else []
+    steps += [Dedupe(Deduplicate("who", within="1000ms"))] if dedupe else []
     wanted = (agg.count(),) if count else (agg.count().named("n"), agg.max("x").named("most"))
-    steps.append(Aggregate(Tumbling(1000), wanted))
+    steps.append(Aggregate(Tumbling("1000ms"), wanted))
     return Flow(Source("events", String(), Json(who="string", x="int64")), tuple(steps), sinks)
 
 
@@ -236,7 +236,7 @@ def test_updates_of_a_large_round_are_sent_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tidegate.pipeline.tasks.worker.in_batches", small)
     flow = Flow(
         Source("events", String(), Json(who="string", x="int64")),
-        (KeyBy("who", String(), shards=1), Aggregate(Tumbling(1000), (agg.count().named("n"),))),
+        (KeyBy("who", String(), shards=1), Aggregate(Tumbling("1000ms"), (agg.count().named("n"),))),
         (To("results"),),
     )
     with TaskRig(tmp_path, flow, partitions=4) as rig:

@@ -30,9 +30,9 @@ START = 1_767_225_600_000
 
 def flow_of(*, rekeyed: bool = False, emit: Emit = Emit.UPDATE, sessions: bool = False) -> Flow:
     steps: list[Step] = [KeyBy("who", String(), shards=3)] if rekeyed else []
-    kind = Session(200) if sessions else Tumbling(1000, grace=300)
+    kind = Session("200ms") if sessions else Tumbling("1000ms", grace="300ms")
     steps += [
-        Dedupe(Deduplicate("id", within=5000)),
+        Dedupe(Deduplicate("id", within="5000ms")),
         Aggregate(kind, (agg.count().named("n"), agg.sum("x").named("total")), emit=emit),
     ]
     return Flow(

@@ -24,12 +24,12 @@ from tidegate.windows.operators.windows import Emit
 
 VALUE = Json(id="string", n="int64", who="string")
 KINDS: dict[str, WindowKind] = {
-    "tumbling": Tumbling(1000, grace=500),
-    "hopping": Hopping(1000, advance=250, grace=500),
-    "sliding": Sliding(700, grace=500),
-    "session": Session(300, grace=500),
+    "tumbling": Tumbling("1000ms", grace="500ms"),
+    "hopping": Hopping("1000ms", advance="250ms", grace="500ms"),
+    "sliding": Sliding("700ms", grace="500ms"),
+    "session": Session("300ms", grace="500ms"),
 }
-RULE = Deduplicate("id", within=2000, grace=1500)
+RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 WANTED = (agg.count().named("count"), agg.sum("n").named("sum"))
 
 

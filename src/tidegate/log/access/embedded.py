@@ -28,7 +28,7 @@ from tidegate.log.access.open_partition import OpenPartition
 from tidegate.log.access.owned_partitions import OwnedPartitions, no_partition
 from tidegate.log.access.partition_view import PartitionView
 from tidegate.log.topics.catalog import LogFolder
-from tidegate.log.topics.topics import TopicDescription, TopicPartition, partition_folder_name
+from tidegate.log.topics.topics import TopicDescription, TopicPartition, TopicState, partition_folder_name
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
@@ -128,6 +128,10 @@ class Log:
     def partition_counts(self) -> dict[str, int]:
         """Topic → number of partitions."""
         return {description.name: description.partitions for description in self.contents.describe_all()}
+
+    def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        """Id and number of partitions of each of these topics that exists now."""
+        return self.contents.states(topics)
 
     def describe(self, topic: str) -> TopicDescription:
         """A topic's partitions and settings with the source of each."""

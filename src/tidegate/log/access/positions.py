@@ -130,7 +130,7 @@ def _offset(number: int) -> Position:
 def _time(text: str, now_ms: int) -> int:
     stripped = text.strip()
     if stripped.isdigit() and len(stripped) <= 19:
-        return int(stripped)
+        return moment_ms(int(stripped))
     if stripped.startswith("-"):
         return now_ms - duration_ms(stripped[1:])
     if not stripped:

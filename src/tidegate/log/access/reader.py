@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.durations import DurationLike, SizeLike, duration_ms, size_bytes
+from tidegate.durations import DurationLike, SizeLike, milliseconds, size_bytes
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
@@ -134,9 +134,9 @@ class Reader:
             for track in open_ended:
                 track.stop = None
 
-    def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
+    def poll(self, timeout: int | DurationLike = 0) -> pa.RecordBatch | None:
         """The next batch, waiting up to `timeout` for one; None when none came or `stop` is reached."""
-        deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout)
         pause_ms = _SHORTEST_PAUSE_MS
         while True:
             batch = self._next_batch()

@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, TidegateError
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, client_settings, load_client
 from tidegate.log.kafka.offsets import Offsets
 from tidegate.log.topics.catalog import unknown_topic
 from tidegate.log.topics.topic_config import ConfigEntry, Origin, Source, TopicConfig
 from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
-from tidegate.log.topics.topics import TopicDescription, check_topic_name
+from tidegate.log.topics.topics import TopicDescription, TopicState, check_topic_name
 
 if TYPE_CHECKING:
     from tidegate.log.access.positions import StartLike
@@ -75,6 +75,32 @@ class KafkaLog:
             for name, found in sorted(self._metadata().items())
             if not name.startswith(_HIDDEN_PREFIX)
         }
+
+    def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        """Id and number of partitions of each of these topics that exists now.
+
+        Ids come from the controller; they are empty while there is none that can be asked.
+        """
+        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
+        names = [topic for topic in topics if topic in found.topics]
+        if not names or found.controller_id not in found.brokers:
+            return {name: TopicState("", len(found.topics[name].partitions)) for name in names}
+        wanted = load_client().TopicCollection(names)
+        futures = self._calling(
+            "describe topics", lambda: self._admin.describe_topics(wanted, request_timeout=TIMEOUT_SECONDS)
+        )
+        states: dict[str, TopicState] = {}
+        for name, future in futures.items():
+            try:
+                described = self._calling(f"describe topic {name}", future.result)
+            except TidegateError as error:
+                if error.kafka_name not in ("UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_OR_PARTITION"):
+                    raise
+                continue
+            topic_id = str(described.topic_id)
+            is_known = topic_id.strip("A") != ""  # all zero where brokers have no ids
+            states[name] = TopicState(topic_id if is_known else "", len(described.partitions))
+        return states
 
     def describe(self, topic: str) -> KafkaTopicDescription:
         """Partitions and settings, with the broker's source of each."""

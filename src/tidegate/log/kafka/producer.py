@@ -61,6 +61,12 @@ class MessageProducer:
         keys, key_lengths = _places(columns.key)
         values, value_lengths = _places(columns.value)
         times = columns.timestamp.fill_null(NONE).to_numpy(zero_copy_only=False)
+        if not times.all():
+            row = int(np.argmin(times != 0))
+            raise InvalidError(
+                f"row {row} for topic {self._topic} has the timestamp 0, for which the Kafka client would send the "
+                "present time; give null for that, or a time after 1970-01-01T00:00:00Z"
+            )
         header_ends, headers, _kept = _headers(columns)
         of, failed, row = self._library.addresses, np.zeros(1, np.int64), 0
         while row < len(columns):

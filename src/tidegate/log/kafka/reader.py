@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
 from tidegate.log.kafka.client import calling, load_client, translated
@@ -116,9 +116,9 @@ class KafkaReader:
             elif not self.follow and self._clock.monotonic_ms() - moved_ms >= _STALL_MS:
                 raise self._stalled()
 
-    def poll(self, timeout: DurationLike = 0) -> pa.RecordBatch | None:
+    def poll(self, timeout: int | DurationLike = 0) -> pa.RecordBatch | None:
         """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
-        deadline_ms = self._clock.monotonic_ms() + duration_ms(timeout)
+        deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout)
         while not self._ready:
             if self.is_done:
                 return None

@@ -35,6 +35,7 @@ from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.log.topics.topics import (
     TopicDescription,
     TopicPartition,
+    TopicState,
     check_partition_count,
     check_topic_name,
     parse_folder_name,
@@ -237,6 +238,18 @@ class LogFolder:
         return TopicDescription(
             topic, tuple(range(entry.partitions)), config, entry.topic_id, encoding=entry.encoding
         )
+
+    def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        """Id and number of partitions of each of these topics that exists."""
+        if self.is_ours():
+            known = {
+                name: TopicState(entry.topic_id, entry.partitions)
+                for name, entry in self.read().topics.items()
+            }
+        else:
+            found = self._described_from_folders(self.broker_config())
+            known = {each.name: TopicState(each.topic_id or "", each.partitions) for each in found}
+        return {topic: known[topic] for topic in topics if topic in known}
 
     def _folders(self) -> list[TopicPartition]:
         if not self.files.exists(self.path):

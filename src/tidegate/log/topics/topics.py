@@ -45,6 +45,14 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class TopicState(NamedTuple):
+    """Which topic stands behind a name now. A topic that is deleted and created again has another id."""
+
+    topic_id: str
+    """Empty where it is not known: a foreign folder, or brokers before 2.8."""
+    partitions: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
     """What is known of a topic. `assumed` marks a folder without our catalog: its settings are guesses.

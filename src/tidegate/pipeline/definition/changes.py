@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from tidegate.durations import format_duration
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.definition.differences import Change, differences
 from tidegate.pipeline.definition.fingerprint import LAYOUTS, Document
@@ -122,7 +123,7 @@ def _laid_out(flow: Flow, recorded: Document) -> Flow:
         layout = StateLayout(laid["bucket_ms"], laid["segment_ms"], tuple(grown_from))
         late, segment_ms = step.late, laid.get("late_segment_ms")
         if late is not None and segment_ms is not None:
-            late = LateSettings(late.retention_ms, late.max_bytes, segment_ms)
+            late = LateSettings(format_duration(late.retention_ms), late.max_bytes, segment_ms)
         steps[place] = replace(step, layout=layout, late=late)
     laid_out = Flow(flow.source, tuple(steps), flow.sinks)
     return flow if laid_out.document == flow.document else laid_out

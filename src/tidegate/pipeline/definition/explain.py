@@ -17,7 +17,7 @@ from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import described
-from tidegate.pipeline.definition.sampling import Sample, sample_flow
+from tidegate.pipeline.definition.sampling import Fields, Sample, sample_flow
 from tidegate.pipeline.definition.sizing import ASSUMED, StateSize, state_sizes
 from tidegate.pipeline.definition.steps import (
     Aggregate,
@@ -59,12 +59,24 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     if not app.flows:
         lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
     for flow in app.flows:
-        found = sample_flow(flow, app.log, app.client) if looks else "nobody looked at the log"
-        lines += ["", *_flow_lines(flow, found, app.storage)]
+        found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
+        if looks:
+            found = sample_flow(flow, app.log, app.client)
+        lines += ["", *_flow_lines(flow, found[0], app.storage), *_field_lines(found[1])]
         tables = sorted({step.table for step in flow.steps if isinstance(step, Lookup)})
         if tables:
             lines += ["  looked-up tables", *(f"    {each}" for each in _lookup_lines(app, tables, looks))]
     return "\n".join(lines)
+
+
+def _field_lines(found: Fields) -> Iterator[str]:
+    """What the sample says about declared fields."""
+    if found.wrong or found.notes:
+        yield "  fields"
+    for each in found.wrong:
+        yield f"    it will not start: {each}"
+    for each in found.notes:
+        yield f"    {each}"
 
 
 def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:

@@ -61,7 +61,7 @@ def window_size(flows: Sequence[Flow], topic: str, size: DurationLike | None) ->
             raise InvalidError(
                 f"windowed_table({topic!r}): give window_size=, which is not in the topic's bytes"
             )
-        return here
+        return format_duration(here)
     if here is not None and duration_ms(size) != here:
         raise InvalidError(
             f"windowed_table({topic!r}): window_size is {format_duration(duration_ms(size))}, but the app "

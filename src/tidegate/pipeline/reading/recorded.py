@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.clock import Clock
+from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.pipeline.definition import fingerprint
 from tidegate.pipeline.definition.flow import Flow
@@ -144,8 +145,8 @@ def _step(said: Document) -> Step:
         case "deduplicate":
             rule = Deduplicate(
                 said["columns"],
-                said["within_ms"],
-                grace=said["grace_ms"],
+                format_duration(said["within_ms"]),
+                grace=format_duration(said["grace_ms"]),
                 late=said["late"],
                 refresh=said["refresh"],
             )
@@ -157,7 +158,7 @@ def _step(said: Document) -> Step:
                 tuple(_aggregate(each) for each in said["aggregates"]),
                 Emit(said["emit"]),
                 _late(said["keep_late"]),
-                None if future is None else FutureGuard(*future),
+                None if future is None else FutureGuard(format_duration(future[0]), future[1]),
                 said["idle_close_ms"],
             )
         case other:
@@ -172,16 +173,17 @@ def _sink(said: Document) -> Sink:
 
 
 def _kind(said: Document) -> Any:
-    kept: dict[str, Any] = {"grace": said.get("grace_ms"), "retention": said.get("retention_ms")}
+    lengths = {name: format_duration(said[name]) for name in said if name.endswith("_ms")}
+    kept: dict[str, Any] = {"grace": lengths.get("grace_ms"), "retention": lengths.get("retention_ms")}
     match said["kind"]:
         case "hopping" if said["size_ms"] == said["advance_ms"]:
-            return Tumbling(said["size_ms"], **kept)
+            return Tumbling(lengths["size_ms"], **kept)
         case "hopping":
-            return Hopping(said["size_ms"], said["advance_ms"], **kept)
+            return Hopping(lengths["size_ms"], lengths["advance_ms"], **kept)
         case "sliding":
-            return Sliding(said["difference_ms"], **kept)
+            return Sliding(lengths["difference_ms"], **kept)
         case "session":
-            return Session(said["gap_ms"], **kept)
+            return Session(lengths["gap_ms"], **kept)
         case "unlimited":
             return Unlimited(said["start_ms"])
         case other:
@@ -209,7 +211,7 @@ def _written(said: str) -> str:
 
 
 def _late(said: list[int] | None) -> LateSettings | None:
-    return None if said is None else LateSettings(*said)
+    return None if said is None else LateSettings(format_duration(said[0]), *said[1:])
 
 
 def _sql(said: Document) -> str | None:

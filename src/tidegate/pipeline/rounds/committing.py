@@ -47,7 +47,7 @@ def commit_of(
     now_ms: int,
 ) -> CommitRecord:
     """The commit of a round. `states` are the sources' new states: bytes, or digest and name of what lies apart."""
-    sources = _sources(plan, before, result.sources, states)
+    sources = _sources(plan, before, result.sources, states, flows)
     deliveries, ends = _deliveries(plan.round, before, result.tasks, end_of)
     read = {each.flow for each in result.sources if each.records or each.next_offset > _start(plan, each)}
     closing = {name for name, tick in plan.ticks.items() if tick.closing}
@@ -117,6 +117,7 @@ def _sources(
     before: CommitRecord,
     results: Iterable[SourceResult],
     states: Mapping[tuple[str, int], tuple[bytes, str]],
+    flows: Mapping[str, FlowFacts],
 ) -> tuple[SourceLine, ...]:
     lines = {(line.flow, line.partition): line for line in before.sources}
     for loss in plan.losses:
@@ -135,6 +136,7 @@ def _sources(
             max(result.stream_time, line.stream_time),
             plan.tick.now_ms if result.records else line.seen_ms,
             result.stopped,
+            plan.topic_ids.get(flows[result.flow].topic, line.topic_id),
         )
     for halt in plan.halts:
         line = lines[halt.flow, halt.partition]

@@ -46,7 +46,8 @@ class Generation:
         self._lock = threading.Lock()
         self._lease = Lease(backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms)
         self._lost: TidegateError | None = None
-        held = self._lease.acquire()
+        made = [] if records.newest() is None else [records.newest_sound()[0].generation]
+        held = self._lease.acquire(at_least=max(made, default=0) + 1)  # also where the lease was deleted
         if held is not None:
             seconds = max(0, held.until_ms - clock.now_ms()) / 1000
             raise ConflictError(

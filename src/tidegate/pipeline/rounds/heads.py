@@ -5,13 +5,14 @@ Thread rule: one master, one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.partition_view import PartitionView
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.topics.topics import TopicState
 
 
 class Head(NamedTuple):
@@ -34,6 +35,18 @@ class Heads:
     def look(self, topics: Mapping[str, int]) -> dict[str, dict[int, Head]]:
         """The heads of so many partitions of each topic."""
         return {topic: self.of(topic, partitions) for topic, partitions in topics.items()}
+
+    def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
+        """Which topic each name stands for now; `UnavailableError` when one of them is gone."""
+        wanted = list(topics)
+        found = self._log.topic_states(wanted)
+        for topic in wanted:
+            if topic not in found:
+                raise UnavailableError(
+                    f"topic {topic} was deleted while it was being read; create it again, or stop the app",
+                    kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
+                )
+        return found
 
     def of(self, topic: str, partitions: int) -> dict[int, Head]:
         if isinstance(self._log, Log):

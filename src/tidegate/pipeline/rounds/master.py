@@ -38,7 +38,7 @@ from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.heads import Head
 from tidegate.pipeline.rounds.lookups import TableCommits
 from tidegate.pipeline.rounds.metrics import RoundMetrics
-from tidegate.pipeline.rounds.opening import Opened
+from tidegate.pipeline.rounds.opening import Opened, partitions_added
 from tidegate.pipeline.rounds.orders import (
     Delivery,
     RoundOrder,
@@ -93,6 +93,7 @@ class Master:
         self.flows = opened.flows
         self.commit, self._digest = opened.commit, opened.digest
         self.heads: dict[str, dict[int, Head]] = {}
+        self._topic_ids: dict[str, str] = {}
         self._opened = opened
         self._records = opened.records
         self._generation = opened.generation
@@ -183,6 +184,11 @@ class Master:
         if 2 * took_ms > self._settings.grace_ms:
             return self._give_up(plan, digest, None)
         require_whole(plan, result)
+        topic_ids = self._states()
+        if any(topic_ids.get(topic) != known for topic, known in plan.topic_ids.items()):
+            return self._give_up(
+                plan, digest, None
+            )  # created again meanwhile: the next plan stops what reads it
         before = self.commit
         self._take(self._committed(plan, digest, result))
         self._delivered = not self.commit.deliveries
@@ -225,6 +231,7 @@ class Master:
     # -- planning --------------------------------------------------------------------------------
 
     def _look(self, targets: Targets | None) -> None:
+        self._topic_ids = self._states()
         heads = self._opened.heads.look(self._topics)
         if targets is not None:
             positions = self._least_positions()
@@ -234,6 +241,15 @@ class Master:
                 limit = max(end, positions.get((topic, number), 0))
                 heads[topic][number] = Head(head.start, min(head.end, limit))
         self.heads = heads
+
+    def _states(self) -> dict[str, str]:
+        """The ids of the topics that are read. A topic that has more partitions now ends the run: what they hold would
+        not be read, and where keys decide the partition, their state would be in another task."""
+        found = self._opened.heads.states(self._topics)
+        for topic, state in found.items():
+            if state.partitions > self._topics[topic]:
+                raise partitions_added(self._opened.setup.app, self.flows, topic, state.partitions)
+        return {topic: state.topic_id for topic, state in found.items()}
 
     def _least_positions(self) -> dict[tuple[str, int], int]:
         """The furthest any flow has read each source partition."""
@@ -267,6 +283,7 @@ class Master:
             on_loss=self._settings.on_loss,
             closing=closing,
             lookups=self._tables.newest(tables),
+            topic_ids=self._topic_ids,
         )
 
     def _ordered(self, plan: PlanRecord) -> RoundOrder:

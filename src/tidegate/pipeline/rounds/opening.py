@@ -93,14 +93,34 @@ def definition_digest(lines: Lines) -> str:
 def starting_lines(flow: FlowFacts, heads: Heads, now_ms: int) -> tuple[SourceLine, ...]:
     """Where a flow begins that has never read anything."""
     found = heads.of(flow.topic, flow.partitions)
+    topic_id = heads.states([flow.topic])[flow.topic].topic_id
     return tuple(
         SourceLine(
             flow.name,
             number,
             found[number].start if flow.start == "earliest" else found[number].end,
             seen_ms=now_ms,
+            topic_id=topic_id,
         )
         for number in range(flow.partitions)
+    )
+
+
+def partitions_added(app: str, flows: Mapping[str, FlowFacts], topic: str, partitions: int) -> InvalidError:
+    """The error that ends a run whose source got more partitions, with what to do."""
+    readers = [flow for flow in flows.values() if flow.topic == topic]
+    had = f"topic {topic} had {readers[0].partitions} partitions when app {app} was started and has {partitions} now"
+    if all(flow.is_rekeyed for flow in readers):
+        return InvalidError(
+            f"{had}. Start the app again: it reads the new ones from their start and keeps its state"
+        )
+    return InvalidError(f"{had}. {_moved(app)}")
+
+
+def _moved(app: str) -> str:
+    return (
+        "Keys would move between tasks, and their state would not. Run it under a new app name, or start over with "
+        f"`tidegate app reset {app}`"
     )
 
 
@@ -210,11 +230,12 @@ class _Opening:
             have = now.get(line.name)
             if have is None or (have.partitions, have.tasks) == (line.partitions, line.tasks):
                 continue
+            if have.tasks == line.tasks and have.partitions > line.partitions:
+                continue  # behind a key_by, keys have a task whatever partition they come from
             raise InvalidError(
                 f"app {self.setup.app}, flow {line.name}: topic {line.topic} had {line.partitions} partitions and "
-                f"{line.tasks} tasks when the app was made, and now it is {have.partitions} and {have.tasks}. Keys "
-                "would move between tasks, and their state would not. Run it under a new app name, or start over with "
-                f"`tidegate app reset {self.setup.app}`"
+                f"{line.tasks} tasks when the app was made, and now it is {have.partitions} and {have.tasks}. "
+                f"{_moved(self.setup.app)}"
             )
 
     def _first(self, lines: Lines) -> CommitRecord:
@@ -254,6 +275,10 @@ class _Opening:
             if commit.change == REPLAYED:
                 flow = replace(flow, start="earliest")
             sources += starting_lines(flow, self.heads, now_ms)
+        have = {(line.flow, line.partition) for line in sources}
+        for flow in facts.values():  # partitions that were added since: nothing of them was read
+            begun = starting_lines(replace(flow, start="earliest"), self.heads, now_ms)
+            sources += [line for line in begun if (line.flow, line.partition) not in have]
         return msgspec.structs.replace(
             commit,
             round=commit.round + 1,

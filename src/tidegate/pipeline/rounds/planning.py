@@ -8,6 +8,8 @@ P3  a co-partitioned task takes part when its source has records or its tick is 
     part together.
 P4  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
     recorded as a loss for ever ("accept"), also when they took it out before.
+P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
+    taken out whatever its offsets are: the new topic's records at these offsets are other ones.
 
 Thread rule: pure functions, but for the brake's memory.
 """
@@ -36,6 +38,7 @@ from tidegate.pipeline.rounds.sizing import share_out
 from tidegate.pipeline.rounds.ticks import Watch, Watermark, tick_due, watermark_of
 
 LOST = "lost"  # why a partition stopped: what it was to read is not in the log
+RECREATED = "recreated"  # why a partition stopped: its offsets are of a topic that was deleted
 HeadsOf = Mapping[str, Mapping[int, Head]]  # topic → partition
 
 
@@ -53,6 +56,7 @@ class Situation:
     on_loss: OnLoss = "stop"
     closing: bool = False
     lookups: Mapping[str, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,10 @@ def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
         topic = now.flows[line.flow].topic
         head = now.heads[topic][line.partition]
         start = line.next_offset
+        if line.stopped is None and _is_another(line, now.topic_ids.get(topic, "")):
+            stop = _recreated(now, line, topic, head, now.topic_ids[topic])
+            draft.halts.append(Halt(line.flow, line.partition, stop))
+            continue
         is_accepted = start < head.start and now.on_loss == "accept"
         if line.stopped is not None and not (is_accepted and line.stopped.reason == LOST):
             continue
@@ -161,6 +169,23 @@ def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
         if head.end > start:
             lags[source] = head.end - start
     return lags
+
+
+def _is_another(line: SourceLine, topic_id: str) -> bool:
+    """Whether the name stands for another topic than the one that was read; ids that are not known prove nothing."""
+    return bool(line.topic_id and topic_id) and line.topic_id != topic_id
+
+
+def _recreated(now: Situation, line: SourceLine, topic: str, head: Head, topic_id: str) -> Stop:
+    app = now.commit.app
+    command = resume_command(app, line.flow, line.partition, head.start)
+    message = (
+        f"topic {topic} was deleted and created again: flow {line.flow} read partition {line.partition} of the topic "
+        f"with id {line.topic_id} up to offset {line.next_offset}, and the topic has id {topic_id} now. Start over "
+        f"with `tidegate app reset {app}`, or keep the results so far and read the new topic from its start: "
+        f"`{command}`"
+    )
+    return Stop(RECREATED, message, line.next_offset, command)
 
 
 def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
@@ -292,4 +317,5 @@ def _record(now: Situation, draft: _Draft) -> PlanRecord:
         losses=tuple(draft.losses),
         halts=tuple(draft.halts),
         lookups=dict(now.lookups),
+        topic_ids={topic: found for topic, found in now.topic_ids.items() if found},
     )

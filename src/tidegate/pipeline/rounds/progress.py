@@ -11,6 +11,21 @@ from dataclasses import dataclass, field
 from tidegate.durations import format_moment, format_size
 from tidegate.notebook import facts_html, grid_html
 
+SEEN = "seen"  # OPERATOR.seen: events that came to an operator
+NULL = "null."  # OPERATOR.null.COLUMN: those of them without a column that its state is made of
+
+
+def null_shares(flow: str, totals: Mapping[str, int]) -> dict[str, float]:
+    """`FLOW.COLUMN` → the share of a flow's events without it, for columns that state is made of and some lack."""
+    shares: dict[str, float] = {}
+    for counter, nulls in totals.items():
+        operator, _, rest = counter.partition(".")
+        seen = totals.get(f"{operator}.{SEEN}", 0)
+        if rest.startswith(NULL) and seen:
+            name = f"{flow}.{rest.removeprefix(NULL)}"
+            shares[name] = max(nulls / seen, shares.get(name, 0.0))
+    return shares
+
 
 @dataclass(frozen=True)
 class StoppedPartition:
@@ -23,6 +38,12 @@ class StoppedPartition:
     message: str
     offset: int
     command: str
+
+
+def null_text(nulls: Mapping[str, float]) -> str:
+    """`orders-per-minute.amount 12 %`, the most first."""
+    most = sorted(nulls.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {'<1' if share < 0.01 else f'{share * 100:.0f}'} %" for name, share in most)
 
 
 @dataclass(frozen=True)
@@ -51,6 +72,8 @@ class Progress:
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     duplicates: int = 0
+    nulls: Mapping[str, float] = field(default_factory=dict)
+    """FLOW.COLUMN → the share of records without it, of the columns that ids and aggregates are made of."""
     stopped: tuple[StoppedPartition, ...] = ()
     round_seconds: float = 0.0
     timings_ms: Mapping[str, float] = field(default_factory=dict)
@@ -70,6 +93,7 @@ class Progress:
             "verdicts": ", ".join(f"{name} {count:,}" for name, count in self.verdicts.items()) or None,
             "late": self.late,
             "duplicates": self.duplicates,
+            "null": null_text(self.nulls) or None,
         }
         clocks = [
             (flow, partition, format_moment(at) if at >= 0 else "no record yet")

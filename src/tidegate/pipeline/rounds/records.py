@@ -40,7 +40,8 @@ from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidErr
 from tidegate.pipeline.rounds.orders import Delivery, Stop, Tick, decode, encode
 from tidegate.storage.backends.port import StorageBackend, check_name
 
-VERSION: Final = 1
+VERSION: Final = 2
+READABLE: Final = (1, 2)  # 1 had no topic ids
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
 
@@ -75,6 +76,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `state` is its reader's own; where that is large, `apart` names the object that holds it and `state` is its
     digest. `seen_ms` is the time of the last round that had records of it, or of the first that asked for some.
+    `topic_id` is the id of the topic that `next_offset` counts in; empty until a round has seen it.
     """
 
     flow: str
@@ -85,6 +87,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_time: int = -1
     seen_ms: int = -1
     stopped: Stop | None = None
+    topic_id: str = ""
 
 
 class TaskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +145,7 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     losses: tuple[Loss, ...] = ()
     halts: tuple[Halt, ...] = ()
     lookups: dict[str, int] = {}
+    topic_ids: dict[str, str] = {}  # of the topics it reads
 
 
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -224,6 +228,16 @@ class Records:
     def rounds(self) -> list[int]:
         """The numbers of all commits there are, in order."""
         return sorted(self._numbers("commits"))
+
+    def newest_sound(self) -> tuple[CommitRecord, bytes]:
+        """The newest commit that can be read, and its digest; raises what is wrong with the last one otherwise."""
+        damage: CorruptError | None = None
+        for round in reversed(self.rounds()):
+            try:
+                return self.read_commit(round)
+            except CorruptError as error:
+                damage = damage or error
+        raise damage or InvalidError(f"app {self.app} was never started; run it first")
 
     def newest(self) -> int | None:
         """The number of the last commit; None before the first."""
@@ -339,24 +353,48 @@ class Records:
                 raise
             return found[0], found[0] == data
 
+    def _remedy(self, name: str) -> str:
+        if name == f"{self.folder}/app":
+            return "restore it from a copy, or run the app under a new name"
+        return (
+            f"restore it from a copy, go back to a commit that `tidegate app checkpoints {self.app}` lists with "
+            f"`tidegate app replay {self.app} --to-round N`, or start over with `tidegate app reset {self.app}`"
+        )
+
     def _load(self, name: str, kind: type[Record]) -> tuple[Record, bytes] | None:
-        found = self.backend.read_published(name)
+        try:
+            found = self.backend.read_published(name)
+        except CorruptError as error:
+            raise CorruptError(
+                f"{name} of app {self.app} is damaged; {self._remedy(name)}", path=name, kafka_name=None
+            ) from error
         return None if found is None else (self._decoded(name, found[0], kind), digest(found[0]))
 
     def _decoded(self, name: str, data: bytes, kind: type[Record]) -> Record:
         try:
             record = decode(data, kind)
         except msgspec.DecodeError as error:
+            self._require_readable(name, data)
             raise CorruptError(
-                f"{name} of app {self.app} cannot be read ({error}); restore it from a copy, or start over with "
-                f"`tidegate app reset {self.app}`",
+                f"{name} of app {self.app} cannot be read ({error}); {self._remedy(name)}",
                 path=name,
                 kafka_name=None,
             ) from None
-        version: int = getattr(record, "version", VERSION)
-        if version != VERSION:
-            raise InvalidError(
-                f"{name} of app {self.app} has format version {version}; this release reads version {VERSION}. Use "
-                "the release that wrote it, or a later one"
-            )
+        self._require_readable(name, data)
         return record
+
+    def _require_readable(self, name: str, data: bytes) -> None:
+        """Tell a record of a later release from a damaged one."""
+        try:
+            version = msgspec.msgpack.decode(data, type=_Versioned).version
+        except msgspec.DecodeError:
+            return
+        if version not in READABLE:
+            raise InvalidError(
+                f"{name} of app {self.app} has format version {version}; this release reads up to version {VERSION}. "
+                "Use the release that wrote it, or a later one"
+            )
+
+
+class _Versioned(msgspec.Struct):
+    version: int = VERSION

@@ -19,13 +19,13 @@ from types import TracebackType
 from typing import Final
 
 from tidegate.clock import Clock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.notebook import cell
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
 from tidegate.pipeline.rounds.opening import Opened
-from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
+from tidegate.pipeline.rounds.progress import Progress, StoppedPartition, null_text
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.stops import exit_code_of
@@ -60,6 +60,8 @@ class Summary:
             f"{self.app}: {self.records:,} records in {rounds}, {self.seconds:.1f} s{rate} ({self.engine})"
         )
         lines = [f"{first}; {state}"]
+        if self.progress.nulls:
+            lines.append(f"without a value: {null_text(self.progress.nulls)} of the records")
         lines += [f"note: {note}" for note in self.notes]
         lines += [
             f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
@@ -136,11 +138,11 @@ class Run:
             self._stopping = True
             self._changed.notify_all()
 
-    def join(self, timeout: DurationLike | None = None) -> None:
+    def join(self, timeout: int | DurationLike | None = None) -> None:
         """Wait at most so long; raises nothing."""
-        self._ended.wait(None if timeout is None else duration_ms(timeout) / 1000)
+        self._ended.wait(None if timeout is None else milliseconds(timeout) / 1000)
 
-    def wait(self, timeout: DurationLike | None = None) -> Summary:
+    def wait(self, timeout: int | DurationLike | None = None) -> Summary:
         """Until it ends; raises what it ended with, or `UnavailableError` when it has not ended in time."""
         self.join(timeout)
         if not self._ended.is_set():
@@ -153,12 +155,12 @@ class Run:
             raise InvalidError(f"app {self.app} was never started")
         return self._summary
 
-    def await_caught_up(self, timeout: DurationLike | None = None) -> Progress:
+    def await_caught_up(self, timeout: int | DurationLike | None = None) -> Progress:
         """Wait until what is in the log now is committed and its results are delivered.
 
         Partitions that a fault stopped are not waited for. Raises what the run ended with when it ends before.
         """
-        deadline_ms = None if timeout is None else self._clock.monotonic_ms() + duration_ms(timeout)
+        deadline_ms = None if timeout is None else self._clock.monotonic_ms() + milliseconds(timeout)
         for _ in range(1 + self._depth):  # what one flow writes, another may have to read
             self._await(self._ends(deadline_ms), timeout, deadline_ms)
         return self._progress
@@ -175,7 +177,7 @@ class Run:
             with self._changed:
                 self._clock.wait_ms(self._changed, RETRY_MS)
 
-    def _await(self, targets: Targets, timeout: DurationLike | None, deadline_ms: int | None) -> None:
+    def _await(self, targets: Targets, timeout: int | DurationLike | None, deadline_ms: int | None) -> None:
         with self._changed:
             while not self._has_reached(targets):
                 if self._ended.is_set() and (self._error is not None or self._summary is not None):

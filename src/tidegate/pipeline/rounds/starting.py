@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.metrics import Metrics
+from tidegate.pipeline.definition.sampling import check_fields
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
@@ -87,7 +90,14 @@ def start_run(
         if log is None:
             log = _open_log(setup, settings, files, clock)
             resources.callback(log.close)
+        fields = check_fields(setup.flows, log)
+        if fields.wrong:
+            raise InvalidError(
+                f"app {setup.app} was not started, its results would be empty or wrong:\n- "
+                + "\n- ".join(fields.wrong)
+            )
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
+        opened = replace(opened, notes=(*opened.notes, *fields.notes))
         resources.callback(opened.heads.close)
         made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files)
         tables = LookedUpTables(

@@ -12,7 +12,7 @@ from tidegate.clock import Clock
 from tidegate.pipeline.rounds.master import Master, StepOutcome
 from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
 from tidegate.pipeline.rounds.opening import Opened
-from tidegate.pipeline.rounds.progress import Progress
+from tidegate.pipeline.rounds.progress import Progress, null_shares
 from tidegate.pipeline.rounds.stops import stopped_of, topics_of
 
 
@@ -86,6 +86,11 @@ class Tracker:
             counters={name: count for name, count in counters.items() if not name.startswith("verdict.")},
             late=sum(count for name, count in counters.items() if is_late(name)),
             duplicates=sum(count for name, count in counters.items() if is_duplicate(name)),
+            nulls={
+                name: share
+                for flow in self._topics
+                for name, share in null_shares(flow, commit.totals.get(flow, {})).items()
+            },
             stopped=stopped_of(commit, self._topics),
             round_seconds=old.round_seconds if old else 0.0 if outcome is None else outcome.took_ms / 1000,
             timings_ms=old.timings_ms if old else {} if outcome is None else outcome.timings_ms or {},

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
-from tidegate.pipeline.rounds.planning import resume_command
+from tidegate.pipeline.rounds.planning import RECREATED
+from tidegate.pipeline.rounds.positions import from_offsets_of, require_not_read_again
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import stopped_of
@@ -118,7 +119,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
     records = _existing(backend, app)
     app_record = records.load_app()
     known = {} if app_record is None else app_record[0].definitions
-    found = (records.load_commit(round) for round in records.rounds())
+    found = (_sound(records, round) for round in records.rounds())
     return [
         CommitInfo(
             commit.round,
@@ -131,8 +132,18 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             sum(line.memory_bytes for line in commit.tasks),
             sum(line.backlog_bytes for line in commit.tasks),
         )
-        for commit in (each[0] for each in found if each is not None)
+        for commit in found
+        if commit is not None
     ]
+
+
+def _sound(records: Records, round: int) -> CommitRecord | None:
+    """A commit that is there and can be read."""
+    try:
+        found = records.load_commit(round)
+    except CorruptError:
+        return None
+    return None if found is None else found[0]
 
 
 def _stream_times(flows: Sequence[FlowLine], commit: CommitRecord) -> dict[str, int]:
@@ -156,7 +167,9 @@ def reset_app(
 
     Results that were delivered stay in their topics; new ones follow them.
     """
-    return _edited(backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness)
+    return _edited(
+        backend, app, lambda records, commit: _emptied(commit, "reset"), clock, randomness, repairs=True
+    )
 
 
 def replay_app(
@@ -182,10 +195,10 @@ def replay_app(
         if to_round is not None:
             return _gone_back(records, commit, to_round)
         if from_offsets is not None:
-            return _from_offsets(records, commit, from_offsets)
+            return from_offsets_of(records, commit, from_offsets)
         return _emptied(commit, REPLAYED)
 
-    return _edited(backend, app, edit, clock, randomness)
+    return _edited(backend, app, edit, clock, randomness, repairs=from_offsets is None)
 
 
 def resume_partition(
@@ -211,7 +224,15 @@ def resume_partition(
                 lines.append(line)
                 continue
             to = line.next_offset if skip_to is None else skip_to
-            _require_not_read_again(commit.app, line, to)
+            if line.stopped is not None and line.stopped.reason == RECREATED:
+                if skip_to is None:
+                    raise InvalidError(
+                        f"{partition} stopped because its topic was deleted and created again, and offset {to} is of "
+                        f"the old one: say where to begin in the new one, `{line.stopped.remedy}`"
+                    )
+                lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id=""))
+                continue
+            require_not_read_again(commit.app, line, to)
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
@@ -250,6 +271,13 @@ def rebase_outputs(
         for each in commit.deliveries:
             bases = []
             for section in each.parcel.sections:
+                if section.partition not in ends.get(section.topic, {}):
+                    raise InvalidError(
+                        f"partition {section.partition} of topic {section.topic} does not exist, and round "
+                        f"{each.round} has results for it: create it (`tidegate topic create "
+                        f"{section.topic} --partitions {max(commit.ends[section.topic], default=0) + 1}`), then "
+                        "try again"
+                    )
                 bases.append(ends[section.topic][section.partition])
                 ends[section.topic][section.partition] += section.records
             deliveries.append(msgspec.structs.replace(each, bases=tuple(bases)))
@@ -270,15 +298,22 @@ def _edited(
     edit: Callable[[Records, CommitRecord], CommitRecord],
     clock: Clock | None,
     randomness: Randomness | None,
+    *,
+    repairs: bool = False,
 ) -> CommitInfo:
-    """Commit a change under the app's lease."""
+    """Commit a change under the app's lease; one that `repairs` needs no more than a commit that can be read."""
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     records = _existing(backend, app)
     with _turn(backend, records, clock, randomness) as generation:
-        commit, digest = _newest(records)
+        commit, digest = records.newest_sound() if repairs else _newest(records)
+        number = max(records.rounds()) + 1
+        if (
+            number > commit.round + 1
+        ):  # the last one is damaged; what this one had to deliver was delivered before it
+            commit = msgspec.structs.replace(commit, deliveries=())
         changed = msgspec.structs.replace(
             edit(records, commit),
-            round=commit.round + 1,
+            round=number,
             generation=generation.number,
             base=digest,
             plan=b"",
@@ -361,13 +396,13 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
     these results would not be sent again, and topics would keep the older ones."""
     is_ahead = False
     for round in range(then.round + 1, commit.round + 1):
-        found = records.load_commit(round)
+        found = _sound(records, round)
         if found is None:
             continue
-        reached = {(line.flow, line.partition): line.next_offset for line in found[0].sources}
+        reached = {(line.flow, line.partition): line.next_offset for line in found.sources}
         if all(reached.get((line.flow, line.partition), -1) >= line.next_offset for line in then.sources):
             is_ahead = False
-        elif found[0].plan and not found[0].change:
+        elif found.plan and not found.change:
             is_ahead = True
     if is_ahead:
         raise InvalidError(
@@ -375,90 +410,6 @@ def _require_not_ahead(records: Records, commit: CommitRecord, then: CommitRecor
             f"results would not be sent again. Run the app until it is past that, go back to an earlier commit, or "
             f"compute all of it again with `tidegate app replay {commit.app}`"
         )
-
-
-def _require_not_read_again(app: str, line: SourceLine, to: int) -> None:
-    """Refuse to go back under kept state; a topic that was made anew names the offset it begins at in its remedy."""
-    if to >= line.next_offset:
-        return
-    if line.stopped is not None and line.stopped.remedy == resume_command(app, line.flow, line.partition, to):
-        return
-    raise InvalidError(
-        f"app {app}: {line.flow}:{line.partition} stopped at offset {line.next_offset}, and the records before it are "
-        f"in its state and results: going on at {to} would count them twice. Leave --skip-to out, or give "
-        f"{line.next_offset} or more; to read records again, go back to a commit with `tidegate app replay {app} "
-        "--to-round N` "
-        f"(`tidegate app checkpoints {app}` lists them) or compute everything again with `tidegate app replay {app}`"
-    )
-
-
-def _from_offsets(
-    records: Records, commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]
-) -> CommitRecord:
-    _check_offsets(records, commit, offsets)
-    lines, losses = list[SourceLine](), list(commit.losses)
-    for line in commit.sources:
-        to = offsets.get(line.flow, {}).get(line.partition)
-        if to is None:
-            lines.append(line)
-            continue
-        lines.append(SourceLine(line.flow, line.partition, to, seen_ms=line.seen_ms))
-        if to > line.next_offset:
-            losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
-    rekeyed = _rekeyed(records, commit)
-    return msgspec.structs.replace(
-        commit,
-        sources=tuple(lines),
-        tasks=tuple(
-            line
-            for line in commit.tasks
-            if line.flow not in offsets or (line.flow not in rekeyed and line.task not in offsets[line.flow])
-        ),
-        losses=tuple(losses),
-        watermarks={flow: time for flow, time in commit.watermarks.items() if flow not in offsets},
-        closed=tuple(flow for flow in commit.closed if flow not in offsets),
-        change="to be replayed from offsets",
-    )
-
-
-def _check_offsets(records: Records, commit: CommitRecord, offsets: Mapping[str, Mapping[int, int]]) -> None:
-    partitions: dict[str, set[int]] = {}
-    for line in commit.sources:
-        partitions.setdefault(line.flow, set()).add(line.partition)
-    rekeyed = _rekeyed(records, commit)
-    for flow, wanted in offsets.items():
-        if flow not in partitions:
-            have = ", ".join(sorted(partitions))
-            raise InvalidError(f"app {commit.app} has no flow {flow!r}; it has {have}")
-        for number, offset in wanted.items():
-            if number not in partitions[flow]:
-                raise InvalidError(
-                    f"app {commit.app}: flow {flow} reads partitions 0 to {max(partitions[flow])}, not {number}"
-                )
-            if offset < 0:
-                raise InvalidError(
-                    f"app {commit.app}: {flow}:{number}={offset} is no offset; it must be 0 or more"
-                )
-        missing = sorted(partitions[flow] - wanted.keys())
-        if flow in rekeyed and missing:
-            left = ", ".join(f"{flow}:{number}" for number in missing)
-            raise InvalidError(
-                f"app {commit.app}: flow {flow} is re-keyed, so its state is of all source partitions together and "
-                f"begins empty for all of them; give offsets for {left}, too"
-            )
-
-
-def _rekeyed(records: Records, commit: CommitRecord) -> set[str]:
-    """The flows whose state is kept behind a `key_by`."""
-    found = records.load_app()
-    lines = () if found is None else found[0].definitions.get(commit.definition, ())
-    rekeyed = set[str]()
-    for line in lines:
-        steps = [step["step"] for step in msgspec.json.decode(line.description)["steps"]]
-        after = steps[steps.index("key_by") :] if "key_by" in steps else []
-        if "deduplicate" in after or "aggregate" in after:
-            rekeyed.add(line.name)
-    return rekeyed
 
 
 def _chosen(commit: CommitRecord, topics: Mapping[str, str], partition: str) -> list[SourceLine]:

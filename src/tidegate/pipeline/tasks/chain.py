@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Lookup
+from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Lookup, Step
+from tidegate.pipeline.rounds.progress import NULL, SEEN
 from tidegate.pipeline.tasks.stateless import Around, Stage, Stateless, stage_of
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.randomness import Randomness
@@ -82,6 +83,7 @@ class TaskChain:
         self._flow = flow
         self.links: list[Link] = []
         self._names: list[str] = []
+        self._needed = {name: needed_columns(flow.steps[place]) for place, name in flow.operators.items()}
         place = cut_of(flow)
         while place < len(flow.steps):
             step = flow.steps[place]
@@ -128,6 +130,7 @@ class TaskChain:
                 if isinstance(link, Stateless):
                     rows = link(rows)
                     continue
+                _count_nulls(counters, name, self._needed[name], rows)
                 output = link.process(rows, moment)
             rows = output.rows
             _count(counters, name, output.counters)
@@ -205,6 +208,26 @@ def _stateless(flow: Flow, start: int, stop: int, around: Around) -> Stateless:
         if stage is not None:
             stages.append(stage)
     return Stateless(stages)
+
+
+def needed_columns(step: Step) -> tuple[str, ...]:
+    """The columns that a step's state is made of."""
+    if isinstance(step, Dedupe):
+        return step.rule.columns
+    if isinstance(step, Aggregate):
+        return tuple(dict.fromkeys(name for each in step.aggregates for name in each.columns))
+    return ()
+
+
+def _count_nulls(counters: Counter[str], name: str, needed: Sequence[str], events: EventBatch) -> None:
+    """How many events came, and how many of them without a column that state is made of."""
+    if not needed:
+        return
+    counters[f"{name}.{SEEN}"] += len(events)
+    for column in needed:
+        nulls = events.values.column(column).null_count
+        if nulls:
+            counters[f"{name}.{NULL}{column}"] += nulls
 
 
 def _count(counters: Counter[str], name: str, found: Mapping[str, int]) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.errors import InvalidError
+from tidegate.durations import UNITS, bounds_of, format_moment, in_ms, likely_unit
+from tidegate.errors import InternalError, InvalidError
 from tidegate.pipeline.definition.steps import Source
 from tidegate.windows.events import NO_TIME, Int64s
 from tidegate.windows.keys.columns import decode_keys
@@ -45,7 +46,9 @@ class _Columns(NamedTuple):
 class RecordDecoder:
     """Reads the records of one source into `schema`."""
 
-    def __init__(self, source: Source, schema: pa.Schema) -> None:
+    def __init__(self, source: Source, schema: pa.Schema, *, checks_time: bool = False) -> None:
+        """`checks_time`: a record whose event time seems to be in another unit is bad."""
+        self._checks_time = checks_time
         self._serde: Any = source.value
         self._windows = source.windows
         self._schema = schema
@@ -69,7 +72,47 @@ class RecordDecoder:
             found = _Columns(
                 [*bounds, *found.columns], np.array(rows, np.int64), tuple(bad[row] for row in rows)
             )
-        return Decoded(key, self._batch(found.columns), absent, found.bad_rows, found.reasons)
+        decoded = Decoded(key, self._batch(found.columns), absent, found.bad_rows, found.reasons)
+        if not self._checks_time:
+            return decoded
+        wrong = self.implausible_times(decoded.values, records.column("timestamp"))
+        if not wrong:
+            return decoded
+        wrong |= zip(decoded.bad_rows.tolist(), decoded.reasons, strict=True)
+        rows = sorted(wrong)
+        return decoded._replace(bad_rows=np.array(rows, np.int64), reasons=tuple(wrong[row] for row in rows))
+
+    def implausible_times(self, values: pa.RecordBatch, timestamps: pa.Array) -> dict[int, str]:
+        """Rows whose event time lies outside of our days, and within them in another unit, with the reason."""
+        column = timestamps if self._timestamp is None else values.column(self._timestamp)
+        unit = column.type.unit if pa.types.is_timestamp(column.type) else "ms"
+        if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)) or not len(column):
+            return {}
+        times = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        first, stop = bounds_of(unit)
+        if first <= int(times.min()) and int(times.max()) < stop:
+            return {}
+        wrong = np.zeros(len(times), np.bool_)
+        for each in UNITS:
+            if each != unit:
+                low, high = bounds_of(each)
+                wrong |= (times >= low) & (times < high)
+        return {int(row): self._says(int(times[row]), unit) for row in np.flatnonzero(wrong)}
+
+    def _says(self, number: int, unit: str) -> str:
+        likely = likely_unit(number, unit)
+        if likely is None:
+            raise InternalError(f"{number} {UNITS[unit]} seemed implausible as an event time")
+        name = "the record's timestamp" if self._timestamp is None else f"event time {self._timestamp!r}"
+        meant = f"{format_moment(in_ms(number, likely))} in {UNITS[likely]}"
+        hint = (
+            f"declare it timestamp[{likely}]"
+            if self._timestamp is not None
+            else "have the producer set milliseconds"
+        )
+        return (
+            f"{name} is {number}: {format_moment(in_ms(number, unit))} in {UNITS[unit]}, but {meant}; {hint}"
+        )
 
     def _columns(self, raw: pa.BinaryArray) -> _Columns:
         if self._serde is None:

@@ -121,7 +121,8 @@ class Reading:
         self._validation = SourceValidation(
             step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
         )
-        self._decoder = RecordDecoder(flow.source, flow.schemas[0])
+        checks_time = flow.is_stateful or flow.source.timestamp is not None
+        self._decoder = RecordDecoder(flow.source, flow.schemas[0], checks_time=checks_time)
         guard = None if flow.window is None else flow.window.future
         self._latest = LATEST if guard is None else min(tick.now_ms + guard.ahead_ms, LATEST)
         self._letters: list[pa.RecordBatch] = []

@@ -1,13 +1,14 @@
 """Slots: Python processes that are met again, and the RDDs that reach them.
 
 Spark has a pool of idle Python processes for each set of environment variables a function is to run with, and takes any
-of the pool. So each slot gets a variable of its own: its pool has one process, and the same slot of the next round
-meets it, as long as it runs on the same executor and was not idle for a minute. A slot is one RDD of one partition; a
-round is their union.
+of the pool. So each slot of an app gets a variable of its own: its pool has one process, and the same slot of the next
+round meets it, as long as it runs on the same executor and was not idle for a minute. A slot is one RDD of one
+partition; a round is their union.
 
 P1  a slot has at most one task at a time in a job; two would make its pool grow, and the second process starts cold.
+P2  the session's own environment is never changed: other apps and jobs use it from other threads at the same time.
 
-Thread rule: one thread at a time.
+Thread rule: one thread at a time for one `Slots`; several on one context do not disturb each other.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ SlotFunction = Callable[[int, Iterable[Any]], Iterable[bytes]]
 
 
 class Slots:
-    """Functions on slots of one Spark context."""
+    """Functions on the slots of one app; `owner` tells its processes from those of other apps of the session."""
 
-    def __init__(self, context: SparkContext, count: int) -> None:
+    def __init__(self, context: SparkContext, count: int, owner: str) -> None:
         self.count = count
+        self._owner = owner
         self._context = context
         self._nothing = context.parallelize([b""], 1)  # one row, so that there is one task; made once
         _ = self._nothing._jrdd
@@ -52,14 +54,18 @@ class Slots:
 
         placed: Any = PipelinedRDD(before, work)
         placed._bypass_serializer = raw
-        ours = self._context.environment
-        self._context.environment = ours | {VARIABLE: str(slot)}
-        try:
-            _ = placed._jrdd  # the function with its environment is made here, not when the job runs
-        finally:
-            self._context.environment = ours
+        placed.ctx = self._view(slot)
+        _ = placed._jrdd  # the function with its environment is made here, not when the job runs
+        placed.ctx = self._context
         result: RDD[bytes] = placed
         return result
+
+    def _view(self, slot: int) -> SparkContext:
+        """The context with one more environment variable, as a copy that shares everything else (P2)."""
+        view = object.__new__(type(self._context))
+        view.__dict__.update(self._context.__dict__)
+        view.environment = self._context.environment | {VARIABLE: f"{self._owner}/{slot}"}
+        return view
 
     def _union(self, parts: list[RDD[bytes]]) -> RDD[bytes]:
         return parts[0] if len(parts) == 1 else self._context.union(parts)

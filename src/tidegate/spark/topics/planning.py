@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.batches.batch import iter_headers
-from tidegate.spark.topics.extents import Extents, FolderExtents, extents_of
+from tidegate.spark.topics.extents import Extents, FolderExtents, extents_of, opened
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import EARLIEST, LATEST, Place, Position, parse_bound, share
 
@@ -50,6 +50,24 @@ class Planner:
     def latest(self) -> Position:
         """The end of every partition, as far as readers may see."""
         return {place: extent.readable for place, extent in self.extents.all().items()}
+
+    def topic_ids(self) -> dict[str, str]:
+        """The ids of the topics as they are now, where they are known."""
+        with opened(self.options) as log:
+            found = log.topic_states(self.options.topics)
+        return {topic: state.topic_id for topic, state in found.items() if state.topic_id}
+
+    def of_these_topics(self, start: Position, known: Mapping[str, str], now: Mapping[str, str]) -> Position:
+        """`start` without the offsets of topics that were deleted and created again: those begin at their start.
+
+        That is a loss like any other: it stops the query, or warns.
+        """
+        again = {topic for topic, found in now.items() if known.get(topic, found) != found}
+        for topic, partition in sorted(start):
+            if topic in again:
+                reason = f"the topic was deleted and created again (id {known[topic]} became {now[topic]})"
+                self.report_loss((topic, partition), start[topic, partition], 0, reason)
+        return {place: offset for place, offset in start.items() if place[0] not in again}
 
     def check_loss(self, start: Mapping[Place, int], end: Mapping[Place, int]) -> Position:
         """`start` as it can still be read; stops (or warns) where records between the two are gone."""

@@ -26,6 +26,7 @@ Position: TypeAlias = "dict[Place, int]"
 LATEST = -1
 EARLIEST = -2
 WORDS = {"latest": LATEST, "earliest": EARLIEST}
+ID = "id"  # beside the partitions of a topic in a spelled position
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,22 @@ class OffsetRange:
         return self.end - self.start
 
 
-def to_json_object(position: Mapping[Place, int]) -> dict[str, dict[str, int]]:
-    """The one spelling of a position (P1)."""
-    spelled: dict[str, dict[str, int]] = {}
+def to_json_object(
+    position: Mapping[Place, int], topic_ids: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The one spelling of a position (P1), with the id of each topic that the offsets count in."""
+    spelled: dict[str, dict[str, Any]] = {}
     for (topic, partition), offset in sorted(position.items()):
         spelled.setdefault(topic, {})[str(partition)] = offset
+    for topic, topic_id in (topic_ids or {}).items():
+        if topic in spelled:
+            spelled[topic][ID] = topic_id
     return spelled
+
+
+def ids_of(spelled: Mapping[str, Any]) -> dict[str, str]:
+    """The topic ids of a spelled position; one that an older release wrote has none."""
+    return {topic: str(found[ID]) for topic, found in spelled.items() if ID in found}
 
 
 def from_json_object(spelled: Mapping[str, Any]) -> Position:
@@ -56,6 +67,7 @@ def from_json_object(spelled: Mapping[str, Any]) -> Position:
             (topic, int(partition)): int(offset)
             for topic, partitions in spelled.items()
             for partition, offset in partitions.items()
+            if partition != ID
         }
     except (AttributeError, TypeError, ValueError):
         raise InvalidError(
@@ -96,6 +108,8 @@ def _given_offsets(spelled: dict[str, Any], option: str, text: str) -> Position:
         if not isinstance(partitions, dict):
             raise InvalidError(_bound_help(option, text))
         for partition, offset in partitions.items():
+            if partition == ID:
+                continue  # a position as Spark's progress shows it
             number = WORDS.get(offset, offset) if isinstance(offset, str) else offset
             if not str(partition).isdecimal() or isinstance(number, bool) or not isinstance(number, int):
                 raise InvalidError(_bound_help(option, text))

@@ -48,7 +48,14 @@ from tidegate.log.access.embedded import Log
 from tidegate.spark.topics.extents import opened
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner
-from tidegate.spark.topics.ranges import OffsetRange, Position, from_json_object, split, to_json_object
+from tidegate.spark.topics.ranges import (
+    OffsetRange,
+    Position,
+    from_json_object,
+    ids_of,
+    split,
+    to_json_object,
+)
 from tidegate.spark.workers import freeze_once
 
 if TYPE_CHECKING:
@@ -130,7 +137,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return to_json_object(self._planner.starting())
+        return to_json_object(self._planner.starting(), self._planner.topic_ids())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._planner.latest()
@@ -143,7 +150,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         planner = self._planner
-        begun = from_json_object(start)
+        topic_ids = planner.topic_ids()
+        begun = planner.of_these_topics(from_json_object(start), ids_of(start), topic_ids)
         end = planner.latest() if self._target is None else dict(self._target)
         usable = planner.check_loss(begun, end)
         end = {place: max(last, usable.get(place, last)) for place, last in end.items()}
@@ -153,14 +161,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else planner.options.max_bytes
         if max_bytes is not None and not isinstance(limit, ReadAllAvailable):
             end = planner.admit_bytes(usable, end, max_bytes)
-        return to_json_object(end)
+        return to_json_object(end, topic_ids)
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return to_json_object(self._planner.latest())
+        return to_json_object(self._planner.latest(), self._planner.topic_ids())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         finish = from_json_object(end)
-        begin = self._planner.check_loss(from_json_object(start), finish)
+        begun = self._planner.of_these_topics(
+            from_json_object(start), ids_of(start), self._planner.topic_ids()
+        )
+        begin = self._planner.check_loss(begun, finish)
         finish = {place: last for place, last in finish.items() if place in begin}
         return [RangePartition(r) for r in split(begin, finish, self._planner.options.min_partitions)]
 

@@ -14,7 +14,7 @@ from tidegate.errors import InvalidError
 from tidegate.storage.backends.port import MAX_PUBLISHED_BYTES
 from tidegate.storage.packs.layout import Format, damaged, seal, unseal
 
-PUBLISHED = Format(b"TG-PUBL\n", "published object", 1, "restore it from a copy; deleting it starts afresh")
+PUBLISHED = Format(b"TG-PUBL\n", "published object", 1, "restore it from a copy")
 
 
 class Published(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

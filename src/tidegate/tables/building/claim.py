@@ -17,7 +17,8 @@ from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
-from tidegate.tables.building.commits import Commits, lease_name
+from tidegate.tables.building.commits import Commits, lease_name, next_epoch
+from tidegate.tables.building.consuming import TopicWatch
 from tidegate.tables.building.lease import Held, Lease
 from tidegate.tables.building.materialiser import Cadence, Materialiser, ValidationOf, kept_checkpoints
 from tidegate.tables.building.shape import TableRules
@@ -73,7 +74,7 @@ class Claim:
             randomness=self._randomness,
             ttl_ms=self._ttl_ms,
         )
-        self.held = lease.acquire()
+        self.held = lease.acquire(at_least=next_epoch(self._backend, self._rules.shape.name))
         if self.held is not None:
             return None
         try:
@@ -86,7 +87,8 @@ class Claim:
 
     def _build(self, lease: Lease) -> Materialiser:
         rules, clock = self._rules, self._clock
-        commits = Commits(self._backend, rules.shape, lease.epoch)
+        topic = TopicWatch(self._log, rules.shape)
+        commits = Commits(self._backend, rules.shape, lease.epoch, topic.topic_id)
         known = commits.take_over()
         metrics = getattr(self._log, "metrics", None) or Metrics()
         runtime = WorkerStorageRuntime.open(
@@ -113,6 +115,7 @@ class Claim:
                 metrics=metrics,
                 cadence=self._cadence,
                 validation_of=self._validation_of,
+                topic=topic,
             )
         except BaseException:
             runtime.close()

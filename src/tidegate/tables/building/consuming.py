@@ -13,11 +13,43 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
+from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
+from tidegate.log.topics.topics import TopicState
 from tidegate.tables.building.buffer import Piece
+from tidegate.tables.building.commits import recreated
 from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.shape import TableShape
 from tidegate.tables.building.source import TableSource
+
+
+class TopicWatch:
+    """Notices that a table's topic is not the one any more that its positions count in."""
+
+    def __init__(self, log: Any, shape: TableShape) -> None:
+        self._log, self._shape = log, shape
+        state = self._now()
+        self.topic_id, self._partitions = state.topic_id, state.partitions
+
+    def check(self) -> None:
+        """Raise when the topic was created again, has more partitions, or is gone."""
+        state, shape = self._now(), self._shape
+        if self.topic_id and state.topic_id and state.topic_id != self.topic_id:
+            raise recreated(shape, self.topic_id, state.topic_id)
+        if state.partitions > self._partitions:
+            raise InvalidError(
+                f"topic {shape.topic} had {self._partitions} partitions when table {shape.name} was opened, and it has "
+                f"{state.partitions} now: what is in the new ones would be missing. Build the table anew in another "
+                "state folder"
+            )
+
+    def _now(self) -> TopicState:
+        found: dict[str, TopicState] = self._log.topic_states([self._shape.topic])
+        if self._shape.topic not in found:
+            raise UnavailableError(
+                f"topic {self._shape.topic} of table {self._shape.name} does not exist (any more); create it again"
+            )
+        return found[self._shape.topic]
 
 
 class TopicTail:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
 DEFAULT_TTL_MS: Final = 10_000
+_REMEDY: Final = "make sure that no process uses it, then delete it: the next one to start makes it again"
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +115,10 @@ class Lease:
 
 def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
     """Who has the lease, and its version; None when nobody ever had."""
-    found = backend.read_published(name)
+    try:
+        found = backend.read_published(name)
+    except CorruptError as error:
+        raise CorruptError(f"{name} is damaged; {_REMEDY}", path=name, kafka_name=None) from error
     if found is None:
         return None
     data, version = found
@@ -122,7 +126,7 @@ def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
         return msgspec.msgpack.decode(data, type=Held), version
     except msgspec.DecodeError as error:
         raise CorruptError(
-            f"{name} cannot be read ({error}); delete it to let a process take the table"
+            f"{name} cannot be read ({error}); {_REMEDY}", path=name, kafka_name=None
         ) from None
 
 

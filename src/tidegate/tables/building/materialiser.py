@@ -33,7 +33,7 @@ from tidegate.metrics import Metrics
 from tidegate.tables.building.applying import Letters, Taken, take_records
 from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT, Commit, Commits
-from tidegate.tables.building.consuming import TopicTail
+from tidegate.tables.building.consuming import TopicTail, TopicWatch
 from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.letter_box import LetterBox
 from tidegate.tables.building.order_watch import OrderWatch
@@ -76,8 +76,10 @@ class Materialiser:
         metrics: Metrics,
         cadence: Cadence,
         validation_of: ValidationOf | None = None,
+        topic: TopicWatch,
     ) -> None:
         self.source = source
+        self._topic = topic
         self.changes = ChangeHub(source)
         self.error: BaseException | None = None
         self.buffer = BoundedBuffer(clock, cadence.buffer_bytes)
@@ -144,6 +146,7 @@ class Materialiser:
             return None
         try:
             self._lease.keep()
+            self._topic.check()  # what was read since the last commit is of this topic, or nothing of it counts
             token = self.source.runtime.checkpoint(self.source.task)
             rows = sum(state.index.total_rows for state in self.source.partitions)
             commit = self.commits.add(token, self.source.positions, rows, self._clock.now_ms())
@@ -180,6 +183,7 @@ class Materialiser:
         return self.has_reached(targets)
 
     def _advance_to(self, targets: Mapping[int, int], idle_ms: int) -> None:
+        self._topic.check()
         deadline = self._clock.monotonic_ms() + idle_ms
         while not self.has_reached(targets):
             left = deadline - self._clock.monotonic_ms()

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import OverloadError
 from tidegate.storage import RangeRequest, Time
 from tidegate.tables.building.partition_state import PartitionState
@@ -69,15 +69,15 @@ class Subscription:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, timeout: DurationLike = 0) -> list[Change]:
+    def take(self, timeout: int | DurationLike = 0) -> list[Change]:
         """The changes that are waiting, or those that come within the time; empty when none did."""
         return [change for batch in self.take_batches(timeout) for change in _decoded(self._rules, batch)]
 
-    def take_batches(self, timeout: DurationLike = 0) -> list[pa.RecordBatch]:
+    def take_batches(self, timeout: int | DurationLike = 0) -> list[pa.RecordBatch]:
         """The same as Arrow, with raw keys and values."""
         with self._changed:
             if not self._waiting and not self._closed and not self._overrun:
-                wait_ms = duration_ms(timeout)
+                wait_ms = milliseconds(timeout)
                 if wait_ms:
                     self._clock.wait_ms(self._changed, wait_ms)
             taken = list(self._waiting)

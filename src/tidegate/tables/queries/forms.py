@@ -44,7 +44,7 @@ class Waiting(TypedDict, total=False):
     """What every question takes: which offsets the answer must have seen, and how long to wait for that."""
 
     at_least: Positions
-    timeout: DurationLike
+    timeout: int | DurationLike
 
 
 class Asking(Waiting, total=False):
@@ -60,7 +60,7 @@ class TableQueries(ABC):
 
     @abstractmethod
     def _pinned(
-        self, at_least: Positions, timeout: DurationLike, *, is_retry: bool = False
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> AbstractContextManager[TableSource]:
         """What is read, once it has seen what is asked for; it stays as it is until the block ends (Q1).
 
@@ -68,7 +68,7 @@ class TableQueries(ABC):
         """
 
     def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: DurationLike
+        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
         """Ask one source; begin again where its commit is collected meanwhile (Q2)."""
         for attempt in range(TRIES - 1):
@@ -85,7 +85,7 @@ class TableQueries(ABC):
         *,
         batch_rows: int = 1 << 16,
         at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Iterator[pa.RecordBatch]:
         """All rows of one commit as typed Arrow batches of bounded size, in no promised order.
 
@@ -148,7 +148,7 @@ class TableQueries(ABC):
         *,
         backward: bool = False,
         at_least: Positions = None,
-        timeout: DurationLike = DEFAULT_TIMEOUT,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Rows:
         return self._read(
             lambda source: Rows.of(look(source), source.rules, backward=backward), at_least, timeout

@@ -7,10 +7,15 @@
 | `double`, `float64` | double | any number that a double can hold; the nearest double |
 | `bool` | bool | true, false |
 | `decimal(18,2)` | decimal128 | a number, or a string that is one; refused if it has more places |
-| `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with a zone, or a whole number in the type's unit |
+| `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with its offset, or a whole number in the type's unit |
 | `date` | date32 | a string like 2026-01-31 |
 | `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
-| an Arrow type or field | itself | as above |
+| an Arrow type or field, `field("double", optional=True)` | itself | as above |
+
+ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`, `+02:00`,
+`+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a fraction beyond
+the type's unit are cut off. A moment without an offset could be in any zone, and is refused; declared as
+`pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
 
 `"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
 Values only.
@@ -40,12 +45,29 @@ _NOT_NULL: Final = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 _DECIMAL: Final = re.compile(r"decimal(?:128)?\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)$")
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)\]$")
 DEEPEST: Final = 16
+OPTIONAL: Final = b"tidegate.optional"
+
+
+def field(declared: str | pa.DataType, *, optional: bool = False) -> pa.Field:
+    """One field of a value: `Json(amount=field("double", optional=True))`.
+
+    A field that state depends on, and that no record of a sample has, stops an app's start: it is misspelt, most of the
+    time. `optional` says that it may be missing in all of them.
+    """
+    made = field_of("optional", declared)
+    return made.with_metadata({OPTIONAL: b"true"}) if optional else made
+
+
+def is_optional(declared: pa.Field) -> bool:
+    """Whether it was said that records may all be without this field."""
+    return OPTIONAL in (declared.metadata or {})
 
 
 def field_of(name: str, declared: Declared) -> pa.Field:
     """The Arrow field of one declaration."""
     if isinstance(declared, pa.Field):
-        return pa.field(name, _checked(name, declared.type, 0), nullable=declared.nullable)
+        kind = _checked(name, declared.type, 0)
+        return pa.field(name, kind, nullable=declared.nullable, metadata=declared.metadata)
     if isinstance(declared, pa.DataType):
         return pa.field(name, _checked(name, declared, 0))
     if not isinstance(declared, str):

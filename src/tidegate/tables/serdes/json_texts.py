@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
-from tidegate.tables.serdes.json_values import Refused, as_array, convert, parse
+from tidegate.tables.serdes.json_values import ZONE_NAME, Refused, as_array, beyond_unit, convert, parse
 
 # Arrow takes digits before a point only, and the point not last; a JSON number is always like that.
 _NUMBER: Final = r"^-?[0-9]+(\.[0-9]+)?$"
 _DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 _MOMENT: Final = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:?[0-9]{2})?$"
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+    r"((Z|[+-][0-9]{2}(:?[0-9]{2})?)(\[[A-Za-z0-9_+/:-]+\])?)?$"
 )
 _INTEGER: Final = r"^-?(0|[1-9][0-9]{0,17})$"
 _NESTED_LEAVES: Final = {pa.int64(), pa.string(), pa.bool_()}
@@ -46,11 +47,21 @@ def _whole_column(texts: pa.StringArray, kind: pa.DataType) -> pa.Array | None:
     if pa.types.is_decimal128(kind):
         return bare.cast(kind) if _all_match(bare, _NUMBER) else None
     if pc.all(is_quoted).as_py():
-        wanted = _DATE if pa.types.is_date32(kind) else _MOMENT
-        return bare.cast(kind) if _all_match(bare, wanted) else None
+        if pa.types.is_date32(kind):
+            return bare.cast(kind) if _all_match(bare, _DATE) else None
+        return _moments(bare, kind) if _all_match(bare, _MOMENT) else None
     if pa.types.is_timestamp(kind) and _all_match(texts, _INTEGER):
         return texts.cast(pa.int64()).cast(kind)
     return None
+
+
+def _moments(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Moments as Arrow reads them; once more without what it does not: names of zones, digits beyond the unit."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        plain = pc.replace_substring_regex(texts, ZONE_NAME, "")
+        return pc.replace_substring_regex(plain, *beyond_unit(kind)).cast(kind)
 
 
 def _all_match(texts: pa.StringArray, pattern: str) -> bool:

@@ -10,6 +10,7 @@ nothing is rounded on the way. A field that occurs twice has its last value, as 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NoReturn
@@ -19,6 +20,8 @@ import pyarrow as pa
 from tidegate.tables.serdes.json_fields import is_flat
 
 SHOWN: Final = 40
+ZONE_NAME: Final = r"\[[A-Za-z0-9_+/:-]+\]$"  # behind an offset, as Java's ZonedDateTime is written
+_DIGITS: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 class Refused(Exception):
@@ -127,6 +130,12 @@ def _decimal(value: Any, kind: pa.DataType, where: str) -> Decimal:
     raise Refused(f"field {where!r}: {_show(value)} is no {kind}")
 
 
+def beyond_unit(kind: pa.DataType) -> tuple[str, str]:
+    """What of a moment's fraction is more than the type's unit can say, as a pattern, and what stays of it."""
+    digits = _DIGITS[kind.unit]
+    return (rf"(\.[0-9]{{{digits}}})[0-9]+", r"\1") if digits else (r"\.[0-9]+", "")
+
+
 def _moment(value: Any, kind: pa.DataType, where: str) -> Any:
     if isinstance(value, Number):
         if pa.types.is_date(kind):
@@ -134,11 +143,14 @@ def _moment(value: Any, kind: pa.DataType, where: str) -> Any:
         return _whole(value, pa.int64(), where)
     text = _string(value, kind, where)
     try:
-        return pa.scalar(text).cast(kind).cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).as_py()
+        if pa.types.is_date(kind):
+            return pa.scalar(text).cast(kind).cast(pa.int32()).as_py()
+        plain = re.sub(*beyond_unit(kind), re.sub(ZONE_NAME, "", text))
+        return pa.scalar(plain).cast(kind).cast(pa.int64()).as_py()
     except pa.ArrowInvalid:
         raise Refused(
             f"field {where!r}: {_show(text)} is no {kind}; write it like"
-            f" {'2026-01-31' if pa.types.is_date(kind) else '2026-01-31T10:00:00Z'}"
+            f" {'2026-01-31' if pa.types.is_date(kind) else '2026-01-31T10:00:00Z, with its offset from UTC'}"
         ) from None
 
 

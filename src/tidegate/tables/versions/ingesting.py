@@ -49,8 +49,9 @@ from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.building.applying import Letters, take_records
-from tidegate.tables.building.commits import Commits, lease_name
+from tidegate.tables.building.commits import Commits, lease_name, next_epoch
 from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.consuming import TopicWatch
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, Lease
 from tidegate.tables.building.materialiser import kept_checkpoints
 from tidegate.tables.building.shape import TableRules
@@ -111,7 +112,7 @@ def ingest_partition(
         randomness=randomness or SystemRandomness(),
         ttl_ms=chosen.lease_ttl_ms,
     )
-    held = lease.acquire()
+    held = lease.acquire(at_least=next_epoch(backend, shape.name))
     if held is not None:
         raise ConflictError(
             f"partition {partition} of {version.name} is built by process {held.pid} on {held.host}; wait for it, or "
@@ -119,7 +120,7 @@ def ingest_partition(
         )
     try:
         rules = TableRules(shape, Bytes(), Bytes(), Consumed(), "fail")
-        commits = Commits(backend, shape, lease.epoch)
+        commits = Commits(backend, shape, lease.epoch, TopicWatch(log, shape).topic_id)
         known = commits.take_over()
         runtime = WorkerStorageRuntime.open(
             chosen.storage, kept_open(backend), clock=clock, randomness=randomness, scheduler=NoScheduler()

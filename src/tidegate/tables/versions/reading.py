@@ -223,7 +223,7 @@ class VersionedTable(KeyQueries):
 
     @contextmanager
     def _pinned(
-        self, at_least: Positions, timeout: DurationLike, *, is_retry: bool = False
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
     ) -> Iterator[TableSource]:
         if at_least:
             raise InvalidError(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.windows.keys.layouts import LATEST
 
@@ -41,9 +41,9 @@ def changelog_name(application: str, store: str) -> str:
 def changelog_settings(
     kind: StoreKind,
     *,
-    retention: DurationLike | None = None,
+    retention: int | DurationLike | None = None,
     retain_duplicates: bool = False,
-    additional: DurationLike = ADDITIONAL_MS,
+    additional: int | DurationLike = ADDITIONAL_MS,
     everywhere: Mapping[str, str] | None = None,
     own: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
@@ -56,7 +56,7 @@ def changelog_settings(
     elif retention is None:
         raise InvalidError(f"the changelog of a {kind} store needs the store's retention")
     else:
-        kept = duration_ms(retention) + duration_ms(additional)
+        kept = milliseconds(retention) + milliseconds(additional)
         reckoned["cleanup.policy"] = "delete" if retain_duplicates else "compact,delete"
         reckoned["retention.ms"] = str(min(kept, LATEST))
     return {**(everywhere or {}), **reckoned, **(own or {})}

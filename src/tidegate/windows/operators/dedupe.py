@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
 from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
@@ -88,7 +88,7 @@ class DedupeOperator:
         *,
         partitions: Sequence[int] = (),
         late_table: LateSettings | None = None,
-        idle_close: DurationLike | None = None,
+        idle_close: int | DurationLike | None = None,
         stamped: bool = False,
         ahead_ms: int | None = None,
         randomness: Randomness | None = None,
@@ -106,7 +106,7 @@ class DedupeOperator:
         self.definition = definition
         self._values = values
         self._runtime, self._task, self._is_stamped = runtime, task, stamped
-        self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._ahead_ms = ahead_ms
         chance = randomness or SystemRandomness()
         secret = b"".join(chance.below(2**64).to_bytes(8, "little") for _ in range(2))

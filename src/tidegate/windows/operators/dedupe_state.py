@@ -129,8 +129,6 @@ def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
 
 
 def _milliseconds(what: str, value: DurationLike) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value < 0:
-        raise InvalidError(f"deduplicate: {what} is {value} ms; it cannot be negative")
     try:
         return duration_ms(value)
     except InvalidError as error:

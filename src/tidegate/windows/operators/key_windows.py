@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.storage import BucketIndex, BucketIndexState, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
@@ -66,7 +66,7 @@ class KeyWindowOperator(ABC):
         values: pa.Schema | None = None,
         late: LateSettings | None = None,
         future: FutureGuard | None = None,
-        idle_close: DurationLike | None = None,
+        idle_close: int | DurationLike | None = None,
         stamped: bool = False,
         compat: Compat | None = None,
         layout: StateLayout | None = None,
@@ -83,7 +83,7 @@ class KeyWindowOperator(ABC):
         self._runtime, self._task = runtime, task
         self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
         self._is_heard = heard
-        self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         self._grace_ms, self._retention_ms = kind.grace_ms, kind.retention_ms
         layout = window_layout(kind) if layout is None else layout

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.storage import BucketIndex, PlainState, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
@@ -52,7 +52,7 @@ class Cover:
 
 def tile_widths(widths: Sequence[DurationLike]) -> tuple[int, ...]:
     """Widths in milliseconds, or why they cannot be."""
-    found = tuple(duration_ms(width) for width in widths)
+    found = tuple(milliseconds(width) for width in widths)
     if not found or found[0] <= 0:
         raise InvalidError(f"tile widths {list(widths)}: give at least one, all above 0")
     for finer, coarser in pairwise(found):

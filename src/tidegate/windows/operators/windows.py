@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.storage import BucketIndex, BucketIndexState, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
@@ -114,7 +114,7 @@ class WindowOperator:
         values: pa.Schema | None = None,
         late: LateSettings | None = None,
         future: FutureGuard | None = None,
-        idle_close: DurationLike | None = None,
+        idle_close: int | DurationLike | None = None,
         stamped: bool = False,
         compat: Compat | None = None,
         layout: StateLayout | None = None,
@@ -142,7 +142,7 @@ class WindowOperator:
         if future is not None and future.policy == "late" and late is None:
             raise InvalidError("a future guard with policy 'late' needs a late table: give `late`")
         self._future, self._is_stamped = future, stamped
-        self._idle_ms = None if idle_close is None else duration_ms(idle_close)
+        self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         layout = window_layout(kind) if layout is None else layout
         spec = pane_spec(name, self._folds, layout.bucket_ms, layout.segment_ms)

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError, TidegateWarning
 from tidegate.metrics import Metrics
 from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
@@ -79,8 +79,8 @@ class SegmentedStore:
         context: RuntimeContext,
         name: str,
         *,
-        retention: DurationLike,
-        segment_interval: DurationLike | None = None,
+        retention: int | DurationLike,
+        segment_interval: int | DurationLike | None = None,
         timestamped: bool = False,
         compat: Compat | str = Compat.TIDEGATE,
         changelog: Changelog | None = None,
@@ -88,7 +88,7 @@ class SegmentedStore:
     ) -> None:
         retention_ms = _retention(name, retention)
         interval_ms = (
-            default_interval_ms(retention_ms) if segment_interval is None else duration_ms(segment_interval)
+            default_interval_ms(retention_ms) if segment_interval is None else milliseconds(segment_interval)
         )
         self.name = name
         self.compat = _compat(compat)
@@ -348,7 +348,7 @@ def _compat(given: Compat | str) -> Compat:
         raise InvalidError(f"compat is {given!r}; it is one of {known}") from None
 
 
-def _retention(name: str, retention: DurationLike) -> int:
+def _retention(name: str, retention: int | DurationLike) -> int:
     if isinstance(retention, int) and retention < 0:
         raise InvalidError(f"store {name}: a retention of {retention} ms is not possible; give 0 or more")
-    return duration_ms(retention)
+    return milliseconds(retention)

@@ -20,7 +20,7 @@ from typing import overload
 import numpy as np
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms
+from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.metrics import Metrics
 from tidegate.storage import RangeRequest, RuntimeContext, Time
@@ -68,19 +68,19 @@ class WindowStore(SegmentedStore):
         context: RuntimeContext,
         name: str,
         *,
-        retention: DurationLike,
-        window_size: DurationLike,
-        segment_interval: DurationLike | None = None,
+        retention: int | DurationLike,
+        window_size: int | DurationLike,
+        segment_interval: int | DurationLike | None = None,
         retain_duplicates: bool = False,
         timestamped: bool = False,
         compat: Compat | str = Compat.TIDEGATE,
         changelog: Changelog | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        size_ms = duration_ms(window_size)
-        if not 0 < size_ms <= duration_ms(retention):
+        size_ms = milliseconds(window_size)
+        if not 0 < size_ms <= milliseconds(retention):
             raise InvalidError(
-                f"store {name}: windows of {size_ms} ms with a retention of {duration_ms(retention)} ms; a window is"
+                f"store {name}: windows of {size_ms} ms with a retention of {milliseconds(retention)} ms; a window is"
                 " longer than 0 ms and kept at least as long as it is"
             )
         self.window_size_ms = size_ms
