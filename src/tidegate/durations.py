@@ -203,10 +203,11 @@ def moment_ms(value: MomentLike) -> int:
     """The moment in epoch milliseconds; what lies between two is rounded down."""
     if hasattr(value, "as_py"):  # an Arrow scalar
         value = value.as_py()
-    if type(value).__module__ == "numpy" and value.dtype.kind == "M":
+    kind: str = getattr(getattr(value, "dtype", None), "kind", "")  # of numpy's scalars
+    if kind == "M":
         return _datetime64_ms(value)
-    if type(value).__module__ == "numpy" and value.dtype.kind in "iu":
-        value = int(value)
+    if kind in ("i", "u"):
+        value = int(value)  # type: ignore[arg-type]
     if isinstance(value, bool):
         raise TypeError("a moment is an int of epoch milliseconds, a string or a datetime, not a bool")
     if isinstance(value, int):
