@@ -15,14 +15,20 @@ LAG = 1000
 def sound_rows(streams: Any, chance: random.Random, *, early_end: bool = False) -> list[Any]:
     """Some producers' chains, interleaved, inside a push or not; its end may come too early, or again."""
     pens = [
-        streams.Pen(number + 1, chance.choice(list(ChecksumType))) for number in range(chance.randint(1, 4))
+        streams.Pen(number + 1, chance.choice(list(ChecksumType)), headers_only=chance.random() < 0.3)
+        for number in range(chance.randint(1, 4))
     ]
     parts = []
     for pen in pens:
         rows = []
         for _ in range(chance.randint(1, 4)):
             pen.time = streams.NOW - chance.choice([0, 10, LAG - 1, LAG, LAG + 1, 5 * LAG])
-            rows += pen.chain_of(chance.randint(0, 6))
+            if not pen.flags:
+                rows += pen.chain_of(chance.randint(0, 6))
+            elif not rows:
+                rows += pen.bare_chain_of(chance.randint(1, 12))
+            else:
+                rows += pen.puts(chance.randint(0, 6))
         parts.append(rows)
     sent = tuple(
         Sent(pen.guid, pen.chain, pen.sequence - 1, pen.checksum, pen.data)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from tidegate.integrity.checksum import checksum_of, field_sum
 from tidegate.integrity.columns import MANAGED, UNMANAGED, control_payload, read_columns
 from tidegate.integrity.header import (
+    HEADERS_ONLY,
     HEARTBEAT,
     ChecksumType,
     ControlKey,
@@ -23,9 +24,9 @@ from tidegate.integrity.header import (
 )
 from tidegate.integrity.judge import Observed
 from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.scalar import Arrival, Judgement, ScalarValidator
-from tidegate.integrity.state import PartitionState, ProducerTable
+from tidegate.integrity.state import PartitionState, Phase, ProducerTable
 from tidegate.integrity.validator import Judged, PartitionValidator
 from tidegate.integrity.verdicts import Note, Rule, Verdict
 from tidegate.log.batches.records import RECORD_SCHEMA
@@ -60,11 +61,22 @@ class Row(NamedTuple):
 
 
 class Pen:
-    """A producer that writes sound chains, at whatever place it is told to."""
+    """A producer that writes sound chains, at whatever place it is told to.
 
-    def __init__(self, number: int = 1, kind: ChecksumType = ChecksumType.ADHASH2, time: int = NOW) -> None:
+    With `headers_only` it writes no control records: begin with `bare_chain_of`.
+    """
+
+    def __init__(
+        self,
+        number: int = 1,
+        kind: ChecksumType = ChecksumType.ADHASH2,
+        time: int = NOW,
+        *,
+        headers_only: bool = False,
+    ) -> None:
         self.guid = bytes([number]) * 16
-        self.kind = kind
+        self.kind = ChecksumType.NONE if headers_only else kind
+        self.flags = HEADERS_ONLY if headers_only else 0
         self.time = time
         self.chain, self.sequence = -1, 0
         self.checksum = self.stamp_sum = self.data = 0
@@ -77,7 +89,7 @@ class Pen:
     def put(self, key: bytes | None = b"k", value: bytes | None = b"v", sequence: int | None = None) -> Row:
         kind = RecordKind.DELETE if value is None else RecordKind.PUT
         self.data += 1
-        return self._write(Stamp(kind, 255, 0, self.guid, 0, 0, 0, 0), key, value, None, sequence)
+        return self._write(Stamp(kind, 255, self.flags, self.guid, 0, 0, 0, 0), key, value, None, sequence)
 
     def puts(self, count: int) -> list[Row]:
         return [self.put(b"k%d" % number, b"value %d" % number) for number in range(count)]
@@ -95,6 +107,12 @@ class Pen:
 
     def chain_of(self, count: int) -> list[Row]:
         return [self.start(), *self.puts(count), self.end()]
+
+    def bare_chain_of(self, count: int) -> list[Row]:
+        """The next chain without control records."""
+        self.chain += 1
+        self.sequence = self.checksum = self.stamp_sum = 0
+        return self.puts(count)
 
     def start_push(self) -> Row:
         return self.control(ControlType.START_OF_PUSH, start_of_push_bytes(is_sorted=True))
@@ -175,6 +193,9 @@ def arrivals(rows: Sequence[Row], first: int = 0, *, payloads: bool = True) -> l
     return found
 
 
+FAULTY = (Verdict.CORRUPT, Verdict.AFTER_END, Verdict.UNSUPPORTED)
+
+
 class Both:
     """Both validators over one partition; they must agree at every record, whatever the cuts."""
 
@@ -201,11 +222,40 @@ class Both:
                 break
         assert self.told == [(one.verdict, one.rule, one.note) for one in found]
         assert (self.judged[-1].stop_at is not None) == bool(found and found[-1].stops)
+        expected = [self._fate(row, one) for row, one in zip(rows, found, strict=False)]
+        different = [
+            (row, one, got, want)
+            for row, one, got, want in zip(rows, found, self.fates, expected, strict=False)
+            if got != want
+        ]
+        assert not different, different[0]
         self.offset = self.vector.state.next_offset
         assert self.vector.state.phase == self.scalar.state.phase
         assert self.vector.state.end_of_push == self.scalar.state.end_of_push
         assert {one.guid: one for one in self.vector.state.producers} == self.scalar.producers
         return found
+
+    def _fate(self, row: Row, one: Judgement) -> tuple[bool, bool]:
+        """Whether a record goes on, and whether it is set aside, by the words of `OnError`."""
+        is_control = (
+            row.stamp is not None and row.stamp.kind == RecordKind.CONTROL and one.rule is not Rule.U2
+        )
+        if one.stops or is_control or one.verdict is Verdict.DUPLICATE:
+            return False, False
+        if one.verdict in FAULTY or one.rule is Rule.U3 or one.note & Note.DAMAGED:
+            return False, self._keeps(one)
+        return not one.note & Note.UNEXPECTED, False
+
+    def _keeps(self, one: Judgement) -> bool:
+        phase = Phase.PUSHING if one.note & Note.DURING_PUSH else Phase.LIVE
+        verdict = Verdict.CORRUPT if one.note & Note.DAMAGED else one.verdict
+        return self.vector.rules.action(verdict, phase) is OnError.KEEP
+
+    @property
+    def fates(self) -> list[tuple[bool, bool]]:
+        return [
+            pair for one in self.judged for pair in zip(one.kept.tolist(), one.aside.tolist(), strict=True)
+        ]
 
     @property
     def told(self) -> list[tuple[Verdict, Rule, Note]]:

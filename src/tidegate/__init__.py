@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tidegate.clock import ManualClock, SystemClock
     from tidegate.errors import (
+        AuthenticationError,
         ConflictError,
         CorruptError,
         FencedError,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "App": "tidegate.pipeline.definition.app",
+    "AuthenticationError": "tidegate.errors",
     "Avro": "tidegate.tables.serdes.avro",
     "Bytes": "tidegate.tables.serdes.plain",
     "ConflictError": "tidegate.errors",
@@ -120,6 +122,7 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "AuthenticationError",
     "Avro",
     "Bytes",
     "ConflictError",

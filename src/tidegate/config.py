@@ -74,6 +74,8 @@ class Setting:
             return "true or false"
         if self.choices:
             return ("a list of " if self.kind is Kind.LIST else "one of ") + ", ".join(self.choices)
+        if self.kind is Kind.WORD:
+            return "text"
         low, high = self._bounds()
         return f"{low:g} to {high:g}" if self.kind is Kind.DOUBLE else _range_text(low, high)
 

@@ -47,6 +47,12 @@ class OffsetOutOfRangeError(InvalidError):
         self.end = end
 
 
+class AuthenticationError(InvalidError):
+    """A cluster refuses to let this client in: the user, the password, the mechanism or the certificate is wrong."""
+
+    remedy = "Correct the settings that the message names (`sasl.…`, `ssl.…`, `security.protocol`), then start again."
+
+
 class CorruptError(TidegateError):
     """Stored bytes are wrong: which file, and where in it (`position` in bytes, `offset` in records)."""
 

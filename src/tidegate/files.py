@@ -76,10 +76,14 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
+    """What is known of a file without reading it. `version` differs whenever the file was replaced or written to:
+    inode, size, and the times of the last change of content and of anything, in nanoseconds."""
+
     size: int
     mtime_ms: int
     is_file: bool
     is_folder: bool
+    version: tuple[int, int, int, int]
 
 
 class File:
@@ -292,6 +296,7 @@ class Files:
             info.st_mtime_ns // 1_000_000,
             stat.S_ISREG(info.st_mode),
             stat.S_ISDIR(info.st_mode),
+            (info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns),
         )
 
     def exists(self, path: Path) -> bool:

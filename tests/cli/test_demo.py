@@ -63,11 +63,18 @@ def test_every_record_is_accounted_for(local: Played) -> None:
     }
     whole = numbers.pop("records in the log")
     assert sum(numbers.values()) == whole == 101_010
-    assert numbers["counted in windows"] == 99_956
+    assert numbers["counted in windows"] == 99_955
+    assert numbers["corrupt, set aside"] == 1
     assert numbers["orders sent again, dropped"] == 1_000
     assert numbers["records stored twice, dropped"] == 1
     assert numbers["late, kept apart"] == 40
     assert numbers["from the future, kept apart"] == 1
+
+
+def test_the_corrupt_record_is_set_aside_and_the_sum_is_that_of_the_others(local: Played) -> None:
+    assert "that of every order that arrived as it was sent" in local.printed
+    assert re.search(r"orders-1 offset \d+: CORRUPT \(D1\) at orders-1", local.printed)
+    assert "faults: 1 missing, 2 corrupt (1 set aside as dead letters)" in local.printed
 
 
 def test_the_table_is_read_by_another_process(local: Played) -> None:

@@ -188,7 +188,8 @@ def test_the_line_says_what_a_person_wants_to_know() -> None:
     progress = Progress(
         "shop", records=12_400_000, records_per_second=2_100_000, lag_records=3_600_000, eta_s=1.7,
         watermarks={"f": {0: TEN, 1: TEN + 1}}, backlog_bytes=38, backlog_limit_bytes=100, memory_bytes=12,
-        memory_limit_bytes=100, verdicts={"ok": 5, "missing": 2, "duplicate": 9}, stopped=(stopped,),
+        memory_limit_bytes=100, verdicts={"ok": 5, "missing": 2, "duplicate": 9, "heartbeat": 3},
+        faults={"missing": 2}, stopped=(stopped,),
     )  # fmt: skip
     assert line(progress) == (
         "shop  12.4 M records  2.1 M/s  lag 3.6 M (2s)  stream time 2026-01-01 10:00:00  backlog ▰▰▱▱▱ 38%  "

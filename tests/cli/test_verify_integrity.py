@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
             sender.write(rows)
         with log.writer("plain") as writer:
             writer.write(rows)
-        sent = log.reader("orders").read_all().select(COLUMNS)
+        sent = log.reader("orders", control_records=True).read_all().select(COLUMNS)
         changed = sent.to_pylist()
         changed[7]["value"] = b"other"
         copies = {

@@ -208,3 +208,66 @@ def test_the_command_says_equal_or_what_differs(tmp_path: Path, capsys: pytest.C
     told = capsys.readouterr().out
     assert "1 missing" in told and "missing: key 'k8' at A offset 59, B not there" in told
     assert run(["audit", "compare", f"{tmp_path}/a/", f"{tmp_path}/b/orders"]) == 2
+
+
+class Meddling(TopicAt):
+    """A topic that is repaired between the first read and the second."""
+
+    def read(self, partition: int, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        reads.append(self.url)
+        if reads.count(self.url) > 1:
+            yield from TopicAt(str(Path(self.url).with_name("a")), self.topic).read(partition, start, stop)
+        else:
+            yield from super().read(partition, start, stop)
+
+
+reads: list[str] = []
+
+
+@pytest.mark.parametrize("by", ["partition", "key"])
+def test_what_differed_when_it_was_read_is_not_called_equal_because_it_changed_since(
+    tmp_path: Path, by: str
+) -> None:
+    reads.clear()
+    one = topic(tmp_path / "a", [records(200)])
+    topic(tmp_path / "b", [[*records(120), (b"k1", b"other"), *records(79, 121)]])
+    other = Meddling(str(tmp_path / "b"), "orders")
+    found = compare(one, other, by=by)
+    assert reads == [other.url] * 2, "the second read saw the same records as side A"
+    assert not found.is_equal
+    (part,) = found.partitions
+    assert part.differing == 1 and part.changed == 1
+    assert kinds(found) == {}, "nothing is said of records that were not there"
+
+
+@pytest.mark.parametrize("by", ["partition", "key"])
+def test_a_stretch_that_is_too_long_is_told_as_a_range_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    one, other = topic(tmp_path / "a", [records(300)]), topic(tmp_path / "b", [records(300, 1000)])
+    monkeypatch.setattr(comparing, "MOST_RECORDS", 100)
+    sizes: list[int] = []
+    read = comparing.Side.read
+
+    def watched(*given: Any, **more: Any) -> Any:
+        side = read(*given, **more)
+        sizes.append(len(side.hashes))
+        return side
+
+    monkeypatch.setattr(comparing.Side, "read", watched)
+    found = compare(one, other, by=by)
+    (part,) = found.partitions
+    assert not found.is_equal and part.untold and sum(sizes) <= 100
+    if by == "partition":
+        assert part.ranges == [((0, 300), (0, 300))] and not part.counts
+
+
+def test_the_command_says_what_it_could_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic(tmp_path / "a", [records(300)])
+    topic(tmp_path / "b", [records(300, 1000)])
+    monkeypatch.setattr(comparing, "MOST_RECORDS", 100)
+    assert run(["audit", "compare", f"{tmp_path}/a/orders", f"{tmp_path}/b/orders"]) == 1
+    told = capsys.readouterr()
+    assert "1 long stretches that were not compared" in told.err and "equal" not in told.out

@@ -12,13 +12,14 @@ from tidegate.integrity.audit import audit_topic
 from tidegate.integrity.counters import Counters
 from tidegate.integrity.header import Stamp
 from tidegate.integrity.roles import Replica
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.metrics import Metrics
 
+NOW = 1_800_000_000_000
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
@@ -73,7 +74,7 @@ def test_each_verdict_is_counted_by_its_name(streams: Any) -> None:
 
 def test_faults_before_the_end_of_a_push_are_counted_apart(streams: Any) -> None:
     metrics = Metrics()
-    rules = ValidationRules(during_push=OnFault.WARN)
+    rules = ValidationRules(during_push=OnError.KEEP)
     pen = streams.Pen()
     rows = [
         pen.start(),
@@ -90,7 +91,7 @@ def test_faults_before_the_end_of_a_push_are_counted_apart(streams: Any) -> None
 
 def test_what_passed_for_a_reason_is_counted(streams: Any) -> None:
     metrics = Metrics()
-    rules = ValidationRules(tolerance=Tolerance(1000), batch_only=True)
+    rules = ValidationRules(tolerance=Tolerance(1000, "previous"), batch_only=True)
     pen = streams.Pen(time=streams.NOW - 5000)
     rows = [pen.start(), pen.start_push(), pen.put(sequence=4), pen.end_push(), pen.end_push()]
     pen.time = streams.NOW
@@ -111,8 +112,8 @@ def test_both_stages_of_a_replica_count_and_a_failed_store_counts_nothing(stream
     replica = Replica("orders", 0, max_age_ms=100, metrics=metrics)
     old, new = streams.Pen(1, time=1000), streams.Pen(2, time=9000)
     batch = streams.batch_of([old.start(), new.start(), new.put()])
-    replica.to_standby()
-    replica.to_leader()
+    replica.to_standby(now_ms=NOW)
+    replica.to_leader(now_ms=NOW)
 
     def full(*_: object) -> None:
         raise OSError("no room")
@@ -128,13 +129,13 @@ def test_both_stages_of_a_replica_count_and_a_failed_store_counts_nothing(stream
     replica.drain(batch, streams.NOW, lambda *_: None)
     assert numbers(metrics, name, "verdict", stage="drainer") == {"ok": 3}
     assert numbers(metrics, "tidegate_tracked_producers", stage="drainer") == {"": 2}
-    data = replica.checkpoint()
+    data = replica.checkpoint(now_ms=NOW)
     assert data is not None
     assert numbers(metrics, "tidegate_checkpoint_bytes") == {"": len(data)}
     assert numbers(metrics, "tidegate_checkpoints_total") == {"": 1}
     assert numbers(metrics, "tidegate_expired_producers_total") == {"": 1}
     assert numbers(metrics, "tidegate_tracked_producers", stage="drainer") == {"": 1}
-    replica.to_standby()
+    replica.to_standby(now_ms=NOW)
     replica.to_offline()
     assert numbers(metrics, "tidegate_tracked_producers") == {}
 

@@ -35,7 +35,7 @@ def rows(first: int, stop: int) -> pa.Table:
 
 
 def read(log: Log, partition: int = 0) -> list[Arrived]:
-    return arrived(log.reader("orders", [partition]))
+    return arrived(log.reader("orders", [partition], control_records=True))
 
 
 def data(records: list[Arrived]) -> list[str]:
@@ -251,7 +251,7 @@ def test_heartbeats_stand_outside_all_numbering(log: Log, manual_clock: ManualCl
     records = read(log)
     assert verdicts(records) == [OK, OK, Verdict.HEARTBEAT, Verdict.HEARTBEAT, OK, OK]
     assert {r.stamp.guid for r in records if r.stamp and r.stamp.is_heartbeat} == {HEARTBEAT_GUID}
-    batch = next(iter(log.reader("orders", [1])))
+    batch = next(iter(log.reader("orders", [1], control_records=True)))
     columns = read_columns(batch.column("headers"))
     assert columns.is_heartbeat.tolist() == [True] and columns.is_control.tolist() == [True]
 

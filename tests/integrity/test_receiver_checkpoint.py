@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError
+from tidegate.integrity import state as state_module
 from tidegate.integrity.checkpoint import (
     CheckpointCadence,
     decode_state,
@@ -17,9 +18,10 @@ from tidegate.integrity.checkpoint import (
 )
 from tidegate.integrity.judge import Producer
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import FUTURE_GUARD_MS, PartitionState, Phase, ProducerTable
+from tidegate.integrity.state import FUTURE_GUARD_MS, NEVER, PartitionState, Phase, ProducerTable
 from tidegate.integrity.verdicts import Rule, Verdict
 
+NOW = 1_800_000_000_000
 MAX_AGE = 1000
 DAY = 86_400_000
 
@@ -109,15 +111,15 @@ def test_producers_expire_by_the_newest_one_and_never_by_the_wall_clock(row: str
 @pytest.mark.parametrize("row", ["DIV-22"])
 def test_partitions_expire_independently(row: str) -> None:
     current, lagging = state_of(producer(1, 10), producer(2, 9999)), state_of(producer(1, 10))
-    take_checkpoint(current, max_age_ms=MAX_AGE)
-    take_checkpoint(lagging, max_age_ms=MAX_AGE)
+    take_checkpoint(current, now_ms=NOW, max_age_ms=MAX_AGE)
+    take_checkpoint(lagging, now_ms=NOW, max_age_ms=MAX_AGE)
     assert (numbers(current), numbers(lagging)) == ([2], [1])
 
 
 @pytest.mark.parametrize("row", ["DIV-23"])
 def test_a_maximum_age_of_minus_one_is_never_and_a_rewind_lengthens_it(row: str) -> None:
     state = state_of(producer(1, 0), producer(2, 10**12))
-    take_checkpoint(state, max_age_ms=effective_max_age_ms(-1, DAY))
+    take_checkpoint(state, now_ms=NOW, max_age_ms=effective_max_age_ms(-1, DAY))
     assert numbers(state) == [1, 2]
     assert effective_max_age_ms(MAX_AGE, DAY) == DAY
     assert effective_max_age_ms(2 * DAY, DAY) == 2 * DAY
@@ -129,7 +131,7 @@ def test_a_maximum_age_of_minus_one_is_never_and_a_rewind_lengthens_it(row: str)
 @pytest.mark.parametrize("row", ["DIV-24"])
 def test_a_restore_drops_the_old_and_keeps_the_one_exactly_at_the_limit(row: str) -> None:
     state = state_of(producer(1, 3999), producer(2, 4000), producer(3, 5000))
-    restored = restore_checkpoint(encode_state(state), max_age_ms=MAX_AGE)
+    restored = restore_checkpoint(encode_state(state), now_ms=NOW, max_age_ms=MAX_AGE)
     assert numbers(restored) == numbers(decode_state(encode_state(restored))) == [2, 3]
 
 
@@ -137,7 +139,7 @@ def test_a_restore_drops_the_old_and_keeps_the_one_exactly_at_the_limit(row: str
 def test_without_any_time_nobody_expires_and_a_copy_shares_nothing(row: str) -> None:
     state = state_of(producer(1, -1), producer(2, -1))
     copy = state.copy()
-    copy.expire(MAX_AGE)
+    copy.expire(MAX_AGE, now_ms=NOW)
     assert numbers(copy) == [1, 2]
     copy.producers.put(producer(1, 77, sequence=50))
     copy.producers.put(producer(9, 77))
@@ -154,15 +156,41 @@ def test_a_clock_that_runs_ahead_does_not_expire_the_others() -> None:
 
 
 @pytest.mark.parametrize("row", ["DIV-21"])
-def test_whoever_expired_is_unregistered_during_a_push_and_accepted_after_it(row: str, streams: Any) -> None:
-    for phase, expected in ((Phase.PUSHING, Verdict.UNREGISTERED_PRODUCER), (Phase.PUSHED, Verdict.OK)):
+def test_whoever_was_forgotten_and_speaks_again_is_accepted_and_during_a_push_nobody_is_forgotten(
+    row: str, streams: Any
+) -> None:
+    for phase, rule in ((Phase.PUSHING, Rule.B1), (Phase.PUSHED, Rule.A3), (Phase.LIVE, Rule.A3)):
         old, new = streams.Pen(1, time=1000), streams.Pen(2, time=5000)
         both = streams.Both(state=PartitionState(phase=phase, end_of_push=0))
         both.feed([old.start(), old.put(), new.start()])
-        restored = restore_checkpoint(encode_state(both.vector.state), max_age_ms=MAX_AGE)
-        (found,) = streams.Both(state=restored).feed([old.put()])
-        assert found.verdict is expected
-        assert found.rule in (Rule.A2, Rule.A3)
+        restored = restore_checkpoint(encode_state(both.vector.state), now_ms=NOW, max_age_ms=MAX_AGE)
+        again = decode_state(encode_state(restored))
+        assert again.forgot == restored.forgot == (phase is not Phase.PUSHING)
+        (found,) = streams.Both(state=again).feed([old.put()])
+        assert (found.verdict, found.rule) == (Verdict.OK, rule)
+
+
+def test_above_the_most_that_are_remembered_ended_producers_go_first_and_the_oldest_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_module, "MOST_REMEMBERED", 6)
+    ended = [
+        Producer(bytes([n]) * 16, 0, 1, True, ended=True, final=True, producer_time=n) for n in range(1, 6)
+    ]
+    alive = [Producer(bytes([n]) * 16, 0, 1, True, producer_time=1) for n in range(11, 15)]
+    state = state_of(*ended, *alive)
+    assert state.expire(NEVER, now_ms=NOW) == 0
+    assert state.expire(MAX_AGE, now_ms=NOW) == 3
+    assert numbers(state) == [4, 5, 11, 12, 13, 14]
+    many = state_of(*ended[:1], *alive, *(producer(n, 1) for n in range(20, 30)))
+    many.expire(MAX_AGE, now_ms=NOW)
+    assert numbers(many) == [
+        11,
+        12,
+        13,
+        14,
+        *range(20, 30),
+    ]  # who may still speak is never forgotten for room
 
 
 @pytest.mark.parametrize("row", ["DIV-27"])
@@ -209,7 +237,7 @@ def test_a_table_finds_its_producers_after_growing_and_forgetting() -> None:
     state = PartitionState()
     for number in range(200):
         state.producers.put(Producer(number.to_bytes(16, "big"), 0, number, True, producer_time=number))
-    assert state.expire(99) == 100
+    assert state.expire(99, now_ms=NOW) == 100
     assert len(state.producers) == 100
     assert (99).to_bytes(16, "big") not in state.producers
     found = state.producers.get((150).to_bytes(16, "big"))

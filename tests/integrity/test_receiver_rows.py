@@ -9,13 +9,13 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.integrity.header import ChecksumType, ControlType, EndOfChain
 from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules, policy_of
 from tidegate.integrity.state import PartitionState, Phase, ProducerTable
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.verdicts import Note, Rule, Verdict
 
 DAY = 24 * 3_600_000
-WARN = ValidationRules(during_push=OnFault.WARN)
+WARN = ValidationRules(during_push=OnError.KEEP)
 ALWAYS = Tolerance(always=True)
 
 
@@ -96,7 +96,7 @@ def test_on_a_live_topic_an_unknown_producer_is_accepted_only_when_the_head_may_
 
 @pytest.mark.parametrize("row", ["DIV-6"])
 def test_skipped_chains(row: str, streams: Any) -> None:
-    both, pen = streams.Both(ValidationRules(otherwise=OnFault.STOP), pushed()), streams.Pen()
+    both, pen = streams.Both(ValidationRules(otherwise=OnError.FAIL), pushed()), streams.Pen()
     assert both.verdicts([pen.start()]) == ["OK"]
     pen.chain = 2
     late = pen.put(sequence=5)
@@ -215,18 +215,57 @@ def test_after_the_push_faults_are_counted_and_good_records_kept(row: str, strea
     assert [one.rule for one in found] == [Rule.A1, Rule.D1, Rule.B5, Rule.B1]
     counts = both.judged[0].counts
     assert (counts[Verdict.CORRUPT], counts[Verdict.MISSING]) == (1, 1)
-    assert both.judged[0].kept.tolist() == [False, True, True, False]
+    assert both.judged[0].kept.tolist() == [False, False, True, False]  # a corrupt record is never good data
+    assert both.judged[0].aside.tolist() == [False, True, False, False]
     assert found[-1].note is Note.TAINTED
     assert lost.stamp is not None
 
 
-def test_a_quarantine_sets_the_faulty_record_aside_and_goes_on(streams: Any) -> None:
-    rules = ValidationRules(otherwise=OnFault.QUARANTINE)
-    both, pen = streams.Both(rules), streams.Pen()
+@pytest.mark.parametrize("action", list(OnError))
+def test_a_faulty_record_never_goes_on_whatever_the_policy(streams: Any, action: OnError) -> None:
+    both, pen = streams.Both(ValidationRules(otherwise=action)), streams.Pen()
     start, bad, good = pen.start(), pen.put(), pen.put()
     both.feed([start, bad._replace(value=b"changed"), good])
-    assert both.judged[0].kept.tolist() == [False, False, True]
-    assert both.judged[0].quarantined.tolist() == [False, True, False]
+    judged = both.judged[0]
+    assert (judged.stop_at == 1) == (action is OnError.FAIL)
+    assert judged.kept.tolist() == [False, False, True][: len(judged.kept)]
+    assert judged.aside.tolist() == [False, action is OnError.KEEP, False][: len(judged.kept)]
+
+
+@pytest.mark.parametrize("corrupt", list(OnError))
+def test_a_corrupt_record_behind_a_gap_is_left_out_though_its_verdict_is_missing(
+    streams: Any, corrupt: OnError
+) -> None:
+    rules = ValidationRules(otherwise={Verdict.CORRUPT: corrupt})
+    both, pen = streams.Both(rules), streams.Pen()
+    rows = [pen.start(), pen.put(), pen.put(), pen.put()]
+    damaged = rows[2]._replace(value=b"changed")
+    both.feed([rows[0], damaged, rows[3]])
+    judged = both.judged[0]
+    assert judged.verdicts[1] == Verdict.MISSING
+    assert (judged.stop_at == 1) == (corrupt is OnError.FAIL)
+    assert not judged.kept[1]
+    assert judged.aside[1] == (corrupt is OnError.KEEP)
+    assert "its checksum is" in str(judged.findings[0])
+
+
+def test_each_kind_of_fault_has_a_policy_of_its_own(streams: Any) -> None:
+    rules = ValidationRules(otherwise=policy_of({"missing": "fail", "corrupt": "drop"}))
+    both, pen = streams.Both(rules), streams.Pen()
+    rows = [pen.start(), pen.put()._replace(value=b"changed"), pen.put(), pen.put(), pen.put()]
+    both.feed([*rows[:3], rows[4]])
+    judged = both.judged[0]
+    assert judged.stop_at == 3
+    assert (judged.kept.tolist(), judged.aside.any()) == ([False, False, True, False], False)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [("stop", "say 'fail'"), ("quarantine", "say 'keep'"), ({"lost": "keep"}, "no kind of fault")],
+)
+def test_an_old_word_is_refused_with_the_new_one(said: Any, told: str) -> None:
+    with pytest.raises(InvalidError, match=told):
+        policy_of(said)
 
 
 @pytest.mark.parametrize("row", ["DIV-16"])
@@ -243,22 +282,20 @@ def test_compaction_before_the_end_of_the_push_is_tolerated_by_age(row: str, str
     ("age", "expected"), [(DAY + 1, "OK"), (DAY, "OK"), (DAY - 1, "MISSING"), (-5, "MISSING")]
 )
 @pytest.mark.parametrize("row", ["DIV-17"])
-def test_the_gap_of_the_seed_by_the_age_of_the_record_before(
-    row: str, streams: Any, age: int, expected: str
-) -> None:
+def test_the_gap_of_the_seed_by_its_age(row: str, streams: Any, age: int, expected: str) -> None:
     rules = ValidationRules(tolerance=Tolerance(DAY))
     both, pen = streams.Both(rules), streams.Pen(time=streams.NOW - age)
     start, one, _, _, four, five = (pen.start(), *pen.puts(5))
     assert both.verdicts([start, one, four, five]) == ["OK", "OK", expected, "OK"]
 
 
-def test_a_gap_in_front_of_a_young_record_is_suspect(streams: Any) -> None:
+def test_a_gap_in_front_of_a_young_record_is_loss_and_by_the_previous_record_suspect(streams: Any) -> None:
     rows = [*(pen := streams.Pen(time=streams.NOW - 2 * DAY)).puts(0), pen.start(), pen.put()]
     pen.put()
     young = pen.put()._replace(time=streams.NOW - 5)
-    both = streams.Both(ValidationRules(tolerance=Tolerance(DAY)))
+    both = streams.Both(ValidationRules(tolerance=Tolerance(DAY, anchor="previous")))
     assert both.feed([*rows, young])[-1].note is Note.TOLERATED | Note.TOLERATED_SUSPECT
-    incoming = streams.Both(ValidationRules(tolerance=Tolerance(DAY, anchor="incoming")))
+    incoming = streams.Both(ValidationRules(tolerance=Tolerance(DAY)))
     assert incoming.feed([*rows, young])[-1].verdict is Verdict.MISSING
 
 
@@ -303,7 +340,8 @@ def test_data_after_the_end_of_its_chain(row: str, streams: Any, tolerated: bool
     both, pen = streams.Both(rules), streams.Pen()
     (*_, found) = both.feed([*pen.chain_of(1), pen.put()])
     assert found.verdict is (Verdict.OK if tolerated else Verdict.AFTER_END)
-    assert both.judged[0].kept[-1]
+    assert both.judged[0].kept[-1] == tolerated
+    assert both.judged[0].aside[-1] != tolerated
 
 
 @pytest.mark.parametrize("damage", [{"kind": 7, "control": 255}, {"control": 4}, {"control": 99}])
@@ -323,7 +361,7 @@ def test_metadata_that_cannot_be_read_is_a_fault(streams: Any) -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_records_without_metadata_are_counted_or_rejected(streams: Any, strict: bool) -> None:
-    both = streams.Both(ValidationRules(strict=strict, otherwise=OnFault.STOP))
+    both = streams.Both(ValidationRules(strict=strict, otherwise=OnError.FAIL))
     (found,) = both.feed([streams.Row(None, b"k", b"v")])
     assert found.verdict is Verdict.UNMANAGED and found.stops is strict
     assert len(both.judged[0].findings) == int(strict)

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import TidegateError
+from tidegate.integrity import state as state_module
 from tidegate.integrity.checkpoint import decode_state, encode_state, restore_checkpoint, take_checkpoint
-from tidegate.integrity.checksum import checksum_of, record_checksum
-from tidegate.integrity.header import ControlType, RecordKind, Stamp
+from tidegate.integrity.checksum import checksum_of
+from tidegate.integrity.header import FINAL, ChecksumType, ControlType, EndOfChain, RecordKind, Stamp
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.roles import Replica
-from tidegate.integrity.rules import OnFault, ValidationRules
-from tidegate.integrity.state import PartitionState, Phase
+from tidegate.integrity.rules import OnError, ValidationRules
+from tidegate.integrity.state import DEFAULT_MAX_AGE_MS, PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Rule, Verdict
 from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA
@@ -25,9 +26,11 @@ from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA
 HEADERS = 20_000
 SOAK_HEADERS = 5_000_000
 GROUPS = 4
+NOW = 1_800_000_000_000
 OF_ONE_BATCH = 250
 CAP = 300
 FLOOD = 1_000_000
+MINUTE = 60_000
 EDGES = (0, 1, 2**31 - 1, -1, -(2**31), 7)
 
 
@@ -77,15 +80,15 @@ def attack(streams: Any, seed: str, count: int) -> Counter[Verdict]:
     healthy = healthy_push(streams)
     while met.total() < count:  # a partition that stops has looked at fewer
         rules = ValidationRules(
-            during_push=chance.choice(list(OnFault)),
-            otherwise=chance.choice(list(OnFault)),
+            during_push=chance.choice(list(OnError)),
+            otherwise=chance.choice(list(OnError)),
             head_may_be_gone=chance.random() < 0.5,
             strict=chance.random() < 0.2,
             max_producers=CAP,
         )
         replicas = [Replica("orders", number, rules=rules, max_age_ms=1000) for number in range(3)]
         for replica in replicas:
-            replica.to_standby()
+            replica.to_standby(now_ms=NOW)
         stored: list[int] = [0, 0, 0]
         sound = [*streams.Pen(5).chain_of(4), *healthy]
         attacking = [hostile(streams, chance, sound) for _ in range(OF_ONE_BATCH)]
@@ -129,24 +132,32 @@ def test_very_much_hostile_metadata(row: str, streams: Any) -> None:
 # -- a million producers ---------------------------------------------------------------------------
 
 
-def flood(first: int, count: int, time_ms: int) -> pa.RecordBatch:
-    """Records of `count` producers that were never met before, each in the middle of a chain."""
-    key, value = b"k", b"v"
-    crc = record_checksum(RecordKind.PUT, key, value)
-    stamp = Stamp(RecordKind.PUT, 255, 0, bytes(16), 3, 7, time_ms, crc).to_bytes()
-    stamps = np.tile(np.frombuffer(stamp, np.uint8), (count, 1))
+def flood(first: int, count: int, time_ms: int, *, ends: bool = False) -> pa.RecordBatch:
+    """Records of `count` producers that were never met before, each in the middle of a chain, or its final end."""
+    key, value = b"k1234", b"v"
+    stamp = Stamp(RecordKind.PUT, 255, 0, bytes(16), 3, 7, time_ms, 0)
+    if ends:
+        stamp = Stamp(RecordKind.CONTROL, ControlType.END_OF_CHAIN, FINAL, bytes(16), 3, 7, time_ms, 0)
+    payload = EndOfChain(ChecksumType.NONE, 0, 0, 0).to_bytes() if ends else None
+    stamp = stamp._replace(crc=checksum_of(stamp, key, value, payload))
+    stamps = np.tile(np.frombuffer(stamp.to_bytes(), np.uint8), (count, 1))
     numbers = np.arange(first, first + count, dtype=np.uint64)
     halves = (numbers * np.uint64(0x9E3779B97F4A7C15), numbers)
     stamps[:, 4:20] = np.stack(halves, axis=1).astype(">u8").view(np.uint8)
     ends = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 40)
     div = pa.Array.from_buffers(pa.binary(), count, [None, ends, pa.py_buffer(stamps)])
     struct = HEADERS_TYPE.value_type
+    names, width = ["div"], 1
+    if payload is not None:
+        names, width = ["div", "divc"], 2
+        every_second = pa.array(np.arange(2 * count) // 2 + np.arange(2 * count) % 2 * count)
+        div = pa.concat_arrays([div, pa.array([payload] * count, pa.binary())]).take(every_second)
     items = pa.StructArray.from_arrays(
-        [pa.array(["div"] * count), div], fields=[struct.field(0), struct.field(1)]
+        [pa.array(names * count), div], fields=[struct.field(0), struct.field(1)]
     )
-    headers = pa.ListArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32)), items).cast(
-        HEADERS_TYPE
-    )
+    headers = pa.ListArray.from_arrays(
+        pa.array(np.arange(count + 1, dtype=np.int32) * np.int32(width)), items
+    ).cast(HEADERS_TYPE)
     zeros = pa.array(np.zeros(count, np.int32))
     times = pa.array(np.full(count, time_ms)).cast(RECORD_SCHEMA.field("timestamp").type)
     offsets = pa.array(np.arange(first, first + count))
@@ -171,9 +182,9 @@ def test_a_million_producers_are_held_found_again_saved_and_expired(row: str, st
     again = flood(0, step, streams.NOW)
     again = again.set_column(2, RECORD_SCHEMA.field("offset"), pa.array(np.arange(FLOOD, FLOOD + step)))
     assert validator.validate(again, streams.NOW).counts[Verdict.DUPLICATE] == step
-    data = take_checkpoint(validator.state)
+    data = take_checkpoint(validator.state, now_ms=NOW)
     assert len(data) < FLOOD * 100
-    kept = restore_checkpoint(data, max_age_ms=1999)
+    kept = restore_checkpoint(data, now_ms=NOW, max_age_ms=1999)
     assert len(kept.producers) == 2 * step, "those of the last two seconds"
     assert kept.next_offset == validator.state.next_offset
 
@@ -192,10 +203,55 @@ def test_a_flood_of_a_million_producers_stays_under_the_cap_and_says_so(row: str
     assert size < 8 << 20
 
 
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    "each_minute", [1_000, pytest.param(100_000, marks=pytest.mark.soak)], ids=["small", "full"]
+)
+@pytest.mark.parametrize("row", ["R-29"])
+def test_ten_minutes_of_new_producers_leave_a_bounded_state_and_the_others_alone(
+    row: str, streams: Any, each_minute: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers that end go by number, producers that fall silent by age; with crashes, and a clock a day ahead."""
+    monkeypatch.setattr(state_module, "MOST_REMEMBERED", each_minute)
+    max_age_ms = DEFAULT_MAX_AGE_MS if ends else 2 * MINUTE
+    most = (2 if ends else 4) * each_minute + 10
+    rules, saved = ValidationRules(head_may_be_gone=True), None
+    steady, ahead, rare = streams.Pen(1), streams.Pen(2), streams.Pen(3)
+    opened = [steady.start(), ahead.start(), rare.start(), rare.put()]
+    sizes, faults = [], 0
+    for minute in range(10):
+        now_ms = NOW + minute * MINUTE
+        replica = Replica("orders", 0, rules=rules, max_age_ms=max_age_ms)  # the process before died
+        first = replica.to_standby(saved, now_ms=now_ms)
+        steady.time, ahead.time, rare.time = now_ms, now_ms + 24 * 60 * MINUTE, now_ms
+        rows = [
+            *(opened if minute == 0 else ()),
+            steady.put(),
+            ahead.put(),
+            *([rare.put()] if minute == 9 else ()),
+        ]
+        spoken = streams.batch_of(rows, first)
+        judged = replica.drain(spoken, now_ms, lambda *_: None)
+        assert set(judged.verdicts.tolist()) == {Verdict.OK}, (
+            "whoever is forgotten speaks again, and is no fault"
+        )
+        replica.drain(flood(first + len(rows), each_minute, now_ms, ends=ends), now_ms, lambda *_: None)
+        faults += replica.faults.counts.faults
+        saved = replica.checkpoint(now_ms=now_ms)
+        assert saved is not None
+        state = replica.drainer.state
+        assert steady.guid in state.producers and ahead.guid in state.producers
+        sizes.append(len(saved))
+        assert len(state.producers) <= most and len(saved) <= most * 90
+        assert state.producers.rows.nbytes + state.producers.index.nbytes <= 3 * most * 130
+    assert faults == 0
+    assert len(set(sizes[4:-1])) == 1, "it does not grow"
+
+
 @pytest.mark.parametrize("row", ["R-29"])
 def test_a_push_ends_against_a_hundred_thousand_producers(row: str, streams: Any) -> None:
     driver = streams.Pen(99)
-    validator = PartitionValidator("orders", 0, rules=ValidationRules(during_push=OnFault.WARN))
+    validator = PartitionValidator("orders", 0, rules=ValidationRules(during_push=OnError.KEEP))
     validator.validate(streams.batch_of([driver.start(), driver.start_push()]), streams.NOW)
     validator.validate(flood(2, 100_000, streams.NOW), streams.NOW)
     row = validator.state.producers.known[1]

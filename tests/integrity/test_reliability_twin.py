@@ -14,11 +14,11 @@ import pytest
 
 from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.scalar import ScalarValidator
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Rule
+from tidegate.integrity.verdicts import FATAL, Rule
 
 LAG = 1000
 STREAMS = 20_000
@@ -90,10 +90,11 @@ def drawn(chance: random.Random, length: int, damages: int) -> list[int]:
 
 
 def rules_of(chance: random.Random) -> ValidationRules:
-    actions = list(OnFault)
+    actions = list(OnError)
+    mixed = {verdict: chance.choice(actions) for verdict in FATAL if chance.random() < 0.7}
     return ValidationRules(
-        during_push=chance.choice(actions),
-        otherwise=chance.choice([OnFault.WARN, *actions]),
+        during_push=chance.choice([*actions, mixed]),
+        otherwise=chance.choice([OnError.KEEP, *actions, mixed, mixed]),
         tolerance=Tolerance(chance.choice([-1, -1, 0, LAG]), chance.choice(["previous", "incoming"])),
         head_may_be_gone=chance.random() < 0.3,
         strict=chance.random() < 0.1,

@@ -22,6 +22,7 @@ from tidegate.integrity.report_page import page
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import iter_headers
+from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction, PartitionTarget
@@ -76,7 +77,11 @@ def folder(tmp_path: Path) -> Path:
         for _ in range(2):
             with log.writer("orders", integrity=True) as sender:
                 sender.write(rows)
-        sent = log.reader("orders").read_all().select(("key", "value", "headers", "timestamp"))
+        sent = (
+            log.reader("orders", control_records=True)
+            .read_all()
+            .select(("key", "value", "headers", "timestamp"))
+        )
         changed = sent.to_pylist()
         changed[7]["value"] = b"other"
         changed[30], changed[31] = changed[31], changed[30]
@@ -185,12 +190,18 @@ def test_expected_gaps_stand_there_with_their_reason(tmp_path: Path) -> None:
         log.create_topic("sent", 1)
         with log.writer("sent", integrity=True) as sender:
             sender.write(pa.table({"key": [b"k%d" % n for n in range(9)], "value": [b"v"] * 9}))
-        sent = log.reader("sent").read_all().select(("key", "value", "headers", "timestamp"))
+        sent = (
+            log.reader("sent", control_records=True)
+            .read_all()
+            .select(("key", "value", "headers", "timestamp"))
+        )
         with log.writer("orders") as writer:
             writer.write(pa.concat_tables([sent[:4], sent[6:]]))
+        CleanerCheckpoint(log.path, files=log.files, clock=clock).put("orders", 0, 9)
     code, html = shown(tmp_path / "log", "orders", tmp_path)
     found = Page(html)
     assert code == 0 and "Expected gaps" in found.text
+    assert "health unsure" in html and "below offset 9, so loss there would not show" in found.text
     assert "cleanup.policy=compact, min.compaction.lag.ms=0" in found.text
 
 

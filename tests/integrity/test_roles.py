@@ -11,11 +11,12 @@ import pytest
 from tidegate.errors import ConflictError, IntegrityError, InvalidError
 from tidegate.integrity.checkpoint import decode_state
 from tidegate.integrity.roles import Replica, Role
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Verdict
 
-STRICT = ValidationRules(otherwise=OnFault.STOP)
+NOW = 1_800_000_000_000
+STRICT = ValidationRules(otherwise=OnError.FAIL)
 
 
 class Shelf:
@@ -33,7 +34,7 @@ class Shelf:
 
 def standby(**settings: Any) -> Replica:
     replica = Replica("orders", 0, **settings)
-    replica.to_standby()
+    replica.to_standby(now_ms=NOW)
     return replica
 
 
@@ -44,11 +45,11 @@ def test_a_failed_partition_is_never_checkpointed_and_the_healthy_one_is(row: st
     judged = bad.drain(streams.batch_of(rows[:2] + rows[3:]), streams.NOW, shelf)
     assert judged.stop_at == 2
     assert shelf.values == [b"value 0"]
-    assert bad.checkpoint() is None
+    assert bad.checkpoint(now_ms=NOW) is None
     with pytest.raises(IntegrityError, match="MISSING"):
         bad.drain(streams.batch_of(rows[3:], 3), streams.NOW, shelf)
     good.drain(streams.batch_of(rows), streams.NOW, shelf)
-    data = good.checkpoint()
+    data = good.checkpoint(now_ms=NOW)
     assert data is not None and decode_state(data).next_offset == 5
 
 
@@ -57,12 +58,12 @@ def test_when_storing_fails_state_and_offset_stay(row: str, streams: Any) -> Non
     replica, shelf = standby(), Shelf()
     pen = streams.Pen()
     replica.drain(streams.batch_of([pen.start(), pen.put()]), streams.NOW, shelf)
-    before = replica.checkpoint()
+    before = replica.checkpoint(now_ms=NOW)
     second = streams.batch_of([pen.put()], 2)
     shelf.fails = True
     with pytest.raises(OSError, match="disk full"):
         replica.drain(second, streams.NOW, shelf)
-    assert replica.checkpoint() == before
+    assert replica.checkpoint(now_ms=NOW) == before
     shelf.fails = False
     assert replica.drain(second, streams.NOW, shelf).verdicts.tolist() == [Verdict.OK]
 
@@ -72,13 +73,13 @@ def test_going_offline_drops_the_state_and_leaves_the_checkpoint(row: str, strea
     replica, shelf = standby(), Shelf()
     pen = streams.Pen()
     replica.drain(streams.batch_of([pen.start(), pen.put()]), streams.NOW, shelf)
-    saved = replica.checkpoint()
+    saved = replica.checkpoint(now_ms=NOW)
     later = [pen.put(), pen.end()]
     replica.drain(streams.batch_of(later, 2), streams.NOW, shelf)
     replica.to_offline()
     with pytest.raises(ConflictError, match="offline"):
         replica.drain(streams.batch_of(later, 2), streams.NOW, shelf)
-    assert replica.to_standby(saved) == 2
+    assert replica.to_standby(saved, now_ms=NOW) == 2
     judged = replica.drain(streams.batch_of(later, 2), streams.NOW, shelf)
     assert judged.verdicts.tolist() == [Verdict.OK, Verdict.OK]
 
@@ -90,24 +91,24 @@ def test_a_promotion_in_the_middle_goes_on_from_the_drainers_state(row: str, str
     replica.drain(streams.batch_of([pen.start(), pen.put()]), streams.NOW, shelf)
     next_rows = streams.batch_of([pen.put(), pen.end()], 2)
     assert replica.consume(next_rows, streams.NOW) is None
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     assert replica.consumer.state == replica.drainer.state
     judged = replica.consume(next_rows, streams.NOW)
     assert judged is not None and judged.stop_at is None
     assert replica.drainer.state.next_offset == 2
     blind = Replica("orders", 0, rules=STRICT)
-    blind.to_standby()
-    blind.to_leader()
+    blind.to_standby(now_ms=NOW)
+    blind.to_leader(now_ms=NOW)
     assert blind.consume(next_rows, streams.NOW).stop_at == 0  # type: ignore[union-attr]
 
 
 def test_the_checkpoint_is_the_drainers_however_far_ahead_the_consumer_is(streams: Any) -> None:
     replica, shelf = standby(), Shelf()
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     rows = streams.Pen().chain_of(1998)
     replica.consume(streams.batch_of(rows), streams.NOW)
     replica.drain(streams.batch_of(rows[:1000]), streams.NOW, shelf)
-    saved = replica.checkpoint()
+    saved = replica.checkpoint(now_ms=NOW)
     assert replica.consumer.state.next_offset == 2000
     assert saved is not None and decode_state(saved).next_offset == 1000
     assert next(iter(decode_state(saved).producers)).sequence == 999
@@ -118,12 +119,12 @@ def test_the_checkpoint_is_the_drainers_however_far_ahead_the_consumer_is(stream
 def test_a_second_promotion_clones_again(row: str, streams: Any) -> None:
     replica, shelf = standby(rules=STRICT), Shelf()
     rows = streams.Pen().chain_of(6)
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     replica.consume(streams.batch_of(rows[:2]), streams.NOW)
-    assert replica.to_standby() == 0
+    assert replica.to_standby(now_ms=NOW) == 0
     replica.drain(streams.batch_of(rows[:5]), streams.NOW, shelf)
     stale = replica.consumer.state
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     assert replica.consumer.state is not stale
     judged = replica.consume(streams.batch_of(rows[5:], 5), streams.NOW)
     assert judged is not None and judged.verdicts.tolist() == [0, 0, 0]
@@ -135,7 +136,7 @@ def test_behind_conflict_resolution_gaps_are_fine_and_in_front_of_it_they_are_no
     streams: Any,
 ) -> None:
     replica, shelf = standby(rules=STRICT, tolerates_conflicts=True), Shelf()
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     rows = streams.Pen().chain_of(5)
     gapped = streams.batch_of(rows[:2] + rows[4:])
     assert replica.drain(gapped, streams.NOW, shelf).stop_at is None
@@ -147,11 +148,11 @@ def test_expired_producers_leave_at_restore_promotion_and_checkpoint(streams: An
     replica, shelf = standby(max_age_ms=100), Shelf()
     replica.drain(streams.batch_of([old.start(), new.start()]), streams.NOW, shelf)
     assert len(replica.drainer.state.producers) == 2
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     assert len(replica.consumer.state.producers) == 1
-    replica.to_standby()
+    replica.to_standby(now_ms=NOW)
     replica.drain(streams.batch_of([old.put()], 2), streams.NOW, shelf)
-    assert replica.checkpoint() is not None
+    assert replica.checkpoint(now_ms=NOW) is not None
     assert replica.faults.counts.expired == 2
     assert replica.faults.counts.tracked == 1
 
@@ -168,11 +169,12 @@ def test_expired_producers_leave_at_restore_promotion_and_checkpoint(streams: An
 )
 def test_roles_change_one_step_at_a_time(steps: tuple[str, ...], last: str) -> None:
     replica = Replica("orders", 0)
+    now = {"to_standby": {"now_ms": NOW}, "to_leader": {"now_ms": NOW}}
     for step in steps:
-        getattr(replica, step)()
+        getattr(replica, step)(**now[step])
     role = replica.role
     with pytest.raises(ConflictError, match="cannot become"):
-        getattr(replica, last)()
+        getattr(replica, last)(**now.get(last, {}))
     assert replica.role is role
 
 
@@ -181,7 +183,7 @@ def test_a_new_replica_is_offline_and_has_no_validators() -> None:
     assert replica.role is Role.OFFLINE
     with pytest.raises(ConflictError, match="never was a leader"):
         replica.consumer  # noqa: B018
-    assert replica.to_standby() == PartitionState().next_offset
+    assert replica.to_standby(now_ms=NOW) == PartitionState().next_offset
 
 
 @pytest.mark.parametrize("row", ["DIV-23"])
@@ -190,7 +192,7 @@ def test_a_hybrid_table_keeps_producers_for_at_least_the_time_it_rewinds_by(row:
         old, new = streams.Pen(1, time=1000), streams.Pen(2, time=9000)
         replica = standby(max_age_ms=configured, rewind_ms=rewind)
         replica.drain(streams.batch_of([old.start(), new.start()]), streams.NOW, Shelf())
-        assert replica.checkpoint() is not None
+        assert replica.checkpoint(now_ms=NOW) is not None
         assert len(replica.drainer.state.producers) == kept, (configured, rewind)
     for wrong in ({"max_age_ms": -2}, {"rewind_ms": -1}):
         with pytest.raises(InvalidError, match="choose 0 or more"):
@@ -200,7 +202,7 @@ def test_a_hybrid_table_keeps_producers_for_at_least_the_time_it_rewinds_by(row:
 def test_consumer_and_drainer_in_two_threads_end_in_the_same_state(streams: Any) -> None:
     """The consumer runs ahead as far as the buffer lets it; checkpoints meanwhile are the drainer's."""
     replica, shelf = standby(), Shelf()
-    replica.to_leader()
+    replica.to_leader(now_ms=NOW)
     pen = streams.Pen()
     rows = [row for _ in range(40) for row in pen.chain_of(48)]
     batches = [streams.batch_of(rows[first : first + 37], first) for first in range(0, len(rows), 37)]
@@ -218,7 +220,7 @@ def test_consumer_and_drainer_in_two_threads_end_in_the_same_state(streams: Any)
         consuming = pool.submit(consume)
         while (batch := buffer.get(timeout=300)) is not None:
             replica.drain(batch, streams.NOW, shelf)
-            saved = replica.checkpoint()
+            saved = replica.checkpoint(now_ms=NOW)
             assert saved is not None
             offsets.append(decode_state(saved).next_offset)
         consuming.result()

@@ -36,7 +36,7 @@ def table(*values: str, partition: int | None = 0) -> pa.Table:
 
 
 def read(log: Log, partition: int = 0, topic: str = "orders") -> list[Arrived]:
-    return arrived(log.reader(topic, [partition]))
+    return arrived(log.reader(topic, [partition], control_records=True))
 
 
 def shape(records: list[Arrived]) -> list[str]:
@@ -151,7 +151,7 @@ def test_large_tables_and_their_own_headers_pass_through(log: Log) -> None:
         sender.write(
             pa.table({"value": pa.array([b"v" * 100] * rows, pa.binary()), "headers": headers}), partition=1
         )
-    batches = list(log.reader("orders", [1]))
+    batches = list(log.reader("orders", [1], control_records=True))
     assert sum(batch.num_rows for batch in batches) == rows + 8
     data = [
         row for batch in batches for row in batch.column("headers").to_pylist() if row[0]["key"] == "trace"

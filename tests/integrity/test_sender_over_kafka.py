@@ -42,7 +42,7 @@ def test_a_cluster_gets_the_same_records_as_a_folder(servers: str) -> None:
         seen: dict[int, list[Verdict]] = {}
         values = 0
         for number in range(4):
-            batches = list(log.reader("orders", [number]))
+            batches = list(log.reader("orders", [number], control_records=True))
             seen[number] = verdicts(arrived(batches))
             values += sum(without_control(batch).num_rows for batch in batches)
     assert seen[0][0] is Verdict.UNMANAGED

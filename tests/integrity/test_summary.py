@@ -14,7 +14,7 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums
 from tidegate.integrity.columns import read_columns, source_of, times_of
 from tidegate.integrity.header import ChecksumType, Stamp
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.summary import NOWHERE, RangeSummary, extend, merge, summarise
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
@@ -81,7 +81,7 @@ def in_any_grouping(chance: random.Random, parts: list[RangeSummary]) -> RangeSu
 
 def serial_departures(streams: Any, rows: list[Any]) -> dict[bytes, int]:
     """Producers with a record that is not OK, by the validator, with the first such offset."""
-    rules = ValidationRules(during_push=OnFault.WARN, otherwise=OnFault.WARN)
+    rules = ValidationRules(during_push=OnError.KEEP, otherwise=OnError.KEEP)
     judged = PartitionValidator("orders", 0, rules=rules).validate(streams.batch_of(rows), streams.NOW)
     found: dict[bytes, int] = {}
     for offset, verdict in enumerate(judged.verdicts.tolist()):

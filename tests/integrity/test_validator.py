@@ -12,13 +12,13 @@ import pytest
 
 from tidegate.integrity.header import Stamp
 from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 
-GOES_ON = ValidationRules(during_push=OnFault.WARN)
+GOES_ON = ValidationRules(during_push=OnError.KEEP)
 
 
 def push(streams: Any) -> list[Any]:
@@ -44,7 +44,7 @@ def test_what_a_sender_wrote_into_a_log_is_sound_and_kept(tmp_path: Path, stream
         writer.close()
         validator = PartitionValidator("orders", 0, rules=ValidationRules(strict=True))
         kept = 0
-        for batch in log.reader("orders"):
+        for batch in log.reader("orders", control_records=True):
             judged = validator.validate(batch, streams.NOW)
             assert judged.counts[Verdict.OK] == batch.num_rows
             kept += int(judged.kept.sum())

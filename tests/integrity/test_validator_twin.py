@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from damaged_streams import LAG, damage, sound_rows
 from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.scalar import ScalarValidator
 from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.verdicts import Note, Rule
+from tidegate.integrity.verdicts import FATAL, Note, Rule
 
 STREAMS = 2_400
 GROUPS = 12
 
 
+def bound_of(chance: random.Random) -> Callable[[], int] | None:
+    bound = chance.choice([None, None, 0, chance.randrange(40)])
+    return None if bound is None else lambda: bound
+
+
 def rules_of(chance: random.Random) -> ValidationRules:
-    actions = list(OnFault)
+    actions = list(OnError)
+    mixed = {verdict: chance.choice(actions) for verdict in FATAL if chance.random() < 0.7}
     lag = chance.choice([-1, -1, 0, LAG])
     return ValidationRules(
-        during_push=chance.choice(actions),
-        otherwise=chance.choice([OnFault.WARN, *actions]),
-        tolerance=Tolerance(lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1),
+        during_push=chance.choice([*actions, mixed]),
+        otherwise=chance.choice([OnError.KEEP, *actions, mixed, mixed]),
+        tolerance=Tolerance(
+            lag, chance.choice(["previous", "incoming"]), chance.random() < 0.1, bound_of(chance)
+        ),
         head_may_be_gone=chance.random() < 0.3,
         strict=chance.random() < 0.2,
         batch_only=chance.random() < 0.3,
@@ -82,7 +91,7 @@ def test_a_checkpoint_at_every_record_restored_and_continued_ends_in_the_same_st
     rows = sound_rows(streams, chance)
     for _ in range(seed // 2):
         damage(streams, chance, rows)
-    rules = ValidationRules(during_push=OnFault.WARN)
+    rules = ValidationRules(during_push=OnError.KEEP)
     whole = streams.Both(rules)
     expected = whole.feed(rows)
     for cut in range(len(rows) + 1):

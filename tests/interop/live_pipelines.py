@@ -65,7 +65,7 @@ def app_of(name: str, log: str | Path, state: Path, *, kinds: Sequence[str] = EV
     """Validated, deduplicated, one flow for each kind of window, each with a changelog in the same log; and one that is
     re-keyed, whose windows nothing is late for."""
     app = tg.App(name, log=log, state=state, **given)
-    stream = app.stream(f"{name}-orders", value=tg.Json(order="int64", amount="double")).validate("stop")
+    stream = app.stream(f"{name}-orders", value=tg.Json(order="int64", amount="double")).validate("fail")
     unique = stream.deduplicate("order", within="10m")
     if REKEYED in kinds:
         number = stream.key_by("order % 5", shards=3).window(tg.Tumbling("1m", grace="1h", retention="3h"))
@@ -183,7 +183,7 @@ def verdicts_of(log: Any, topic: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for number in range(PARTITIONS):
         validator = PartitionValidator(topic, number)
-        with log.reader(topic, [number]) as reader:
+        with log.reader(topic, [number], control_records=True) as reader:
             for batch in reader:
                 judged = validator.validate(batch, 0)
                 found.update({verdict.label: count for verdict, count in judged.counts.items() if count})

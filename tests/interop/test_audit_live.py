@@ -51,7 +51,11 @@ def test_a_cluster_is_audited_compared_and_certified(
         log.create_topic("audited", 1)
         with log.writer("audited", integrity={"limits": ChainLimits(max_records=70)}) as sender:
             sender.write(pa.table({"key": keys, "value": keys, "timestamp": [NOW] * 300}))
-        copied = log.reader("audited").read_all().select(["key", "value", "timestamp", "headers"])
+        copied = (
+            log.reader("audited", control_records=True)
+            .read_all()
+            .select(["key", "value", "timestamp", "headers"])
+        )
     with open_log(url) as cluster:
         cluster.create_topic("audited", 1)
         cluster.create_topic("audited-short", 1)

@@ -34,7 +34,7 @@ def fill(url: str) -> None:
         with cluster.writer("paged", integrity=True) as sender:
             sender.write(pa.table({"key": keys, "value": values, "timestamp": times}))
         cluster.create_topic("paged-short", 1, KEPT)
-        with cluster.reader("paged", [1]) as reader:
+        with cluster.reader("paged", [1], control_records=True) as reader:
             whole = pa.Table.from_batches(list(reader)).select(["key", "value", "timestamp", "headers"])
         with cluster.writer("paged-short") as writer:
             writer.write(pa.concat_tables([whole.slice(0, 50), whole.slice(51)]))

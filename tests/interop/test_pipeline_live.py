@@ -42,7 +42,7 @@ from secure_listener import PASSWORD
 import tidegate as tg
 from tidegate.cli.main import run as command_line
 from tidegate.clock import SystemClock
-from tidegate.errors import UnavailableError
+from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
@@ -299,7 +299,7 @@ def test_ranges_that_end_at_markers_and_aborted_records_lose_nothing(broker: Bro
 
         def values(start: int, stop: int) -> list[bytes]:
             where: dict[str, Any] = {"start": {0: start}, "stop": {0: stop}, "isolation": "read_committed"}
-            with opened.reader("cut-orders", [0], **where) as reader:
+            with opened.reader("cut-orders", [0], **where, control_records=True) as reader:
                 found = [value for batch in reader for value in batch.column("value").to_pylist()]
                 assert reader.positions() == {0: stop}
             return found
@@ -413,7 +413,7 @@ def test_an_app_over_tls_with_a_password_keeps_it_to_itself(
     assert json.loads(told.out)["lag"] == 0
     said = [*told, repr(app), str(summary), app.explain(sample=True), app._repr_html_(), repr(summary)]
     monkeypatch.setattr("tidegate.log.kafka.log.TIMEOUT_SECONDS", 3)
-    with pytest.raises(UnavailableError, match="security settings") as refused:
+    with pytest.raises(AuthenticationError, match="does not let in user 'tidegate'") as refused:
         app_of("secret", log, tmp_path / "other", client=broker.secure.client(f"not {PASSWORD}")).run("local")
     said += [str(refused.value), repr(refused.value), caplog.text, *capfd.readouterr()]
     assert [each for each in said if PASSWORD in each] == []

@@ -50,7 +50,7 @@ def test_a_push_over_a_broker_is_shown_and_one_with_foreign_records_is_not(
         for partition in range(2):
             keys = [
                 key
-                for batch in log.reader("pushed_v1", [partition])
+                for batch in log.reader("pushed_v1", [partition], control_records=True)
                 for key in batch.column("key").to_pylist()
                 if not key.startswith(b"\0DIV")
             ]

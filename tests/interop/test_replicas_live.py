@@ -22,7 +22,7 @@ VERSION, LIVE = "replicated_v1", "replicated-live"
 
 
 def rows(log: Any, topic: str) -> list[dict[str, Any]]:
-    with log.reader(topic, [0]) as reader:
+    with log.reader(topic, [0], control_records=True) as reader:
         return [row for batch in reader for row in batch.to_pylist()]
 
 

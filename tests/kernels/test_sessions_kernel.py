@@ -24,7 +24,13 @@ class Answer(NamedTuple):
 
 
 def run(
-    life: str, records: list[tuple[int, int, int]], found: list[Found], gap: int, allowed: int, reach: int
+    life: str,
+    records: list[tuple[int, int, int]],
+    found: list[Found],
+    gap: int,
+    allowed: int,
+    reach: int,
+    stays_final: bool,
 ) -> Answer:
     """`records` are (key, time, judged)."""
     kernel = merge_sessions if life == "compiled" else merge_sessions.py_func
@@ -41,7 +47,8 @@ def run(
         rows, starts, np.array([record[1] for record in records], np.int64),
         np.array([record[2] for record in records], np.int64), bounds,
         np.array([session[0] for session in flat], np.int64), np.array([session[1] for session in flat], np.int64),
-        gap, allowed, reach, np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
+        gap, allowed, reach, int(stays_final),
+        np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
         np.empty(len(flat) + len(records), np.int32), groups, gone, late_by, out_start, out_end, out_key,
     )  # fmt: skip
     names = [f"found {at}" for at in range(len(flat))] + [f"record {at}" for at in range(len(records))]
@@ -58,7 +65,12 @@ def run(
 
 
 def naive(
-    records: list[tuple[int, int, int]], found: list[Found], gap: int, allowed: int, reach: int
+    records: list[tuple[int, int, int]],
+    found: list[Found],
+    gap: int,
+    allowed: int,
+    reach: int,
+    stays_final: bool,
 ) -> Answer:
     live: dict[int, list[tuple[int, int, frozenset[str]]]] = {}
     at = 0
@@ -75,8 +87,16 @@ def naive(
             if each[1] >= time - gap and each[0] <= time + gap and each[1] > judged - reach
         ]  # fmt: skip
         start, end = min([time, *(each[0] for each in near)]), max([time, *(each[1] for each in near)])
-        if end < judged - allowed:
-            late[number] = judged - allowed - end
+        close = judged - allowed
+        final = [each[1] for each in near if each[1] < close]
+        is_inside = any(each[0] <= time <= each[1] for each in near)
+        if not stays_final and end < close:
+            late[number] = close - end
+        elif stays_final and time < close and (final or not is_inside):
+            late[number] = close - time
+        elif stays_final and final:
+            late[number] = close - min(final)
+        if number in late:
             continue
         members = frozenset([f"record {number}"]).union(*(each[2] for each in near))
         live[key] = [each for each in live.get(key, []) if each not in near] + [(start, end, members)]
@@ -114,7 +134,8 @@ def situations(draw: Any) -> tuple[Any, ...]:
         judged = max(judged, time)
         records.append((draw(st.integers(0, keys - 1)), time, judged - draw(st.sampled_from([0, 0, 0, 5]))))
     allowed = gap + draw(st.sampled_from([0, 3, 100]))
-    return records, found, gap, allowed, allowed + 1 + draw(st.sampled_from([0, 0, 20]))
+    reach = allowed + 1 + draw(st.sampled_from([0, 0, gap, 20]))
+    return records, found, gap, allowed, reach, draw(st.booleans())
 
 
 @BOTH
@@ -127,5 +148,5 @@ def test_records_join_sessions_as_lists_would(life: str, situation: tuple[Any, .
 @BOTH
 def test_the_end_of_time_is_no_place_to_turn_around(life: str) -> None:
     latest = 2**63 - 1
-    found = run(life, [(0, latest, latest), (0, latest - 2, latest)], [[]], 10, 10, 11)
+    found = run(life, [(0, latest, latest), (0, latest - 2, latest)], [[]], 10, 10, 11, False)
     assert found.sessions == [(0, latest - 2, latest, frozenset(["record 0", "record 1"]))]

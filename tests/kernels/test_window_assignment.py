@@ -48,7 +48,7 @@ class PlainClocks:
         self.floor = -1
 
     def record(
-        self, ts: int, partition: int, has_key: bool, stamped: int, latest: int
+        self, ts: int, partition: int, has_key: bool, stamped: int | None, latest: int
     ) -> tuple[int, int, int]:
         verdict = GOOD
         if not has_key:
@@ -59,7 +59,7 @@ class PlainClocks:
             verdict = FUTURE
         else:
             self.idle[partition] = False
-            self.times[partition] = max(self.times[partition], ts, stamped)
+            self.times[partition] = max(self.times[partition], ts if stamped is None else stamped)
             moving = [time for name, time in self.times.items() if not self.idle[name]]
             self.floor = max(self.floor, min(moving))
         return self.times[partition], max(self.times[partition], self.floor), verdict
@@ -77,7 +77,7 @@ def test_clocks_run_record_by_record(
     life: str, records: list[tuple[int, int, bool, int]], trusted: bool, idle: list[bool], shift: int
 ) -> None:
     plain = PlainClocks([0, 1, 2, 3], idle)
-    expected = [plain.record(ts, at, has, stamp if trusted else -1, 50) for ts, at, has, stamp in records]
+    expected = [plain.record(ts, at, has, stamp if trusted else None, 50) for ts, at, has, stamp in records]
     count = len(records)
     bits = np.packbits(
         np.array([False] * shift + [has for _, _, has, _ in records], np.bool_), bitorder="little"

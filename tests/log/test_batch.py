@@ -238,3 +238,17 @@ def test_any_kind_of_buffer_is_read(kind: type) -> None:
     assert check_batch(buffer).count == 2
     assert batch_crc(buffer, 0, 88) == 3319513931
     assert len(list(iter_headers(buffer))) == 1
+
+
+def test_a_new_time_clears_attribute_bits_that_mean_nothing() -> None:
+    """As a broker does that stamps its own time; without a new time the batch stays as it was sent."""
+    sent = bytearray(build_batch([Rec(value=b"x", timestamp=5)]))
+    header = BatchHeader.parse(sent)
+    sent[:HEADER_SIZE] = header._replace(attributes=header.attributes | 0x7F80).pack()
+    sent[:HEADER_SIZE] = BatchHeader.parse(sent)._replace(crc=batch_crc(sent, 0, len(sent))).pack()
+    kept = stamp(bytearray(sent), base_offset=7, max_timestamp=5, timestamp_type=TimestampType.CREATE_TIME)
+    assert kept.attributes == header.attributes | 0x7F80
+    stamped = bytearray(sent)
+    now = stamp(stamped, max_timestamp=9, timestamp_type=TimestampType.LOG_APPEND_TIME)
+    assert now.attributes == header.attributes | 0x08
+    assert now.crc == batch_crc(stamped, 0, len(stamped))

@@ -12,7 +12,7 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.batch import Codec
+from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, Codec
 from tidegate.log.batches.codecs import compress
 from tidegate.log.dump.batches import BatchWalk
 from tidegate.log.dump.decoders import (
@@ -343,9 +343,26 @@ def test_records_before_a_malformed_batch_are_still_printed(tmp_path):
     out, err, faults = run(path, print_data=True)
     lines = out.splitlines()
     assert lines[3].endswith("payload: v")
-    assert lines[-1].startswith("baseOffset: 1 ")
+    assert lines[-2].startswith("baseOffset: 1 ")
+    assert lines[-1].endswith("payload: w")  # the one of its three records that is there
     assert faults[0].position == len(good)
     assert str(path) in err
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "zstd"])
+def test_the_readable_records_of_a_damaged_batch_are_printed_as_kafkas_tool_does(tmp_path, codec):
+    plain = bytearray(build_batch([Rec(b"k%d" % number, b"v%d" % number, number) for number in range(4)]))
+    plain[plain.index(b"v2") - 1] = 0x7F  # the length of the third value
+    body = bytes(plain[HEADER_SIZE:])
+    header = BatchHeader.parse(plain)
+    kind = Codec[codec.upper()]
+    packed = body if kind is Codec.NONE else bytes(compress(kind, body))
+    header = header._replace(attributes=int(kind), length=HEADER_SIZE + len(packed) - LENGTH_OVERHEAD)
+    path = write(tmp_path, header.pack() + packed)
+    out, _, faults = run(path, print_data=True)
+    assert [line.split("payload: ")[1] for line in out.splitlines() if "payload" in line] == ["v0", "v1"]
+    assert [fault.position for fault in faults] == [0]
+    assert "count: 4" in out
 
 
 def test_a_large_file_streams_in_windows_with_the_same_text(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,13 +12,18 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, InvalidError, TidegateError
 from tidegate.files import Effect, Files
+from tidegate.log.access.closing import was_closed_cleanly
 from tidegate.log.access.embedded import Log
+from tidegate.log.batches.batch import iter_headers
 from tidegate.log.cleaning.maintenance import owner_status
-from tidegate.log.partitions.checkpoints import read_topic_id
+from tidegate.log.partitions.checkpoints import CLEAN_SHUTDOWN, read_topic_id
+from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.catalog import CATALOG_NAME
 from tidegate.log.topics.topic_config import Source
+from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
+from tidegate.testing.building import Rec, build_batch
 from tidegate.testing.faults import CrashAt, FailAt, SimulatedCrash, count_effects
 
 
@@ -322,3 +328,69 @@ def test_a_log_with_maintenance_ages_its_records_and_says_that_it_does(
         assert status is not None and status.running
     status = owner_status(tmp_path / "log", files=Files())
     assert status is not None and not status.running
+
+
+@pytest.mark.parametrize("checkpoint", ["kept", "lost", "damaged"])
+def test_the_leader_epoch_of_a_broker_is_kept_when_we_write_on(tmp_path: Path, checkpoint: str) -> None:
+    """A broker may open the folder, and numbers its leaders; a log whose epoch went back would be cut by it."""
+    path = tmp_path / "log"
+    with Log(path) as log:
+        log.create_topic("t")
+        log.writer("t").write(pa.table({"value": [b"a"]}))
+        theirs = build_batch([Rec(value=b"b", timestamp=1)], base_offset=1, leader_epoch=5)
+        log.partition("t", 0).append(theirs, origin=Origin.REPLICATION)
+        log.partition("t", 0).acknowledge(sync=True)
+    epochs = path / "t-0" / "leader-epoch-checkpoint"
+    if checkpoint == "lost":
+        epochs.unlink()
+    elif checkpoint == "damaged":
+        epochs.write_bytes(b"rubbish")
+    with Log(path) as log:
+        log.writer("t").write(pa.table({"value": [b"c"]}))
+    data = (path / "t-0" / f"{0:020d}.log").read_bytes()
+    assert [header.leader_epoch for _, header in iter_headers(data)] == [0, 5, 5]
+    assert epochs.read_text().split() == ["0", "2", "0", "0", "5", "1"]
+    assert verify("t", log=path).all_findings().counts == {}
+
+
+def test_a_log_closes_though_another_topics_folder_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Log(path) as log:
+        log.create_topic("here")
+        log.create_topic("gone")
+        log.writer("here").write(rows(b"a"))
+        shutil.rmtree(path / "gone-0")
+    assert not (path / CLEAN_SHUTDOWN).exists()
+    with Log(path) as log:
+        assert values(log, "here") == [b"a"]
+        assert log.writer("here").write(rows(b"b"))[0].first_offset == 1
+
+
+def test_one_missing_folder_does_not_keep_the_others_from_being_closed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Log(path)
+    for topic in ("a-gone", "kept"):
+        log.create_topic(topic)
+        log.writer(topic).write(rows(b"a"))
+    shutil.rmtree(path / "a-gone-0")
+    with pytest.raises((TidegateError, OSError)):
+        log.close()
+    assert was_closed_cleanly(Files(), path / "kept-0")
+    with Log(path) as again:
+        again.writer("kept").write(rows(b"b"))
+
+
+def test_settings_changed_elsewhere_are_noticed_though_size_and_time_are_the_same(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log", ManualClock(10_000)
+    with Log(path, clock=clock) as log:
+        log.create_topic("t", config={"segment.bytes": "1000000"})
+        clock.advance(2000)
+        log.writer("t").write(rows(b"a"))
+        catalog = path / CATALOG_NAME
+        stamp = catalog.stat().st_mtime_ns
+        with Log(path) as other:
+            other.alter_topic("t", {"segment.bytes": "2000000"})
+        os.utime(catalog, ns=(stamp, stamp))  # an edit within the same tick of the clock
+        clock.advance(2000)
+        log.writer("t").write(rows(b"b"))
+        assert log.partition("t", 0).config.segment_bytes == 2_000_000

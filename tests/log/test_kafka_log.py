@@ -96,7 +96,7 @@ def test_records_go_there_and_come_back(log: KafkaLog) -> None:
         read = pa.Table.from_batches(batches, RECORD_SCHEMA).sort_by(
             [("partition", "ascending"), ("offset", "ascending")]
         )
-        assert reader.is_done
+        assert reader.poll() is None and not reader.is_done, "it can be polled on: there was no stop"
     assert read.column("value").to_pylist()[-3:] == [b"v", None, b"\x00\xff"]
     assert read.column("key").to_pylist()[-3:] == [b"k", None, b""]
     assert read.column("timestamp").cast(pa.int64()).to_pylist()[-3:] == [5000, 6000, 7000]

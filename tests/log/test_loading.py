@@ -21,6 +21,7 @@ from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.segment import CLEANED, SWAP, LogSegment
 from tidegate.randomness import SeededRandomness
+from tidegate.testing.building import Rec, build_batch
 from tidegate.testing.faults import CrashAt, SimulatedCrash, count_effects
 from tidegate.testing.partitions import START_MS, Place, one_record
 
@@ -538,3 +539,29 @@ def test_recovery_can_crash_anywhere_and_start_again(tmp_path: Path) -> None:
         assert stored(log) == expected
         assert (log.log_end_offset, log.active_producers[1].last_sequence) == (21, 0)
         shutil.rmtree(again.root)
+
+
+def test_index_entries_after_an_unclean_stop_are_counted_from_zero(place: Place) -> None:
+    """As a broker counts: what was written before the stop says nothing about the next entry."""
+    settings = {"index_interval_bytes": 100}
+    log = place.open(**settings)
+    for number in range(3):
+        log.append(build_batch([Rec(value=b"x", timestamp=number)]))
+    log.close(clean=False)
+    log = place.open(clean=False, **settings)
+    for number in range(3, 8):
+        log.append(build_batch([Rec(value=b"x", timestamp=number)]))
+    size = log.active_segment.size // 8
+    index = log.active_segment.indexes.offsets
+    found = [tuple(index.entry(number)) for number in range(index.entries)]
+    assert found == [(2, 2 * size), (5, 5 * size), (7, 7 * size)]
+
+
+def test_between_an_offset_and_itself_lies_no_log_segment(place: Place) -> None:
+    log = place.open(segment_bytes=100)
+    for number in range(4):
+        log.append(build_batch([Rec(value=b"x" * 30, timestamp=number)]))
+    segments = log.view.segments
+    assert len(segments) >= 3
+    assert segments.between(1, 1) == segments.between(2, 2) == segments.between(3, 1) == ()
+    assert [segment.base_offset for segment in segments.between(0, 2)] == [0, 1]

@@ -35,6 +35,11 @@ DEFAULTS = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.before.max.ms": "9223372036854775807",
     "message.timestamp.after.max.ms": "9223372036854775807",
+    "message.timestamp.difference.max.ms": "9223372036854775807",
+    "message.format.version": "3.0-IV1",
+    "message.downconversion.enable": "true",
+    "leader.replication.throttled.replicas": "",
+    "follower.replication.throttled.replicas": "",
     "preallocate": "false",
     "min.insync.replicas": "1",
     "unclean.leader.election.enable": "false",
@@ -211,3 +216,38 @@ def test_any_typed_setting_is_a_valid_config_or_one_clear_error(typed: dict[str,
         assert error.kafka_name == "INVALID_CONFIG"
     else:
         assert TopicConfig.of(config.overrides()) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("leader.replication.throttled.replicas", "*", "*"),
+        ("follower.replication.throttled.replicas", "0:1,1:2", "0:1,1:2"),
+        ("message.downconversion.enable", "false", "false"),
+        ("message.format.version", "2.8-IV1", "2.8-IV1"),
+        ("message.timestamp.difference.max.ms", "1000", "1000"),
+    ],
+)
+def test_every_topic_setting_of_kafka_3_9_is_taken(key: str, value: str, shown: str) -> None:
+    assert TopicConfig.of({key: value}).overrides() == {key: shown}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("leader.replication.throttled.replicas", "all"),
+        ("follower.replication.throttled.replicas", "0:1,2"),
+        ("message.format.version", "newest"),
+        ("message.timestamp.difference.max.ms", "-1"),
+    ],
+)
+def test_their_values_are_checked_as_a_broker_does(key: str, value: str) -> None:
+    with pytest.raises(InvalidError, match=key):
+        TopicConfig.of({key: value})
+
+
+def test_the_deprecated_difference_limits_both_sides_that_are_not_limited() -> None:
+    assert TopicConfig.of({"message.timestamp.difference.max.ms": "5"}).timestamp_bounds_ms == (5, 5)
+    both = {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "9"}
+    assert TopicConfig.of(both).timestamp_bounds_ms == (5, 9)
+    assert TopicConfig().timestamp_bounds_ms == (2**63 - 1, 2**63 - 1)

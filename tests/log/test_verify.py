@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.files import Files
+from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.producers.producer_snapshot import BatchMetadata, ProducerEntry, encode_snapshot
+from tidegate.log.producers.producer_state import Origin
 from tidegate.log.verify.findings import MAX_KEPT_PER_KIND, Finding, Severity, parse_fail_on
 from tidegate.log.verify.folders import Compaction
 from tidegate.log.verify.verify import verify
@@ -626,3 +629,89 @@ def test_fail_on_takes_kinds_and_groups_and_refuses_others():
     assert parse_fail_on(["fault"]) is None
     with pytest.raises(InvalidError, match="there are corrupt"):
         parse_fail_on(["typo"])
+
+
+# -- sound folders of a broker -------------------------------------------------------------------
+
+
+def offset_commit(producer: int, records: int) -> bytes:
+    """As a group coordinator writes the offsets of a transaction: with its producer, always from sequence 0."""
+    return build_batch(
+        [Rec(b"group-%d" % number, b"offset", 1) for number in range(records)],
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=True,
+    )
+
+
+def test_offset_commits_within_transactions_are_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with Log(path, durability="os") as log:
+        log.create_topic("__consumer_offsets", config={"segment.bytes": "900"})
+        partition = log.partition("__consumer_offsets", 0)
+        for number in range(30):
+            producer = 4000 + number % 2
+            partition.append(offset_commit(producer, 1 + number % 3), origin=Origin.COORDINATOR)
+            kind: Literal["ABORT", "COMMIT"] = "ABORT" if number % 5 == 0 else "COMMIT"
+            marker = end_transaction_batch(kind, producer_id=producer, producer_epoch=0, timestamp=1)
+            partition.append(marker, origin=Origin.COORDINATOR)
+        partition.acknowledge(sync=False)
+        assert len(partition.segments) > 2
+    found = verify("__consumer_offsets", log=path).all_findings()
+    assert found.counts == {}
+
+
+def grown(tmp_path: Path) -> tuple[Path, Callable[[], None]]:
+    """A partition with an aborted transaction, and what a broker does that aborts one more."""
+    path = tmp_path / "log"
+    log = Log(path, durability="os")
+    log.create_topic("t")
+    partition = log.partition("t", 0)
+
+    def abort() -> None:
+        batch = build_batch(
+            [Rec(b"k", b"v", 1)], producer_id=7, producer_epoch=0,
+            base_sequence=partition.log_end_offset // 2, transactional=True,
+        )  # fmt: skip
+        partition.append(batch)
+        marker = end_transaction_batch("ABORT", producer_id=7, producer_epoch=0, timestamp=1)
+        partition.append(marker, origin=Origin.COORDINATOR)
+        partition.acknowledge(sync=False)
+
+    abort()
+    return path, abort
+
+
+def test_transactions_that_abort_during_an_audit_are_no_fault(tmp_path: Path) -> None:
+    """The walk ends before the new marker, the transaction index is read after it."""
+    path, abort = grown(tmp_path)
+    left = [1]
+
+    def watch(effect: Effect) -> None:
+        if effect.kind == "open" and effect.path.suffix == ".txnindex" and left:
+            left.pop()
+            abort()
+
+    found = verify("t", log=path, files=Files(watch)).all_findings()
+    assert not left
+    assert found.faults == 0
+    assert verify("t", log=path).all_findings().faults == 0
+
+
+def test_a_marker_whose_index_entry_is_still_to_be_written_is_no_fault(tmp_path: Path) -> None:
+    path, abort = grown(tmp_path)
+    index = path / "t-0" / f"{0:020d}.txnindex"
+    before = index.read_bytes()
+    abort()
+    index.write_bytes(before)
+    assert verify("t", log=path).all_findings().faults == 0
+    index.write_bytes(b"")
+    assert verify("t", log=path).all_findings().faults == 1  # the first one is behind us: its entry is lost
+
+
+def test_an_index_entry_without_a_marker_is_a_fault_where_nobody_writes(tmp_path: Path) -> None:
+    path, _ = grown(tmp_path)
+    index = path / "t-0" / f"{0:020d}.txnindex"
+    index.write_bytes(index.read_bytes() + struct.pack(">hqqqq", 0, 7, 2, 3, 0))
+    assert verify("t", log=path).all_findings().faults == 1

@@ -107,7 +107,7 @@ def damage(log_folder: Path, topic: str, kind: DamageKind, into: Path, **where: 
         log.create_topic(topic, partitions, settings)
         with Log(into, read_only=True) as copy, log.writer(topic) as writer:
             for partition in range(partitions):
-                for batch in copy.reader(topic, [partition]):
+                for batch in copy.reader(topic, [partition], control_records=True):
                     columns = ["key", "value", "timestamp", "headers"]
                     writer.write(pa.Table.from_batches([batch.select(columns)]), partition=partition)
     return done
@@ -116,13 +116,20 @@ def damage(log_folder: Path, topic: str, kind: DamageKind, into: Path, **where: 
 def stamps(log_folder: Path, topic: str, partition: int) -> np.ndarray[Any, Any]:
     """The metadata of all records of a partition, with `is_control` and the number that tells producers apart."""
     with Log(log_folder, read_only=True) as log:
-        found = [read_columns(batch.column("headers")).rows for batch in log.reader(topic, [partition])]
+        found = [
+            read_columns(batch.column("headers")).rows
+            for batch in log.reader(topic, [partition], control_records=True)
+        ]
     return np.concatenate(found)
 
 
 def keys_of(log_folder: Path, topic: str, partition: int) -> list[bytes]:
     with Log(log_folder, read_only=True) as log:
-        return [key for batch in log.reader(topic, [partition]) for key in batch.column("key").to_pylist()]
+        return [
+            key
+            for batch in log.reader(topic, [partition], control_records=True)
+            for key in batch.column("key").to_pylist()
+        ]
 
 
 def part_of(batches: Iterable[pa.RecordBatch], count: int) -> Iterable[pa.RecordBatch]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+import tidegate as tg
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.pipeline.rounds.orders import RoundOrder, TaskOrder, Tick
@@ -72,6 +73,38 @@ def test_every_kind_of_window_and_both_plans_give_the_bytes_of_the_local_engine(
     assert (summary.engine, summary.caught_up, summary.closed) == ("spark", True, True)
     assert stored(folder, *TOPICS) == stored(local, *TOPICS)
     assert shops(folder) == shops(local) != []
+
+
+def over_changes(folder: Path) -> tg.App:
+    """Windows over the changes of windows, by their key and by another."""
+    app = tg.App("again", log=folder / "log", state=folder / "again")
+    stream = app.stream("orders", value=pipelines.ORDER)
+    stream.window(tg.Tumbling("1m", grace="5m")).aggregate(n=tg.count()).to(
+        "minutes", value=tg.Json(n="int64")
+    )
+    changes = app.changes("minutes", window_size="1m", value=tg.Json(n="int64")).filter("n <> 2")
+    made = {"minutes": tg.count(), "n": tg.sum("n"), "mean": tg.mean("n")}
+    changes.window(tg.Tumbling("1h", retention="1d")).aggregate(**made).table("by-key")
+    changes.key_by("n % 3", shards=3).window(tg.Tumbling("1h", retention="1d")).aggregate(**made).table(
+        "by-count"
+    )
+    return app
+
+
+def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: Path) -> None:
+    shutil.copytree(folder, folder.parent / "other")
+    found = []
+    for place, engine, size in ((folder, spark, 700), (folder.parent / "other", "local", 90)):
+        app = over_changes(place)
+        app.run(engine, until="caught_up", round_records=size)
+        tables = []
+        for name in ("by-key", "by-count"):
+            with app.read(name) as table:
+                rows = table.to_arrow().drop_columns(["timestamp"]).to_pylist()
+            tables.append(sorted(rows, key=repr))
+            assert app.late(name).num_rows == 0
+        found.append(tables)
+    assert found[0] == found[1] and all(found[0])
 
 
 def test_the_tumbling_windows_are_those_of_a_plain_loop_over_the_records(local: Path, before: Path) -> None:

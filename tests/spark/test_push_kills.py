@@ -136,7 +136,7 @@ def records(folder: Path, topic: str, partition: int) -> dict[tuple[int, int, in
     """All records of a partition by producer, chain and sequence."""
     found: dict[tuple[int, int, int, int], list[Record]] = {}
     with Log(folder / "log", read_only=True) as log:
-        for batch in log.reader(topic, [partition]):
+        for batch in log.reader(topic, [partition], control_records=True):
             columns = read_columns(batch.column("headers"))
             for row, stamp, is_control in zip(
                 batch.to_pylist(), columns.rows, columns.is_control.tolist(), strict=True

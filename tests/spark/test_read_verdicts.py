@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> Log:
             sender.write(
                 pa.table({"key": [f"k{n}" for n in range(20)], "value": [f"v{n}" for n in range(20)]})
             )
-        with sound.reader(TOPIC) as reader:
+        with sound.reader(TOPIC, control_records=True) as reader:
             records = pa.Table.from_batches(list(reader)).to_pylist()
     damaged = records[:6] + records[7:9] + records[8:9] + [records[9] | {"value": b"other"}] + records[10:]
     with Log(tmp_path / "log", durability="os") as log:

@@ -18,7 +18,7 @@ from damaged_streams import damage, sound_rows
 from stamped_streams import NOW, Pen, Row, Streams, arrivals
 from tidegate.clock import ManualClock
 from tidegate.integrity.header import FINAL, ControlType
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.scalar import ScalarValidator
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.definition.app import App
@@ -40,7 +40,7 @@ def numbered(pen: Pen, first: int, stop: int) -> list[Row]:
 def app_over(folder: Path, change: Any = None) -> App:
     """Every valid record of `orders` goes to another topic."""
     app = App("rows", data=folder)
-    orders = app.stream("orders", value=Json(n="int64")).validate("warn")
+    orders = app.stream("orders", value=Json(n="int64")).validate()
     if change is not None:
         orders = orders.map(change, pa.schema([("n", pa.int64())]))
     orders.to(COPY)
@@ -72,7 +72,7 @@ def totals(folder: Path) -> dict[str, int]:
 
 
 def copied(folder: Path) -> list[str]:
-    with Log(folder / "log", read_only=True) as log, log.reader(COPY) as reader:
+    with Log(folder / "log", read_only=True) as log, log.reader(COPY, control_records=True) as reader:
         rows = [row for batch in reader for row in batch.to_pylist()]
     return [row["value"].decode() for row in rows if row["value"]]
 
@@ -157,7 +157,7 @@ def test_rows_of_eight_tasks_in_one_partition_are_numbered_one_after_the_other(
     ends = found["control"] == ControlType.END_OF_CHAIN
     assert len(found) == 802 and ends.sum() == 1, "one start, one end"
     assert found["sequence"].tolist() == list(range(802)) and set(found["chain"].tolist()) == {0}
-    with Log(tmp_path / "log", read_only=True) as log, log.reader("out", [1]) as reader:
+    with Log(tmp_path / "log", read_only=True) as log, log.reader("out", [1], control_records=True) as reader:
         assert [batch.num_rows for batch in reader] == [], "nothing was sent there, so nothing ends"
 
 
@@ -207,7 +207,7 @@ def test_spark_says_of_every_record_of_damaged_streams_what_the_scalar_twin_says
     options = {"log": str(tmp_path / "log"), "topic": "orders", "verdicts": "true", "controlRecords": "true"}
     frame = spark.read.format("tidegate").options(**options).load().select("partition", "offset", "verdict")
     seen = {(found.partition, found.offset): found.verdict for found in frame.collect()}
-    rules = ValidationRules(during_push=OnFault.WARN, otherwise=OnFault.WARN)
+    rules = ValidationRules(during_push=OnError.KEEP, otherwise=OnError.KEEP)
     expected = {}
     for seed, rows in enumerate(written):
         twin = ScalarValidator(rules)

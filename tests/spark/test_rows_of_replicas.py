@@ -38,7 +38,7 @@ class PushedStage(Stage):
         self.tables = []
 
     def push(self, **values: str) -> None:
-        with self.log.reader(VERSION) as reader:
+        with self.log.reader(VERSION, control_records=True) as reader:
             held = {row["key"]: row["value"] for batch in reader for row in batch.to_pylist()}
         assert {key: held[key.encode()].decode() for key in values} == values, "Spark has pushed them"
 
@@ -89,9 +89,12 @@ def stage(at: Callable[[str], PushedStage]) -> PushedStage:
 
 def said_last(pushed: Path) -> pa.Table:
     """What the driver says after its tasks: the end of push with its manifest, and the end of its chain."""
-    with Log(pushed / "sent-1", read_only=True) as log, log.reader(VERSION) as reader:
+    with Log(pushed / "sent-1", read_only=True) as log, log.reader(VERSION, control_records=True) as reader:
         sent = reader.end_offsets()[0]
-    with Log(pushed / "swapped-1", read_only=True) as log, log.reader(VERSION, start=sent) as reader:
+    with (
+        Log(pushed / "swapped-1", read_only=True) as log,
+        log.reader(VERSION, start=sent, control_records=True) as reader,
+    ):
         return pa.Table.from_batches([batch.select(SCHEMA.names) for batch in reader])
 
 

@@ -71,7 +71,7 @@ def values(options: SinkOptions) -> dict[int, list[str]]:
         report = audit_topic(log, TOPIC)
         assert report.faults == sum(part.total.verdicts[Verdict.DUPLICATE] for part in report.partitions) == 0
         found: dict[int, list[str]] = {0: [], 1: []}
-        with log.reader(TOPIC) as reader:
+        with log.reader(TOPIC, control_records=True) as reader:
             for batch in reader:
                 for row in without_control(batch).to_pylist():
                     found[row["partition"]].append(row["value"].decode())

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from hybrid_stage import DAY, LIVE, VERSION, Stage, faults, lose_one, producers, rows
+from tidegate import Consumed, String
+from tidegate import table as table_of
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.integrity import Manifest
@@ -32,7 +34,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def controls(stage: Stage, control: int) -> list[dict[str, Any]]:
     found = []
-    with stage.log.reader(VERSION, [0]) as reader:
+    with stage.log.reader(VERSION, [0], control_records=True) as reader:
         for batch in reader:
             for row in batch.to_pylist():
                 headers = {each["key"]: each["value"] for each in row["headers"]}
@@ -58,8 +60,14 @@ def test_the_switch_is_a_control_record_and_the_live_topic_is_read_from_the_rewi
     stage.settle(table)
     assert rows(table) == {"alice": "rewound", "carol": "live", "early": "pushed"}
     assert table.roles == {0: Role.LEADER}
-    (record,) = controls(stage, 7)
-    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(LIVE, pushed_ms - DAY, 2)
+    record, later = controls(stage, 7)
+    assert TopicSwitch.from_bytes(record["payload"]) == TopicSwitch(
+        LIVE, pushed_ms - DAY, 2, topic_id=stage.log.topic_states([LIVE])[LIVE].topic_id
+    )
+    said = TopicSwitch.from_bytes(later["payload"])
+    assert (said.start_ms, said.offset) == (pushed_ms - DAY, 5) and said.state, (
+        "and how far, when it fell silent"
+    )
     assert table.get("alice") == "rewound" and table.get("bob") is None
 
 
@@ -118,7 +126,7 @@ def test_a_live_topic_that_falls_silent_behind_repeats_leaves_no_lag(stage: Stag
     stage.write(stage.sender(LIVE), alice="1", bob="2")
     first, second = stage.replica("a"), stage.replica("b")
     stage.settle(first, second)
-    with stage.log.reader(LIVE) as reader:
+    with stage.log.reader(LIVE, control_records=True) as reader:
         again = pa.Table.from_batches(list(reader)).slice(1).select(["key", "value", "timestamp", "headers"])
     stage.log.writer(LIVE).write(again, partition=0)
     while first.step() or second.step():
@@ -161,7 +169,7 @@ def test_bytes_that_a_live_producer_sent_twice_are_copied_once_by_whoever_leads(
     stage.write(live, alice="2")
     stage.settle(first)
     first.close()
-    with stage.log.reader(LIVE, [0]) as reader:
+    with stage.log.reader(LIVE, [0], control_records=True) as reader:
         again = next(iter(reader)).slice(0, 2)  # the start of the chain and the first value
     names = ("key", "value", "timestamp", "headers")
     plain = pa.RecordBatch.from_arrays([again.column(name) for name in names], list(names))
@@ -244,7 +252,7 @@ def test_another_live_topic_than_the_first_leaders_is_refused_by_the_next(stage:
 
 
 @pytest.mark.parametrize("row", ["DIV-21+DIV-24"])
-def test_a_producer_that_expired_speaks_again_during_the_push(row: str, stage: Stage) -> None:
+def test_nobody_is_forgotten_during_a_push_and_silent_ones_are_after_it(row: str, stage: Stage) -> None:
     stage.pushing.start()
     old, edge, fresh = (stage.sender(VERSION) for _ in range(3))
     stage.write(old, old="1")
@@ -256,34 +264,43 @@ def test_a_producer_that_expired_speaks_again_during_the_push(row: str, stage: S
     stage.settle(table)
     table.close()
     table = stage.replica("a", max_age="5s", rewind=0)
-    assert producers(table) == {edge.guid, fresh.guid}, (
-        "exactly at the limit is kept; driver and old one are gone"
-    )
-    stage.write(edge, edge="2")
-    stage.settle(table)
-    assert rows(table)["edge"] == "2" and faults(table) == 0
+    everyone = {old.guid, edge.guid, fresh.guid, stage.driver.guid}
+    assert producers(table) == everyone, "the end of the push lists who took part, and the driver sends it"
     stage.write(old, old="2")
+    stage.end_push(old, edge, fresh)
     stage.settle(table)
-    status = table.status().partitions[0]
-    assert status.role == "offline" and "UNREGISTERED_PRODUCER" in status.error
-    assert rows(table)["old"] == "1"
+    assert rows(table) == {"old": "2", "edge": "1", "fresh": "1"} and faults(table) == 0
+    stage.clock.advance("10s")
+    live = stage.sender(LIVE)
+    stage.write(live, live="1")
+    stage.settle(table)
+    table.commit()
+    assert not producers(table) & everyone, "the leader speaks, and the push is over"
+    assert rows(table)["live"] == "1" and faults(table) == 0
 
 
 @pytest.mark.parametrize("row", ["DIV-22"])
 def test_partitions_expire_producers_independently(row: str, tmp_path: Path) -> None:
     stage = Stage(tmp_path, partitions=2)
-    stage.pushing.start()
-    slow = stage.sender(VERSION)
+    slow = stage.sender(LIVE)
     stage.write(slow, partition=0, zero="1")
     stage.write(slow, partition=1, one="1")
     stage.clock.advance("20s")
-    late = stage.sender(VERSION)
+    late = stage.sender(LIVE)
     stage.write(late, partition=0, zero="2")
-    table = stage.replica("a", max_age="5s", rewind=0)
-    stage.settle(table)
-    table.commit()
-    assert producers(table, 0) == {late.guid}
-    assert producers(table, 1) == {slow.guid, stage.driver.guid}, "partition 1 lags: nobody is old there"
+    consumed = Consumed(String(), String(), max_age="5s")
+    with table_of(stage.log, LIVE, state=tmp_path / "tables", consumed=consumed) as table:
+        table.commit()
+        (zero, one) = (
+            {each.guid for each in table._builder.validations[number].replica.drainer.state.producers}
+            for number in (0, 1)
+        )
+        assert zero == {late.guid}
+        assert one == {slow.guid}, "partition 1 lags: nobody is old there"
+        stage.write(slow, partition=0, zero="3")  # in the middle of a numbering that is forgotten
+        table.catch_up()
+        assert table.get("zero") == "3"
+        assert table._builder.validations[0].replica.faults.counts.faults == 0
     stage.close()
 
 

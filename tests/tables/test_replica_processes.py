@@ -172,7 +172,10 @@ class Stage:
             self._repeat({row["partition"]: row["high_watermark"] for row in ends})
 
     def _repeat(self, since: dict[int, int]) -> None:
-        with self.log.reader(LIVE, start=since) as reader, self.log.writer(LIVE) as plain:
+        with (
+            self.log.reader(LIVE, start=since, control_records=True) as reader,
+            self.log.writer(LIVE) as plain,
+        ):
             for batch in list(reader):
                 again = pa.RecordBatch.from_arrays(
                     [batch.column(name) for name in SCHEMA.names], schema=SCHEMA
@@ -180,7 +183,7 @@ class Stage:
                 plain.write(again, partition=batch.column("partition")[0].as_py())
 
     def rows(self, topic: str, partition: int) -> list[dict[str, Any]]:
-        with self.log.reader(topic, [partition]) as reader:
+        with self.log.reader(topic, [partition], control_records=True) as reader:
             return [row for batch in reader for row in batch.to_pylist()]
 
     def statuses(self) -> dict[str, ReplicaStatus]:

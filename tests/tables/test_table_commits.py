@@ -96,7 +96,7 @@ def test_with_the_consumer_at_2000_and_the_drainer_at_1000_the_commit_says_1000(
     assert len(builder.buffer) > 0
     commit = table.commit()
     assert commit.positions == {0: drained}
-    state = restore_checkpoint(builder.source.partitions[0].drainer)
+    state = restore_checkpoint(builder.source.partitions[0].drainer, now_ms=0)
     assert state.next_offset == drained
     with table.as_of(commit.number) as past:
         assert len(past.all()) == 1000
@@ -291,9 +291,9 @@ def test_records_without_headers_leave_the_state_that_validating_them_would(log:
     write(log, 0, 40, batch_records=7)
     with opened(log, tmp_path) as table:
         validator = PartitionValidator(TOPIC, 0, state=PartitionState())
-        for batch in log.reader(TOPIC):
+        for batch in log.reader(TOPIC, control_records=True):
             assert validator.validate(batch, 0).kept.all()
-        assert builder_of(table).validations[0].saved() == take_checkpoint(validator.state)
+        assert builder_of(table).validations[0].saved() == take_checkpoint(validator.state, now_ms=0)
 
 
 # -- the buffer ----------------------------------------------------------------------------------

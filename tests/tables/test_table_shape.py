@@ -204,7 +204,9 @@ def test_a_name_that_another_table_has_is_refused(log: Log, tmp_path: Path) -> N
             id="sequence",
         ),
         pytest.param(
-            Said(b"k" + (1 << 32).to_bytes(8, "big"), b"v"), {"key_format": "topic"}, id="low-half-zero"
+            Said(b"k" + (417 << 32 | 7).to_bytes(8, "big") + bytes(4), b"v"),
+            {"key_format": "topic"},
+            id="low-half-zero",
         ),
         pytest.param(
             Said(b"k" + (-5).to_bytes(8, "big", signed=True), b"v"),
@@ -238,3 +240,21 @@ def test_strict_reading_refuses_keys_of_another_kind(
         assert opened.counts.bad_keys == 1
         (letter,) = opened.dead_letters().to_pylist()
         assert (letter["partition"], letter["offset"], letter["key"]) == (0, 0, record.key)
+
+
+@pytest.mark.parametrize("day", range(1, 130 * 365, 1777))
+def test_topics_of_another_kind_of_window_are_refused_at_any_date(log: Log, tmp_path: Path, day: int) -> None:
+    start = day * 86_400_000
+    write_records(log, "windows", [window_record(b"customer-1", start, b"v")])
+    write_records(log, "sessions", [session_record(b"customer-1", start, start + 9000, b"v")])
+    with pytest.raises(WindowedKeyFormatError, match="offset 0"):
+        sessioned_table(log, "windows", state=tmp_path / "a")
+    for key_format in ("changelog", "topic"):
+        with pytest.raises(WindowedKeyFormatError, match="offset 0"):
+            windowed_table(log, "sessions", "1m", key_format=key_format, state=tmp_path / key_format)
+    with pytest.raises(WindowedKeyFormatError, match="offset 0"):
+        windowed_table(log, "windows", "1m", key_format="topic", state=tmp_path / "b")
+    with windowed_table(log, "windows", "1m", state=tmp_path / "c") as table:
+        assert len(table.all()) == 1
+    with sessioned_table(log, "sessions", state=tmp_path / "d") as table:
+        assert len(table.all()) == 1

@@ -116,6 +116,7 @@ def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:
         orders.Parcel,
         orders.Section,
         orders.Delivery,
+        orders.Held,
         Held,
     ]
     missing = {

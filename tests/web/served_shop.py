@@ -49,7 +49,7 @@ def strict(data: Path) -> tg.App:
     app = tg.App("strict", data=data)
     (
         app.stream("orders", value=tg.Json(order_id="string", amount="double"))
-        .validate(on_fault="stop")
+        .validate("fail")
         .window(tg.Tumbling("1h", grace="1h", retention="2d"))
         .aggregate(orders=tg.count())
         .table("per-hour")

@@ -211,36 +211,74 @@ def test_what_is_final_stays_final() -> None:
     assert emitted(final.rows) == [(30, 30, 30, 1)]
 
 
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize("retention", [None, 10, 1000])
+@pytest.mark.parametrize(
+    ("first", "sessions", "late_by"),
+    [
+        pytest.param(20, [(20, 20, 1), (31, 31, 1)], [1], id="final a moment ago"),
+        pytest.param(21, [(21, 22, 2), (31, 31, 1)], [], id="about to be final"),
+    ],
+)
+@pytest.mark.parametrize("cut", ["one by one", "at once"])
+def test_a_session_is_final_a_gap_and_grace_after_its_end(
+    emit: str,
+    retention: int | None,
+    first: int,
+    sessions: list[tuple[int, int, int]],
+    late_by: list[int],
+    cut: str,
+) -> None:
+    """Sessions close at 21 when 31 has come; a record at 22 would join the first one, however long it is kept."""
+    operator = operator_of(Session(10, retention=retention), emit=emit)
+    times, keys = [first, 31, 22], [b"key", b"other", b"key"]
+    outputs = (
+        one_by_one(operator, times, keys)
+        if cut == "one by one"
+        else [operator.process(batch(times, keys), Moment(0))]
+    )
+    outputs.append(operator.tick(Moment(0, closing=True)))
+    found: dict[tuple[int, int], int | None] = {(start, end): n for start, end, _, n in rows_of(outputs)}
+    assert sorted((*bounds, n) for bounds, n in found.items() if n is not None) == sessions
+    assert [
+        by for each in outputs if each.late is not None for by in each.late.how_late_ms.tolist()
+    ] == late_by
+
+
+def test_a_record_far_behind_does_not_make_an_open_session_begin_earlier() -> None:
+    """It lies in no open session, and time before 90 is final: a final session may be there that nobody remembers."""
+    operator = operator_of(Session(10))
+    operator.process(batch(list(range(20, 101, 10))), Moment(0))
+    output = operator.process(batch([15], first_offset=9), Moment(0))
+    assert output.late is not None and output.late.how_late_ms.tolist() == [75]
+    assert emitted(operator.windows()) == [(20, 100, 100, 9)]
+
+
 @pytest.mark.parametrize(
     ("first", "retention", "expected"),
     [
         pytest.param(20, None, [(22, 22, 22, 1)], id="closed a moment ago, and gone"),
         pytest.param(21, None, [(21, 21, 21, None), (21, 22, 22, 2)], id="about to close"),
-        pytest.param(21, 10, [(21, 21, 21, None), (21, 22, 22, 2)], id="about to close, least retention"),
+        pytest.param(21, 10, [(22, 22, 22, 1)], id="about to close, least retention"),
         pytest.param(20, 1000, [(20, 20, 20, None), (20, 22, 22, 2)], id="closed, and retained"),
     ],
 )
-def test_on_update_a_session_can_be_joined_while_it_is_kept(
+def test_as_kafka_streams_does_it_a_session_can_be_joined_while_it_is_kept(
     first: int, retention: int | None, expected: list[Emitted]
 ) -> None:
     """Sessions close at 21 when 31 has come."""
-    operator = operator_of(Session("10ms", retention=ms(retention)))
+    operator = operator_of(Session("10ms", retention=ms(retention)), compat="kafka-streams")
     one_by_one(operator, [first, 31], [b"key", b"other"])
     assert emitted(operator.process(batch([22], first_offset=2), Moment(0)).rows) == expected
 
 
-@pytest.mark.parametrize(
-    ("first", "sessions"), [(20, [(20, 20), (22, 22), (31, 31)]), (21, [(21, 22), (31, 31)])]
-)
-def test_inside_a_batch_sessions_close_as_they_do_between_batches(
-    first: int, sessions: list[tuple[int, int]]
+@pytest.mark.parametrize(("compat", "ends"), [(None, [20]), ("kafka-streams", [10, 20])])
+def test_on_close_kafka_streams_reads_sliding_windows_a_millisecond_longer(
+    compat: str | None, ends: list[int]
 ) -> None:
-    rows = (
-        operator_of(Session("10ms"))
-        .process(batch([first, 31, 22], [b"key", b"other", b"key"]), Moment(0))
-        .rows
-    )
-    assert sorted((start, end) for start, end, _, _ in emitted(rows)) == sessions
+    operator = operator_of(Sliding("5ms", retention="15ms"), emit="close", compat=compat)
+    one_by_one(operator, [10, 20])
+    assert [end for _, end, _, _ in emitted(operator.windows()) if end in (10, 20)] == ends
 
 
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────

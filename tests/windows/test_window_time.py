@@ -252,6 +252,28 @@ def test_kafka_streams_forgets_its_clocks_but_not_what_it_emitted() -> None:
     assert shown(worker.give(31)) == [(20, 2)]
 
 
+@pytest.mark.parametrize(
+    ("compat", "emit", "starts"),
+    [
+        (None, "close", [20]),
+        (None, "update", [20]),
+        ("kafka-streams", "update", [20]),
+        ("kafka-streams", "close", [10, 10, 20]),
+    ],
+)
+def test_on_close_kafka_streams_reads_a_millisecond_further_back(
+    compat: str | None, emit: str, starts: list[int]
+) -> None:
+    """Its time-ordered store shows a window that starts a retention before the newest one; its other stores do not."""
+    worker = Worker(Tumbling(10), emit, compat=compat)
+    for key in (b"a", b"b"):
+        worker.give(10, key=key)
+    worker.give(20)
+    assert worker.operator.windows().window_start.tolist() == starts
+    keys = pa.array([b"a", b"b", b"k"], pa.binary())
+    assert sorted(worker.operator.windows_of(keys).window_start.tolist()) == starts
+
+
 def test_progress_of_another_format_or_damaged_is_refused() -> None:
     progress = Progress(Clocks([0], [5], [1], [False], 5), 7, {"records": 3}, {0: 12})
     assert encode(decode(encode(progress))) == encode(progress)

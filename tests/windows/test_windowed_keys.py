@@ -242,7 +242,9 @@ BAD = [
     (b"k" + struct.pack(">qq", 4, 5), SESSION, LENIENT, "before its start"),
     (b"k" + struct.pack(">qi", 5, -1), CHANGELOG, LENIENT, "sequence cannot be -1"),
     (b"k" + struct.pack(">qi", 5, 3), CHANGELOG, STRICT, "topic format"),
-    (b"k" + struct.pack(">q", 7 << 32), TOPIC, STRICT, "changelog format"),
+    (b"k" + struct.pack(">qi", 417 << 32 | 7, 0), TOPIC, STRICT, "changelog format"),
+    (b"key" + struct.pack(">q", 1 << 48), TOPIC, STRICT, "another format"),
+    (b"key" + struct.pack(">qq", 1_800_000_060_000, 1_800_000_000_000), TOPIC, STRICT, "is it a session"),
     (b"k" + struct.pack(">q", 50), TOPIC, KeyChecks(inner_bytes=4), "1 bytes where 4"),
     (b"k" + struct.pack(">q", 51), TOPIC, KeyChecks(advance_ms=10), "multiple of 10"),
 ]
@@ -416,3 +418,58 @@ def test_the_kernel_never_leaves_its_arrays(keys: list[bytes | None], code: int)
             [int(bad), *(array.tolist() for array in (ends, content, start, end, sequence, verdict))]
         )
     assert answers[0] == answers[1]
+
+
+DAYS = range(1, (2100 - 1970) * 365 + 32, 10)
+ROUND = [period << 32 for period in range(1, 957)]  # every 49.7 days the low half of a time is 0
+STARTS = sorted(
+    {day * 86_400_000 for day in DAYS} | {at + shift for at in ROUND for shift in (-1000, 0, 60_000)}
+)
+INNERS = [
+    (b"ann", None), (b"customer-17", None), (b"2026-11-17", None),
+    (bytes.fromhex("6d1bcb5c0d5c4bd89d0b0e5b6c4b7f0e"), None),
+    (struct.pack(">q", 5), 8), (struct.pack(">q", 4_294_967_296 * 3), 8), (struct.pack(">i", 77), 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inner", "fixed"), INNERS)
+def test_formats_are_told_apart_at_every_date_from_1970_to_2100(inner: bytes, fixed: int | None) -> None:
+    """By structure, and not by whether a bit of the day's milliseconds happens to be set."""
+    checks = KeyChecks(inner_bytes=fixed)
+    starts = np.array(STARTS, np.int64)
+    keys = pa.array([inner] * len(starts), pa.binary())
+    for lasting in (0, 10_000, 3_600_000):
+        written = {
+            TOPIC: encode_keys(keys, starts, TOPIC),
+            CHANGELOG: encode_keys(keys, starts, CHANGELOG),
+            SESSION: encode_keys(keys, starts, SESSION, end=starts + lasting),
+        }
+        for kind, column in written.items():
+            for read in KeyFormat:
+                size = None if read is SESSION else 60_000
+                found = decode_keys(column, read, size_ms=size, checks=checks)
+                if read is kind:
+                    assert found.bad_rows == 0
+                    assert found.start.tolist() == STARTS
+                else:
+                    # a start that is a multiple of 2**32 leaves the start 0, which only a serde's length tells apart
+                    passed = np.flatnonzero(found.good & ((starts & 0xFFFFFFFF != 0) | (fixed is not None)))
+                    assert not len(passed), (kind, read, [STARTS[row] for row in passed[:5]])
+
+
+def test_scalar_and_column_agree_about_other_formats() -> None:
+    chance = np.random.default_rng(5)
+    for _ in range(300):
+        start = int(chance.choice(STARTS)) + int(chance.integers(0, 3))
+        inner, _ = INNERS[int(chance.integers(len(INNERS)))]
+        kind, read = (list(KeyFormat)[int(chance.integers(3))] for _ in range(2))
+        window = SessionWindow(start, start + 9) if kind is SESSION else TimeWindow(start, start + 60_000)
+        raw = encode_key(inner, window, kind)
+        size = None if read is SESSION else 60_000
+        decoded = decode_keys(pa.array([raw]), read, size_ms=size)
+        try:
+            decode_key(raw, read, size_ms=size)
+        except WindowedKeyFormatError:
+            assert decoded.bad_rows == 1
+        else:
+            assert decoded.bad_rows == 0

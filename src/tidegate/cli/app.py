@@ -40,6 +40,7 @@ def command() -> None:
     tidegate app status shop --log ./data/log         with what is left to read
     tidegate app checkpoints shop                     the commits that are kept
     tidegate app resume shop --partition orders-3     go on with a partition that a fault stopped
+    tidegate app acknowledge shop                     the faults found so far are known
     tidegate app replay shop --to-round 120           compute again from a commit, or from the beginning
     tidegate app reset shop                           forget everything it knows
 
@@ -64,7 +65,12 @@ def status(
     command_properties: dict[str, str],
     format: str,
 ) -> int:
-    """Print where APP stands, or all apps; exit code 5 when a partition is stopped."""
+    """Print where APP stands, or all apps.
+
+    Exit codes are those of `tidegate run`: 1 when validation found faults that nobody acknowledged, or stopped a
+    partition; 5 when a partition is stopped because it cannot be read.
+    """
+    from tidegate.pipeline.rounds.stops import exit_code_of, faults_of, new_faults
     from tidegate.pipeline.rounds.ways_out import app_status, list_apps
 
     with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
@@ -72,7 +78,18 @@ def status(
         found = [app_status(backend, name, log) for name in names]
     if not found:
         say(f"no app has state in {state}")
-    columns = ("app", "round", "records", "lag", "committed", "run_by", "stopped", "losses", "change")
+    columns = (
+        "app",
+        "round",
+        "records",
+        "lag",
+        "committed",
+        "run_by",
+        "stopped",
+        "faults",
+        "losses",
+        "change",
+    )
     rows = [
         {
             "app": each.app,
@@ -82,22 +99,34 @@ def status(
             "committed": format_moment(each.committed_ms),
             "run_by": each.owner or None,
             "stopped": len(each.stopped),
+            "faults": sum(faults_of(each.totals).values()),
             "losses": len(each.losses),
             "change": each.change or None,
             "generation": each.generation,
             "backlog_bytes": each.backlog_bytes,
+            "held": {flow: held.events for flow, held in each.held.items()},
             "positions": each.positions,
             "watermarks": each.watermarks,
             "totals": each.totals,
+            "faults_by_kind": faults_of(each.totals),
+            "new_faults": new_faults(each.totals),
         }
         for each in found
     ]
     print_rows(rows, format=format, columns=columns)
+    for one in found:
+        for flow, held in one.held.items():
+            waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
+            say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")
         say(f"  resume with: {each.command}")
-    return 5 if stopped else 0
+    for one in found:
+        if new_faults(one.totals):
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults_of(one.totals).items())
+            say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}")
+    return exit_code_of(stopped, sum(new_faults(one.totals) for one in found))
 
 
 @command.command("checkpoints")
@@ -184,6 +213,18 @@ def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
 
     with _backend(state) as backend:
         _told(app, resume_partition(backend, app, partition, skip_to=skip_to))
+
+
+@command.command("acknowledge")
+@click.argument("app")
+@_state_option
+@talk_options
+def acknowledge(app: str, state: str) -> None:
+    """Say that the faults that APP found so far are known; run and status end with 0 again until a new one comes."""
+    from tidegate.pipeline.rounds.ways_out import acknowledge_faults
+
+    with _backend(state) as backend:
+        _told(app, acknowledge_faults(backend, app))
 
 
 @command.command("rebase")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import TYPE_CHECKING
+
 import click
 
 from tidegate.cli.options import Verb, command_options, format_option, log_option, talk_options
 from tidegate.cli.output import Progress, print_object, say
 from tidegate.cli.parallel import parallel_options, parallel_runner
 from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.integrity.differences import Kind
 
 
 @click.command("compare", cls=Verb)
@@ -83,7 +89,7 @@ def command(
     else:
         for each in found.partitions:
             where = "all partitions, by key" if each.partition is None else f"partition {each.partition}"
-            told = ", ".join(f"{count:,} {kind.value}" for kind, count in each.counts.items()) or "equal"
+            told = "equal" if each.is_equal else _told(each.counts, each.untold, each.changed)
             click.echo(f"{where}: {each.records[0]:,} and {each.records[1]:,} records: {told}")
             for (first, stop), (other, end) in each.ranges[:examples]:
                 click.echo(f"  differs: A {_range(first, stop)}, B {_range(other, end)}")
@@ -93,9 +99,20 @@ def command(
     if found.is_equal:
         say(f"equal: {sum(each.records[0] for each in found.partitions):,} records on both sides")
         return 0
-    told = ", ".join(f"{count:,} {kind.value}" for kind, count in found.counts.items())
-    say(f"different: {told}")
+    untold, changed = (
+        sum(getattr(each, name) for each in found.partitions) for name in ("untold", "changed")
+    )
+    say(f"different: {_told(found.counts, untold, changed)}")
     return 1
+
+
+def _told(counts: Counter[Kind], untold: int, changed: int) -> str:
+    parts = [f"{count:,} {kind.value}" for kind, count in counts.items()]
+    if untold:
+        parts.append(f"{untold:,} long stretches that were not compared record by record")
+    if changed:
+        parts.append(f"{changed:,} stretches that changed while they were compared: compare again")
+    return ", ".join(parts)
 
 
 def _place(given: str, log_url: str) -> tuple[str, str]:

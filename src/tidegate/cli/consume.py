@@ -56,6 +56,11 @@ _POLL_MS = 500
     show_default=True,
     help="Whether records of unfinished and aborted transactions are shown.",
 )
+@click.option(
+    "--control-records",
+    is_flag=True,
+    help="Show Tidegate's own records of producers' numbering, too; they carry no value.",
+)
 @settings_option("A setting of the Kafka client (repeatable); only with kafka://.")
 @log_option
 @command_options
@@ -89,6 +94,7 @@ def command(topic: str, log_url: str, **options: Any) -> None:
                 start=start,
                 stop=stop,
                 isolation=options["isolation"],
+                control_records=options["control_records"],
             )
         )
         out = stack.enter_context(_target(options["output"], format))

@@ -42,6 +42,9 @@ class Planted:
     again: int = AGAIN
     late: int = LATE
     future: int = 1
+    cents: dict[bytes, int] = field(
+        default_factory=dict
+    )  # what each of these orders was sent as, and its amount
     damages: list[Damage] = field(default_factory=list)
 
 
@@ -116,6 +119,10 @@ def _orders(planted: Planted, piece: int = 1_000) -> Iterator[pa.Table]:
     )
     value = pc.binary_join_element_wise(
         '{"order_id":"o-', pa.array(numbers).cast(pa.string()), '","amount":', euros, "}", ""
+    )
+    in_time = np.setdiff1d(numbers, strange)
+    planted.cents = dict(
+        zip(value.take(pa.array(in_time)).cast(pa.binary()).to_pylist(), cents[in_time].tolist(), strict=True)
     )
     for first in range(0, len(order), piece):
         rows = pa.array(order[first : first + piece])
@@ -194,7 +201,7 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     planted.damages.append(damage)
     log.create_topic(CATALOGUE, 1)
     with Log(scratch / "catalogue-cut", read_only=True) as cut:
-        for batch in cut.reader(CATALOGUE, [0]):
+        for batch in cut.reader(CATALOGUE, [0], control_records=True):
             columns = ["key", "value", "timestamp", "headers"]
             log.writer(CATALOGUE).write(pa.Table.from_batches([batch.select(columns)]), partition=0)
 

@@ -59,8 +59,8 @@ def command(
     tidegate run shop:app --explain
 
     It goes on where it stopped, on whatever engine. Ctrl-C ends it after the round it is in; nothing is lost
-    either way. A partition that a fault stopped gives exit code 5 (1 for a producer's fault) and the command
-    that resumes it.
+    either way. Exit code 1: validation found faults that nobody acknowledged yet, or stopped a partition. Exit code
+    5: a partition stopped because it cannot be read. Both come with the command that goes on.
     """
     from tidegate.cli.loading import load_app
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 REDRAW_MS, HEARTBEAT_MS = 100, 5_000
 BAR = 5
-FINE = frozenset({"ok", "unmanaged", "duplicate", "control"})
 
 
 class LiveLine:
@@ -110,7 +109,7 @@ def line(progress: Progress) -> str:
         parts.append(f"backlog {bar(progress.backlog_bytes / progress.backlog_limit_bytes)}")
     if progress.memory_limit_bytes:
         parts.append(f"memory {bar(progress.memory_bytes / progress.memory_limit_bytes)}")
-    faults = sum(count for name, count in progress.verdicts.items() if name.lower() not in FINE)
+    faults = sum(progress.faults.values())
     parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
     if progress.stopped:
         parts.append(f"{len(progress.stopped)} stopped")

@@ -242,6 +242,7 @@ def _replicas(backend: Any, version: str) -> dict[str, str]:
     for status in read_statuses(backend, version):
         roles = "; ".join(
             f"{each.partition}: {each.role}, epoch {each.epoch}, lag {each.lag}, live lag {each.live_lag}"
+            + (f", {each.live_lost} lost by the live topic" if each.live_lost else "")
             + (f", {each.error}" if each.error else "")
             for each in status.partitions
         )

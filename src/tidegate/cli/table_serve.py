@@ -109,6 +109,9 @@ def line(status: Any) -> str:
     parts.append(f"live lag {short(sum(live))}" if live else "not switched yet")
     faults = sum(each.faults + each.live_faults for each in status.partitions)
     parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
+    lost = sum(each.live_lost for each in status.partitions)
+    if lost:
+        parts.append(f"{lost:,} lost by the live topic")
     return "  ".join(parts)
 
 

@@ -131,7 +131,10 @@ def command(
         files.publish(html, shown.encode())
         say(f"the report is in {html}")
     failing = findings.failing(chosen)
-    say(_verdict(report, findings, failing) + (" (interrupted, not all was read)" if interrupted else ""))
+    say(
+        _verdict(report, integrity, findings, failing)
+        + (" (interrupted, not all was read)" if interrupted else "")
+    )
     return 130 if interrupted else 1 if failing else 0
 
 
@@ -309,8 +312,11 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _verdict(report: Report, findings: Findings, failing: int) -> str:
+def _verdict(report: Report, integrity: AuditReport | None, findings: Findings, failing: int) -> str:
     where = f"{len(report.partitions)} partition{'s' * (len(report.partitions) != 1)}"
     if findings.total == 0:
+        doubts = [] if integrity is None else integrity.doubts
+        if doubts:
+            return f"{where}: no fault found, but {'; '.join(doubts)}"
         return f"{where}: nothing wrong found"
     return f"{where}: {findings.total} findings, {findings.faults} of them faults; {failing} count as failure"

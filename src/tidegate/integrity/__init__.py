@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tidegate.integrity.lifecycle import Push, send_heartbeat, sorted_sender, stable_guid
     from tidegate.integrity.manifest import Manifest, Sent
     from tidegate.integrity.roles import Replica, Role
-    from tidegate.integrity.rules import OnFault, ValidationRules
+    from tidegate.integrity.rules import OnError, ValidationRules
     from tidegate.integrity.sender import Sender
     from tidegate.integrity.state import PartitionState
     from tidegate.integrity.summary import RangeSummary, extend, merge, summarise
@@ -35,7 +35,7 @@ _HOMES = {
     "IntegrityColumns": "columns",
     "Judged": "validator",
     "Manifest": "manifest",
-    "OnFault": "rules",
+    "OnError": "rules",
     "PartitionState": "state",
     "PartitionValidator": "validator",
     "Push": "lifecycle",
@@ -69,7 +69,7 @@ __all__ = [
     "IntegrityColumns",
     "Judged",
     "Manifest",
-    "OnFault",
+    "OnError",
     "PartitionState",
     "PartitionValidator",
     "Push",

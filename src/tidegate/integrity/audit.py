@@ -8,8 +8,9 @@ counted and not estimated; records without any cost their decoding. Damage that 
 the native audit's finding; here it is stepped over, and the records lost in it show as MISSING.
 
 Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint
-says that it is compacted, but not how); where it is unknown whether a folder is compacted, they are faults. The
-head of a partition may be gone when its log does not start at offset 0.
+says that it is compacted, but not how), and only below the offset to which compaction has come; where it is unknown
+whether a folder is compacted, they are faults. The head of a partition may be gone when its log does not start at
+offset 0.
 
 Thread rule: one partition, one thread; different partitions may be audited at once.
 """
@@ -27,12 +28,14 @@ from numpy.typing import NDArray
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.counters import AUDIT, Counters
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import Reader
+from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
+from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicDescription
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -67,7 +70,7 @@ def audit_partition(
         return
     validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
     counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
-    with log.reader(audit.topic, [audit.partition]) as reader:
+    with log.reader(audit.topic, [audit.partition], control_records=True) as reader:
         for batch in _around_damage(log, reader, audit):
             before = audit.total.faults
             judged = validator.validate(batch, now_ms)
@@ -90,15 +93,18 @@ def prepare(
         audit.unread = str(error)
         return None
     audit.log_start = bounds.log_start
-    tolerance, audit.compaction = _tolerance(description, compacts, because)
+    below = log.compacted_below(audit.topic, audit.partition)
+    tolerance, audit.compaction = _tolerance(description, compacts, because, below)
     return rules_of(audit, tolerance)
 
 
 def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
     """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
+    audit.doubt = tolerance.doubt(audit.log_start)
     audit.compacted.reason = audit.compaction
     audit.suspect.reason = (
-        f"{audit.compaction}; but the record behind the gap is younger than that: loss could hide"
+        f"{audit.compaction}; but the gap ends above what was compacted, "
+        "or at a young record: loss could hide"
     )
     audit.head.reason = (
         f"the log starts at offset {audit.log_start}: the producer's first records aged out"
@@ -106,8 +112,8 @@ def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
         else "the push had ended: a producer may be met in the middle of a chain"
     )
     return ValidationRules(
-        during_push=OnFault.WARN,
-        otherwise=OnFault.WARN,
+        during_push=OnError.KEEP,
+        otherwise=OnError.KEEP,
         tolerance=tolerance,
         head_may_be_gone=audit.log_start > 0,
     )
@@ -143,18 +149,28 @@ def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[
             return
 
 
-def _tolerance(description: TopicDescription, compacts: bool | None, because: str) -> tuple[Tolerance, str]:
+def _tolerance(
+    description: TopicDescription, compacts: bool | None, because: str, below: CompactedBelow
+) -> tuple[Tolerance, str]:
     """How gaps are judged, and why."""
     config = description.config
     if not description.assumed:
-        policy = ",".join(sorted(config.cleanup_policy))
-        if not config.compacts:
-            return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
-        lag_ms = config.min_compaction_lag_ms
-        return Tolerance(lag_ms), f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+        return tolerance_by_settings(config, below)
     if compacts:
-        return Tolerance(0), because or "the partition is compacted"
+        return Tolerance(0, compacted_below=below), because or "the partition is compacted"
     return Tolerance(NOT_COMPACTED), f"{because or 'compaction is not known of'}: every gap is a fault"
+
+
+def tolerance_by_settings(
+    config: TopicConfig, below: Callable[[], int] | None = None
+) -> tuple[Tolerance, str]:
+    """How gaps are judged by a topic's settings, and why."""
+    policy = ",".join(sorted(config.cleanup_policy))
+    if not config.compacts:
+        return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
+    lag_ms = config.min_compaction_lag_ms
+    tolerance = Tolerance(lag_ms, compacted_below=below)
+    return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
 
 
 def _offsets(batch: pa.RecordBatch) -> NDArray[np.int64]:

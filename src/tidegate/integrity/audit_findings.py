@@ -1,6 +1,7 @@
 """The metadata audit's faults among the findings of `verify`: one list, one exit code, one `--fail-on`.
 
-Owns the names and the advice of verdicts there. Duplicates are notices; tolerated gaps are no findings.
+Owns the names and the advice of verdicts there. Duplicates and gaps that compaction explains are notices, gaps that it
+explains only perhaps are warnings.
 
 Thread rule: pure but for the folder it lists.
 """
@@ -35,6 +36,12 @@ REMEDY: Final = {
     Verdict.UNREGISTERED_PRODUCER: "the start of this producer's records was lost; send them again from the source",
     Verdict.AFTER_END: "a record stands behind the end of its chain: two senders share a GUID, or one was replayed",
     Verdict.UNSUPPORTED: "metadata of a newer release, or damaged; read it with that release, or send the record again",
+}
+TOLERATED: Final = "tolerated"
+SUSPECT: Final = "suspect"
+GAP_REMEDY: Final = {
+    TOLERATED: "nothing, if the records were superseded; compare with the source where that matters",
+    SUSPECT: "compare with the source: loss could hide here",
 }
 CHAIN_REMEDY: Final = (
     "a record of the chain that ends here, or its header, was changed on the way; take the chain from the source or"
@@ -90,4 +97,18 @@ def add_findings_at(audit: PartitionAudit, path_of: Callable[[int], Path], findi
     findings.counts[KIND_OF[Verdict.DUPLICATE], Severity.NOTICE] += audit.total.verdicts[
         Verdict.DUPLICATE
     ] - len(repeats)
+    for kind, severity, gaps in (
+        (TOLERATED, Severity.NOTICE, audit.compacted),
+        (SUSPECT, Severity.WARNING, audit.suspect),
+    ):
+        for offset in gaps.first:
+            findings.add(
+                kind,
+                path_of(offset),
+                f"{BY_METADATA}a gap in front of this record, tolerated: {gaps.reason}",
+                GAP_REMEDY[kind],
+                severity=severity,
+                offset=offset,
+            )
+        findings.counts[kind, severity] += gaps.count - len(gaps.first)
     findings.counts = +findings.counts

@@ -30,6 +30,7 @@ from tidegate.integrity.verdicts import FATAL, Note, Rule, Verdict
 MOST_PRODUCERS: Final = 10_000
 MOST_OFFSETS: Final = 10
 MOST_TOLD: Final = 100
+MOST_DOUBTS: Final = 3
 OTHERS: Final = "others"
 _VERDICTS: Final = len(Verdict)
 _HEAD_GONE: Final = (Rule.A3, Rule.A5)
@@ -94,6 +95,8 @@ class PartitionAudit:
     partition: int
     compaction: str = "the topic is not compacted"
     """Why gaps are, or are not, tolerated."""
+    doubt: str = ""
+    """Where loss would not show, and why; empty where every gap is a fault."""
     log_start: int = 0
     total: Tally = field(default_factory=Tally)
     managed: int = 0
@@ -125,9 +128,10 @@ class PartitionAudit:
             self.total.note(Verdict(number), offsets[rows[chosen[:MOST_OFFSETS]]].tolist())
         self._take_producers(verdicts, columns, rows, offsets)
         suspect = (judged.notes & Note.TOLERATED_SUSPECT) != 0
-        self.compacted.add(offsets[((judged.notes & Note.TOLERATED) != 0) & ~suspect])
+        tolerated = (judged.notes & Note.TOLERATED) != 0
+        self.compacted.add(offsets[tolerated & ~suspect])
         self.suspect.add(offsets[suspect])
-        self.head.add(offsets[np.isin(judged.rules, _HEAD_GONE)])
+        self.head.add(offsets[np.isin(judged.rules, _HEAD_GONE) & ~tolerated])
         self._tell(judged)
 
     def take_sound(self, summary: RangeSummary) -> None:
@@ -160,6 +164,7 @@ class PartitionAudit:
             "records_with_metadata": self.managed,
             "open_chains": self.open_chains,
             "compaction": self.compaction,
+            "doubt": self.doubt,
             "expected_gaps": [gaps.as_dict() for gaps in self.expected],
             "skipped_damage": [{"offset": offset, "resumed_at": resumed} for offset, resumed in self.skipped],
             "unread": self.unread,
@@ -229,6 +234,18 @@ class AuditReport:
         return sum(partition.total.faults for partition in self.partitions)
 
     @property
+    def doubts(self) -> list[str]:
+        """Where loss would not show although metadata was checked, each once."""
+        found = [
+            each.doubt
+            if len(self.partitions) == 1 or "offset" not in each.doubt
+            else f"{each.topic}-{each.partition}: {each.doubt}"
+            for each in self.partitions
+            if each.managed and each.doubt
+        ]
+        return list(dict.fromkeys(found))
+
+    @property
     def evidence(self) -> str:
         """The sentence that says how much a clean report proves."""
         unread = [f"{each.topic}-{each.partition}" for each in self.partitions if each.unread is not None]
@@ -240,6 +257,7 @@ class AuditReport:
             return f"integrity metadata was not read: {', '.join(unread)}"
         if not self.managed:
             return f"no record carries integrity metadata{tail}"
+        tail = "".join(f"; {doubt}" for doubt in self.doubts[:MOST_DOUBTS]) + tail
         open_chains = sum(partition.open_chains for partition in self.partitions)
         if open_chains:
             has = "chain has" if open_chains == 1 else "chains have"

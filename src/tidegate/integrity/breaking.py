@@ -9,7 +9,8 @@ K2  the same seed, topic and kind give the same damage.
 K3  everything is read and planned once before the copy's folder is made.
 
 The copy begins at the original's first offset and has no gaps: offsets that compaction or a transaction left
-out are closed up. Memory: some 100 bytes per record for the survey, and one read's records.
+out are closed up. How far compaction had come is told in the copy, too, so that its gaps are judged alike.
+Memory: some 100 bytes per record for the survey, and one read's records.
 
 Thread rule: one thread.
 """
@@ -17,7 +18,7 @@ Thread rule: one thread.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +26,14 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.integrity.columns import STAMP_ROW, IntegrityColumns, control_payload, read_columns
+from tidegate.integrity.columns import STAMP_ROW, IntegrityColumns, control_payload, read_columns, times_of
 from tidegate.integrity.damage import DamageKind, Plan, Slot, Survey, choose
 from tidegate.integrity.header import HEADER_KEY, ControlType, Stamp
 from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.outlet import SCHEMA
+from tidegate.integrity.tolerance import UNKNOWN_BOUND, tolerance_of
 from tidegate.log.access.embedded import Log
+from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
 from tidegate.randomness import SeededRandomness
 
 _KEPT: Final = ("cleanup.policy", "min.compaction.lag.ms", "compression.type")
@@ -51,6 +54,8 @@ class Damage:
     after: tuple[int, ...]
     seen: tuple[tuple[int, str], ...]
     """Offset in the copy and verdict, of all that a validator says; empty where nothing can show it."""
+    tolerated: tuple[int, ...]
+    """Offsets in the copy where a validator says nothing because compaction, or age, explains what it finds."""
     into: Path
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +67,7 @@ class Damage:
             "before": list(self.before),
             "after": list(self.after),
             "seen": [{"offset": offset, "verdict": verdict} for offset, verdict in self.seen],
+            "tolerated": list(self.tolerated),
             "into": str(self.into),
         }
 
@@ -71,8 +77,14 @@ class Damage:
         return (
             f"{self.kind.value}: {self.topic}-{self.partition} {_places(self.before)} of producer "
             f"{self.producer}, {after} in {self.into}; "
-            f"to be seen: {told or 'nothing, no numbering or manifest covers it'}"
+            f"to be seen: {told or self._why_nothing}"
         )
+
+    @property
+    def _why_nothing(self) -> str:
+        if self.tolerated:
+            return f"nothing at {_places(self.tolerated)}, where compaction or retention explains it"
+        return "nothing, no numbering or manifest covers it"
 
 
 def break_topic(
@@ -99,7 +111,7 @@ def break_topic(
     changed = {
         row: [_record(log, topic, plan.survey, slot) for slot in slots] for row, slots in plan.changed.items()
     }
-    _copy(log, topic, into, plan.survey, changed)
+    _copy(log, topic, into, plan, changed)
     return _told(plan, topic, into)
 
 
@@ -114,17 +126,31 @@ def copy_topic(log: Log, topic: str, *, into: Path) -> None:
 
 def _survey(log: Log, topic: str, partition: int) -> Survey:
     offsets, rows = [np.zeros(0, np.int64)], [np.zeros(0, STAMP_ROW)]
+    times = [np.zeros(0, np.int64)]
     listed: frozenset[bytes] = frozenset()
     log_start = log.view(topic, partition).bounds().log_start
-    for batch in log.reader(topic, [partition]):
+    for batch in log.reader(topic, [partition], control_records=True):
         columns = read_columns(batch.column("headers"))
         offsets.append(batch.column("offset").to_numpy())
         rows.append(columns.rows)
+        times.append(times_of(batch))
         ends = columns.is_control & (columns.control == ControlType.END_OF_PUSH)
         for row in np.flatnonzero(ends).tolist():
             listed = listed or _listed(control_payload(batch.column("headers"), row))
     columns = IntegrityColumns(np.concatenate(rows))
-    return Survey(partition, log_start, np.concatenate(offsets), columns, listed)
+    tolerance = tolerance_of(log, topic, partition)
+    if (bound := tolerance.bound()) != UNKNOWN_BOUND:  # asked once, after all was read
+        tolerance = replace(tolerance, compacted_below=lambda: bound)
+    return Survey(
+        partition,
+        log_start,
+        np.concatenate(offsets),
+        columns,
+        listed,
+        np.concatenate(times),
+        tolerance,
+        log.clock.now_ms(),
+    )
 
 
 def _listed(payload: bytes | None) -> frozenset[bytes]:
@@ -159,7 +185,9 @@ def _record(log: Log, topic: str, survey: Survey, slot: Slot) -> pa.RecordBatch:
 
 def _row(log: Log, topic: str, survey: Survey, row: int) -> dict[str, Any]:
     offset = int(survey.offsets[row])
-    found = log.reader(topic, [survey.partition], start=offset, stop=offset + 1).read_all()
+    found = log.reader(
+        topic, [survey.partition], start=offset, stop=offset + 1, control_records=True
+    ).read_all()
     fields: dict[str, Any] = found.select(SCHEMA.names).to_pylist()[0]
     return fields
 
@@ -182,7 +210,7 @@ def _refuse_target(log: Log, into: Path) -> None:
 
 
 def _copy(
-    log: Log, topic: str, into: Path, damaged: Survey | None, changed: dict[int, list[pa.RecordBatch]]
+    log: Log, topic: str, into: Path, plan: Plan | None, changed: dict[int, list[pa.RecordBatch]]
 ) -> None:
     description = log.describe(topic)
     settings: dict[str, Any] = {name: description.config.value(name) for name in _KEPT}
@@ -194,16 +222,22 @@ def _copy(
             log_start = log.view(topic, number).bounds().log_start
             if log_start > 0:
                 copy.partition(topic, number).truncate_fully(log_start)
-            edits = changed if damaged is not None and damaged.partition == number else {}
+            is_damaged = plan is not None and plan.survey.partition == number
+            edits = changed if is_damaged else {}
             edited = np.array(sorted(edits), np.int64)
-            row = 0
-            for batch in log.reader(topic, [number]):
+            row = compacted = 0
+            below = log.compacted_below(topic, number)
+            for batch in log.reader(topic, [number], control_records=True):
+                compacted += int((batch.column("offset").to_numpy() < below()).sum())
                 low, high = np.searchsorted(edited, [row, row + batch.num_rows])
                 here = {place - row: edits[place] for place in edited[low:high].tolist()}
                 row += batch.num_rows
                 table = pa.Table.from_batches(_edited(batch.select(SCHEMA.names), here), SCHEMA)
                 if table.num_rows:
                     writer.write(table, partition=number)
+            if description.config.compacts:
+                bound = plan.compacted_below if plan is not None and is_damaged else log_start + compacted
+                CleanerCheckpoint(into, files=log.files, clock=log.clock).put(topic, number, bound)
 
 
 def _edited(batch: pa.RecordBatch, edits: dict[int, list[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
@@ -241,6 +275,7 @@ def _told(plan: Plan, topic: str, into: Path) -> Damage:
         before=tuple(int(plan.survey.offsets[row]) for row in plan.touched),
         after=tuple(after),
         seen=tuple((start + seen.row, seen.verdict.name) for seen in plan.seen),
+        tolerated=tuple(start + seen.row for seen in plan.tolerated),
         into=into,
     )
 

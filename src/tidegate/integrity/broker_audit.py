@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.errors import TidegateError
-from tidegate.integrity.audit import finish, rules_of
+from tidegate.integrity.audit import finish, rules_of, tolerance_by_settings
 from tidegate.integrity.audit_findings import add_findings_at
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.auditing import RANGES_FOR_EACH, FullReport, Runner
@@ -30,10 +30,8 @@ from tidegate.integrity.range_audit import JudgingTap, SummingTap
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.summary import RangeSummary
-from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.log.verify.folders import Compaction, PartitionTarget
 from tidegate.log.verify.partition import Progress
@@ -118,25 +116,18 @@ def audit_broker_partition(
     """Judge one partition of an open cluster in one pass, and fill `audit` as it goes."""
     number = audit.partition
     first, end = log.bounds(audit.topic, [number])[number]
-    tolerance, audit.compaction = _tolerance(log.describe(audit.topic).config)
+    tolerance, audit.compaction = tolerance_by_settings(log.describe(audit.topic).config)
     audit.log_start = first
     tap = JudgingTap(audit, rules_of(audit, tolerance), now_ms, first=first, end=end)
-    with log.reader(audit.topic, [number], start={number: first}, stop={number: end}) as reader:
+    with log.reader(
+        audit.topic, [number], start={number: first}, stop={number: end}, control_records=True
+    ) as reader:
         for batch in reader:
             before = audit.total.faults
             tap.take(batch)
             if progress is not None:
                 progress(batch.num_rows, audit.total.faults - before)
     tap.finish()
-
-
-def _tolerance(config: TopicConfig) -> tuple[Tolerance, str]:
-    """How gaps are judged, and why."""
-    policy = ",".join(sorted(config.cleanup_policy))
-    if not config.compacts:
-        return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
-    lag_ms = config.min_compaction_lag_ms
-    return Tolerance(lag_ms), f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
 
 
 def _everywhere(path: Path, _offset: int) -> Path:
@@ -163,7 +154,9 @@ def _read(order: BrokerRange, tap: JudgingTap | SummingTap) -> int:
         return 0
     with (
         open_log(order.url, client=order.client) as log,
-        log.reader(order.topic, [order.partition], start=order.start, stop=order.stop) as reader,
+        log.reader(
+            order.topic, [order.partition], start=order.start, stop=order.stop, control_records=True
+        ) as reader,
     ):
         for batch in reader:
             tap.take(batch)
@@ -180,7 +173,7 @@ def _plans(
             starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
     config = description.config
     policy = ",".join(sorted(config.cleanup_policy))
-    tolerance, why = _tolerance(config)
+    tolerance, why = tolerance_by_settings(config)
     total = sum(max(0, ends[number] - starts[number]) for number in starts)
     pieces = 1 if runner is None else runner.workers * RANGES_FOR_EACH
     chunk = max(smallest, -(-total // pieces))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.integrity.header import ChecksumType, EndOfChain
+from tidegate.integrity.header import MAX_SEQUENCE, ChecksumType, EndOfChain
 from tidegate.integrity.judge import NO_TIME, UNCOUNTED, Producer
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
@@ -91,6 +91,8 @@ def _continued(known: Producer, run: Run) -> Producer | None:
         return None
     if known.registered and known.checksum_type == ChecksumType.ADHASH:
         return None  # its sums are spared where a chain begins elsewhere
+    if not known.registered:
+        return None  # whether the records are of headers only, which makes it registered, is not in a run
     return _moved(known, run)
 
 
@@ -106,13 +108,12 @@ def _moved(producer: Producer, run: Run) -> Producer:
         log_time=run.log_time,
         offset=run.last_offset,
     )
-    if not producer.registered:
-        return moved
     return replace(
         moved,
         checksum=(producer.checksum + added) % _SUMMED,
         stamp_sum=(producer.stamp_sum + run.stamp_sum) % _SUMMED,
         records=producer.records + run.records,
+        ended=producer.ended or run.last_sequence == MAX_SEQUENCE,
     )
 
 

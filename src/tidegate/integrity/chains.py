@@ -12,6 +12,9 @@ state.
     open     the partition is closed                               end, final
     ended    anything to send                                      start of the next chain, then it
 
+A sender of *headers only* (`headers_only=True`) sends no control records: its first data record has sequence 0 and
+opens the chain, which ends with the last sequence there is. It may go on in a chain that was opened with a start.
+
 Invariants:
 C1  numbers never go back: a chain number is used once, a sequence grows by one;
 C2  where chains end depends on records and `now_ms` alone, not on how rows were cut into calls (and not on
@@ -36,6 +39,7 @@ from tidegate.integrity.columns import source_of
 from tidegate.integrity.header import (
     CONTROL_VALUE,
     FINAL,
+    HEADERS_ONLY,
     MAX_SEQUENCE,
     NO_CONTROL,
     ChecksumType,
@@ -131,6 +135,8 @@ class Chains:
     nonce: int = 0
     checksum_type: ChecksumType = ChecksumType.ADHASH2
     limits: ChainLimits = ChainLimits()
+    headers_only: bool = False
+    """Send no control records; then there are no checksums of chains, and `limits` do not count."""
 
     def data(self, state: ChainState, rows: RecordColumns, now_ms: int) -> Planned:
         """Send rows; those without a timestamp get `now_ms`, so that a repeat has the same bytes."""
@@ -139,13 +145,14 @@ class Chains:
         start = 0
         while start < len(rows):
             state = self._ready(state, now_ms, pieces)
-            room = self.limits.max_records - (state.sequence - 1)
+            first = self._stamp(state, now_ms, flags=HEADERS_ONLY if self.headers_only else 0)
+            if self.headers_only:
+                room, left, kind = MAX_SEQUENCE + 1 - state.sequence, UNBOUNDED, ChecksumType.NONE
+            else:
+                room, kind = self.limits.max_records - (state.sequence - 1), self.checksum_type
+                left = self.limits.bytes - state.used_bytes
             stop = min(len(rows), start + room)
-            left = self.limits.bytes - state.used_bytes
-            first = self._stamp(state, now_ms)
-            stamped = stamp_rows(
-                source, start, stop, first=first, checksum_type=self.checksum_type, max_bytes=left
-            )
+            stamped = stamp_rows(source, start, stop, first=first, checksum_type=kind, max_bytes=left)
             if stamped.stop == start:
                 if state.sequence > 1:
                     state = self._end(state, now_ms, pieces, flags=0)
@@ -171,6 +178,8 @@ class Chains:
                 used_bytes=state.used_bytes + stamped.used_bytes,
                 records=state.records + count,
             )
+            if state.sequence > MAX_SEQUENCE:
+                state = state._replace(sequence=MAX_SEQUENCE, is_open=False)
             start = stamped.stop
         return Planned(pieces, state)
 
@@ -178,14 +187,16 @@ class Chains:
         """Send a control record inside a chain (starts and ends are this class's own to send)."""
         if control in (ControlType.START_OF_CHAIN, ControlType.END_OF_CHAIN):
             raise InvalidError("a chain's start and end are sent by the sender itself; use close_partition")
+        if self.headers_only:
+            raise InvalidError("this sender writes no control records")
         pieces: list[RecordColumns] = []
         state = self._ready(state, now_ms, pieces)
         return Planned(pieces, self._add_control(state, control, payload, now_ms, pieces))
 
     def end(self, state: ChainState, now_ms: int) -> Planned:
-        """Send the partition's last end; nothing when no chain is open."""
+        """Send the partition's last end; nothing when no chain is open, or by a sender of headers only."""
         pieces: list[RecordColumns] = []
-        if state.is_open:
+        if state.is_open and not self.headers_only:
             state = self._end(state, now_ms, pieces, flags=FINAL)
         return Planned(pieces, state)
 
@@ -197,12 +208,14 @@ class Chains:
             limits = self.limits
             too_old = limits.age_ms > 0 and now_ms - state.started_ms > limits.age_ms
             full = state.sequence > limits.max_records
-            if not too_old and not full:
+            if self.headers_only or (not too_old and not full):
                 return state
             state = self._end(state, now_ms, pieces, flags=0)
         if state.chain >= MAX_SEQUENCE:
             raise InvalidError(f"the sender {self.guid.hex()} has used up its chain numbers; make a new one")
         opened = ChainState(chain=state.chain + 1, is_open=True, started_ms=now_ms, records=state.records)
+        if self.headers_only:
+            return opened
         payload = start_of_chain_bytes(self.checksum_type)
         return self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces)
 

@@ -5,7 +5,8 @@ the offset they describe. Only the drainer's state is ever saved (`roles`).
 
 Bytes, big-endian; anything else is a `CorruptError`:
 
-    4 bytes "TGIV" | u8 version, 1 | u8 phase | i64 next offset | i64 offset of the end of push, -1 none
+    4 bytes "TGIV" | u8 version, 1 | u8 phase, plus 128 once producers were forgotten
+    i64 next offset | i64 offset of the end of push, -1 none
     u32 producers | per producer, in order of GUID:
         16 bytes GUID | u64 checksum | u64 stamp sum | i64 records | i64 data records, -1 uncounted
         i64 producer's time | i64 log time | i64 offset | i32 chain | i32 sequence
@@ -25,6 +26,7 @@ import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
+from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.header import ChecksumType, ControlType
 from tidegate.integrity.state import NEVER, PartitionState, Phase, ProducerTable
@@ -34,6 +36,7 @@ from tidegate.kernels.producer_index import PRODUCER_ROW
 
 MAGIC: Final = b"TGIV"
 VERSION: Final = 1
+_FORGOT: Final = 128
 _HEAD: Final = struct.Struct(">4sBBqqI")
 _CRC: Final = struct.Struct(">I")
 _FLAGS: Final = ("registered", "ended", "final", "tainted")
@@ -55,7 +58,8 @@ def encode_state(state: PartitionState) -> bytes:
         packed[name] = rows[name]
     for bit, name in enumerate(_FLAGS):
         packed["flags"] |= rows[name] << bit
-    head = _HEAD.pack(MAGIC, VERSION, state.phase, state.next_offset, state.end_of_push, len(rows))
+    phase = state.phase | (_FORGOT if state.forgot else 0)
+    head = _HEAD.pack(MAGIC, VERSION, phase, state.next_offset, state.end_of_push, len(rows))
     body = head + packed.tobytes()
     return body + _CRC.pack(crc32c(body))
 
@@ -74,6 +78,7 @@ def decode_state(data: bytes) -> PartitionState:
     if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c(bytes(data[: -_CRC.size])):
         raise _corrupt("its CRC-32C does not match")
     packed = np.frombuffer(data, _ROW, count, _HEAD.size)
+    forgot, phase = phase & _FORGOT != 0, phase & ~_FORGOT
     if phase not in list(Phase) or next_offset < 0 or end_of_push < -1 or not _is_sane(packed):
         raise _corrupt("it says what no receiver writes")
     rows = np.zeros(count, PRODUCER_ROW)
@@ -81,7 +86,7 @@ def decode_state(data: bytes) -> PartitionState:
         rows[name] = packed[name]
     for bit, name in enumerate(_FLAGS):
         rows[name] = packed["flags"] >> bit & 1
-    return PartitionState(ProducerTable(rows), Phase(phase), next_offset, end_of_push)
+    return PartitionState(ProducerTable(rows), Phase(phase), next_offset, end_of_push, forgot)
 
 
 def _is_sane(packed: NDArray[Any]) -> bool:
@@ -101,6 +106,11 @@ def _corrupt(why: str) -> CorruptError:
 # -- how old a producer may be -------------------------------------------------------------------
 
 
+def max_age_of(given: DurationLike | None) -> int:
+    """A maximum age as users give it, in milliseconds; None and -1 are never."""
+    return NEVER if given is None or given == NEVER else duration_ms(given)
+
+
 def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> int:
     """The maximum age to use: at least the time a hybrid table rewinds by, or replayed records of producers that
     were forgotten would not be known as repeats; -1 stays never."""
@@ -111,13 +121,13 @@ def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> in
     return configured_ms if configured_ms == NEVER else max(configured_ms, rewind_ms or 0)
 
 
-def take_checkpoint(state: PartitionState, *, max_age_ms: int = NEVER, now_ms: int | None = None) -> bytes:
+def take_checkpoint(state: PartitionState, *, now_ms: int, max_age_ms: int = NEVER) -> bytes:
     """The state as bytes, after producers that are too old have left it, in memory too."""
     state.expire(max_age_ms, now_ms=now_ms)
     return encode_state(state)
 
 
-def restore_checkpoint(data: bytes, *, max_age_ms: int = NEVER, now_ms: int | None = None) -> PartitionState:
+def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> PartitionState:
     """The state in a checkpoint, without producers that are too old by now's limit."""
     state = decode_state(data)
     state.expire(max_age_ms, now_ms=now_ms)

@@ -9,6 +9,10 @@ of a control record can change unseen:
 
     control type i32 | flags i32 | producer's clock i64 | `divc` length i32, -1 none | `divc`
 
+of a data record whose flags say *headers only* (see `header`) followed by
+
+    flags i32 | producer's clock i64
+
 `kind` is the one the header claims, so that a changed kind is a wrong checksum. Left out are the producer's
 numbering, which the sequence rules guard, and the nonce, because attempts that share a GUID differ in it alone
 and must sum up alike.
@@ -38,10 +42,11 @@ NONCE_BYTES: Final = 4
 _INT: Final = struct.Struct(">i")
 _SCHEMA: Final = _INT.pack(0)
 _CONTROL: Final = struct.Struct(">iiq")
+_HEADERS_ONLY: Final = struct.Struct(">iq")
 
 
 def record_checksum(kind: int, key: bytes | None, value: bytes | None) -> int:
-    """The checksum of one data record."""
+    """The checksum of one data record, in a chain with control records."""
     return zlib.crc32(_covered(kind, key, key, value))
 
 
@@ -56,6 +61,9 @@ def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: b
     """The checksum a record with this stamp should have, whatever its kind."""
     if stamp.kind == RecordKind.CONTROL:
         return control_checksum(stamp, key, value, payload)
+    if stamp.is_headers_only:
+        covered = _covered(stamp.kind, key, key, value)
+        return zlib.crc32(covered + _HEADERS_ONLY.pack(stamp.flags, stamp.timestamp))
     return record_checksum(stamp.kind, key, value)
 
 

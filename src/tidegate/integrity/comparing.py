@@ -7,14 +7,17 @@ and, where asked, timestamp (`digests`, without offsets).
 First both sides are read once, in ranges, by any number of workers. A range is cut into *blocks* where a record's hash
 says so (its lowest ten bits are 0), so that blocks on both sides fall into step again behind a difference. A block is
 its number of records, the sum of their hashes, and their sum weighted by place; equal blocks are equal records in
-equal order. Where blocks differ, the records between the last equal block and the next are read again and compared one
-by one (`differences`).
+equal order. Where blocks differ, the records between the last equal block and the next, a *stretch*, are read again and
+compared one by one (`differences`).
 
 Topics with different numbers of partitions are compared by key: records fall into `BUCKETS` by their key's hash,
 wherever they lie, and order is not compared.
 
 B1  blocks do not depend on where ranges were cut: the open ends of two neighbours are joined.
 B2  equal means: the same number of blocks, equal one by one. Hashes have 64 bits, sums of them are kept twice.
+B3  whether two topics are equal is decided by the first read alone. A stretch that is not what was read first is told
+    as changed meanwhile; it differs all the same.
+B4  memory is bounded: a stretch of more than `MOST_RECORDS` is told as a range, and behind `MOST_DIFFERENCES` all are.
 
 Thread rule: values and pure functions around readers.
 """
@@ -25,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +43,16 @@ from tidegate.integrity.differences import (
     pair_moved,
     unordered,
 )
-from tidegate.integrity.digests import Parts, hashes_of
+from tidegate.integrity.digests import Digest, Parts, digest_blocks, hashes_of
 from tidegate.integrity.reading_ranges import ReadOrder, TopicAt, cut
 from tidegate.kernels.record_digests import sum_blocks
 
 BLOCK_BITS: Final = 10
 BUCKETS: Final = 4096
 SMALLEST_RANGE: Final = 100_000
+MOST_RECORDS: Final = 500_000
+"""Of both sides together, that are compared one by one at a time: some 100 bytes each."""
+MOST_DIFFERENCES: Final = 1_000_000
 BLOCK: Final = np.dtype(
     [("records", "i8"), ("sum", "u8"), ("squares", "u8"), ("ordered", "u8"), ("first", "i8"), ("last", "i8")]
 )
@@ -67,10 +73,19 @@ class Blocks:
 
 @dataclass(slots=True)
 class PartitionComparison:
-    """One partition: how many records each side has, and what differs. Counts are complete, examples are few."""
+    """One partition: how many records each side has, and what differs. Examples are few.
+
+    Counts are complete unless some stretches are `untold`, or `changed` while they were compared.
+    """
 
     partition: int | None
     records: tuple[int, int] = (0, 0)
+    differing: int = 0
+    """Stretches whose digests differ; by key: buckets."""
+    untold: int = 0
+    """Of these: too long to be compared record by record."""
+    changed: int = 0
+    """Of these: not the same any more when they were read again."""
     counts: Counter[Kind] = field(default_factory=Counter)
     ranges: list[tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=list)
     """Differing stretches: offsets from, up to (of A), and of B."""
@@ -78,7 +93,7 @@ class PartitionComparison:
 
     @property
     def is_equal(self) -> bool:
-        return not self.counts and not self.ranges
+        return not self.differing
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -86,6 +101,9 @@ class PartitionComparison:
             "records": list(self.records),
             "equal": self.is_equal,
             "differences": {kind.value: self.counts[kind] for kind in Kind if self.counts[kind]},
+            "differing": self.differing,
+            "untold": self.untold,
+            "changed_meanwhile": self.changed,
             "ranges": [{"a": list(a), "b": list(b)} for a, b in self.ranges],
             "examples": [each.as_dict() for each in self.examples],
         }
@@ -152,8 +170,9 @@ def compare(
         counted = int(joined[0]["records"].sum()), int(joined[1]["records"].sum())
         comparison.partitions.append(PartitionComparison(partition, counted))
         for a, b in differing(joined[0], joined[1]):
+            rows = joined[0][a], joined[1][b]
             stretches.append(
-                Stretch(partition, one, other, _offsets(joined[0][a]), _offsets(joined[1][b]), parts)
+                Stretch(partition, (one, other), _offsets(rows[0]), _offsets(rows[1]), _digests(rows), parts)
             )
     _explain(comparison, stretches, runner, examples)
     return comparison
@@ -269,29 +288,45 @@ def _anchors(left: list[Any], right: list[Any], head: int, tail: int) -> list[tu
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Records of one partition between equal blocks: offsets from, up to, on both sides. Travels."""
+    """Records of one partition between equal blocks: offsets from, up to, on both sides, and digests. Travels."""
 
     partition: int
-    one: TopicAt
-    other: TopicAt
+    topics: tuple[TopicAt, TopicAt]
     a: tuple[int, int]
     b: tuple[int, int]
+    digests: tuple[Digest, Digest]
     parts: Parts
 
-    def sides(self) -> tuple[Side, Side]:
-        return (
-            Side.read(self.one.read(self.partition, *self.a), self.parts, self.partition),
-            Side.read(self.other.read(self.partition, *self.b), self.parts, self.partition),
-        )
+
+class Explained(NamedTuple):
+    """What a second look at a stretch gave; `differences` is None where it is too long for one."""
+
+    stretch: Stretch
+    differences: list[Difference] | None
+    is_changed: bool = False
 
 
 def _offsets(blocks: NDArray[Any]) -> tuple[int, int]:
     return (int(blocks["first"][0]), int(blocks["last"][-1]) + 1) if len(blocks) else (0, 0)
 
 
-def explain_stretch(stretch: Stretch) -> tuple[int, list[Difference], Stretch]:
+def _digests(sides: tuple[NDArray[Any], NDArray[Any]]) -> tuple[Digest, Digest]:
+    one, other = (
+        Digest(*(int(rows[name].sum()) for name in ("records", "sum", "squares"))) for rows in sides
+    )
+    return one, other
+
+
+def explain_stretch(stretch: Stretch) -> Explained:
     """Compare the records of a stretch; runs in any process."""
-    return stretch.partition, classify(*stretch.sides()), stretch
+    if sum(each.records for each in stretch.digests) > MOST_RECORDS:
+        return Explained(stretch, None)
+    sides = [
+        Side.read(topic.read(stretch.partition, *offsets), stretch.parts, stretch.partition)
+        for topic, offsets in zip(stretch.topics, (stretch.a, stretch.b), strict=True)
+    ]
+    found = [digest_blocks(side.hashes, np.array([0, len(side.hashes)]))[0] for side in sides]
+    return Explained(stretch, classify(*sides), found != list(stretch.digests))
 
 
 def _explain(
@@ -299,10 +334,15 @@ def _explain(
 ) -> None:
     found: list[Difference] = []
     by_partition = {each.partition: each for each in comparison.partitions}
-    for partition, differences, stretch in _run(explain_stretch, stretches, runner):
-        found += differences
-        if differences:
-            by_partition[partition].ranges.append((stretch.a, stretch.b))
+    for stretch, differences, is_changed in _run(explain_stretch, stretches, runner):
+        into = by_partition[stretch.partition]
+        into.differing += 1
+        into.changed += is_changed
+        into.ranges.append((stretch.a, stretch.b))
+        if differences is None or len(found) + len(differences) > MOST_DIFFERENCES:
+            into.untold += 1
+        else:
+            found += differences
     for each in comparison.partitions:
         each.ranges.sort()
     for difference in pair_moved(found):
@@ -344,13 +384,24 @@ def _compare_keys(
             if progress is not None:
                 progress(int(rows["records"].sum()))
     result = PartitionComparison(None, (int(totals[0]["records"].sum()), int(totals[1]["records"].sum())))
-    wanted = np.flatnonzero(totals[0] != totals[1])
+    differ = np.flatnonzero(totals[0] != totals[1])
+    result.differing = len(differ)
+    sizes = np.cumsum(totals[0]["records"][differ] + totals[1]["records"][differ])
+    wanted = differ[sizes <= MOST_RECORDS]
+    result.untold = len(differ) - len(wanted)
     if not len(wanted):
         return result
     work = partial(_read_buckets, parts, wanted)
     read: Mapping[int, list[Side]] = {0: [], 1: []}
     for side, found in _run(work, orders, runner):
         read[side].append(found)
+    for side in (0, 1):
+        again = Side.joined(read[side])
+        rows = totals[side][wanted]
+        with np.errstate(over="ignore"):
+            before = Digest(*(int(rows[name].sum()) for name in ("records", "sum", "squares")))
+        edges = np.array([0, len(again.hashes)])
+        result.changed += digest_blocks(again.hashes, edges)[0] != before
     for difference in unordered(Side.joined(read[0]), Side.joined(read[1])):
         result.counts[difference.kind] += 1
         if sum(each.kind is difference.kind for each in result.examples) < examples:

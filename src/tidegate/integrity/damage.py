@@ -15,7 +15,8 @@ Owns the kinds, where each one may strike, and where a reader with a validator s
 | future-clock | sets the producer's clock in one record's header a day ahead |
 
 Loss at a producer's end, and of a whole producer, leaves no gap in any numbering: only the manifest in the end
-of a push tells of it. A plan says what a sound topic will show, which may be nothing.
+of a push tells of it. Loss that compaction explains is tolerated by a validator (`tolerance`). A plan says what a sound
+topic will show, which may be nothing.
 
 Thread rule: values and pure functions.
 """
@@ -23,7 +24,7 @@ Thread rule: values and pure functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -33,6 +34,8 @@ from numpy.typing import NDArray
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import MANAGED, IntegrityColumns
 from tidegate.integrity.header import ControlType, RecordKind
+from tidegate.integrity.judge import Observed, Producer
+from tidegate.integrity.tolerance import UNKNOWN_BOUND, Tolerance
 from tidegate.integrity.verdicts import Verdict
 from tidegate.randomness import Randomness
 
@@ -69,21 +72,31 @@ class Slot(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a validator says, and of which record: `row` counts the copy's records from 0."""
+    """What a validator says, and of which record: `row` counts the copy's records from 0.
+
+    `source` is the original's row of that record where what is said depends on the producer's record before it.
+    """
 
     row: int
     verdict: Verdict
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The metadata of all records of a partition, in offset order; `listed` is in the manifest of its push."""
+    """The metadata of all records of a partition, in offset order; `listed` is in the manifest of its push.
+
+    `tolerance` says which gaps of the original are no faults, at the time `now_ms`; `log_times` are the records'.
+    """
 
     partition: int
     log_start: int
     offsets: NDArray[np.int64]
     columns: IntegrityColumns
     listed: frozenset[bytes] = frozenset()
+    log_times: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    now_ms: int = 0
     owners: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +131,16 @@ class Survey:
             )
         return row
 
+    @property
+    def compacted_rows(self) -> int:
+        """How many of the first rows lie where compaction may have removed records."""
+        bound = self.tolerance.bound()
+        return len(self.offsets) if bound == UNKNOWN_BOUND else int(np.searchsorted(self.offsets, bound))
+
+    def is_headers_only(self, row: int) -> bool:
+        """Whether the row is a record of a producer without control records."""
+        return self.columns.stamp(row).is_headers_only
+
     def of_owner(self, row: int, start: int = 0) -> NDArray[np.int64]:
         """The rows of a record's producer, from `start` on."""
         return np.flatnonzero(self.owners[start:] == self.owners[row]) + start
@@ -139,6 +162,13 @@ class Plan:
     """The original's rows the damage is about."""
     changed: Mapping[int, tuple[Slot, ...]]
     seen: tuple[Seen, ...] = ()
+    tolerated: tuple[Seen, ...] = ()
+    """What would be seen if compaction could not have done it."""
+
+    @property
+    def compacted_below(self) -> int:
+        """The offset of the copy below which compaction may have removed records."""
+        return self.survey.log_start + self.row_in_copy(self.survey.compacted_rows)
 
     def row_in_copy(self, row: int) -> int:
         """Where an original row stands, or would, in the copy."""
@@ -153,7 +183,7 @@ def choose(
     if offset is not None:
         if len(surveys) != 1:
             raise InvalidError(f"offset {offset} of which partition? There are {len(surveys)}; choose one")
-        return _plan(surveys[0], kind, surveys[0].row_at(offset), count)
+        return _judged(_plan(surveys[0], kind, surveys[0].row_at(offset), count))
     fallback: Plan | None = None
     first = randomness.below(len(surveys))
     for survey in surveys[first:] + surveys[:first]:
@@ -161,7 +191,7 @@ def choose(
         turn = randomness.below(len(candidates)) if len(candidates) else 0
         for row in np.roll(candidates, -turn)[:_MOST_TRIES].tolist():
             try:
-                plan = _plan(survey, kind, row, count)
+                plan = _judged(_plan(survey, kind, row, count))
             except InvalidError:  # no room for this kind here; the next place may have it
                 continue
             if plan.seen:
@@ -254,10 +284,12 @@ def _loss(
     end = survey.end_of_push
     is_listed = end is not None and plan.producer in survey.listed and end not in plan.changed
     next_row = int(behind[0]) if len(behind) else None
+    if survey.is_headers_only(rows[0]) and survey.of_owner(rows[0])[0] == rows[0]:
+        verdict = Verdict.UNREGISTERED_PRODUCER  # the record that opens the chain is among them
     if end is not None and is_listed and rows[0] < end and (next_row is None or next_row > end):
         seen = Seen(plan.row_in_copy(end), Verdict.MISSING)
     elif next_row is not None:
-        seen = Seen(plan.row_in_copy(next_row), verdict)
+        seen = Seen(plan.row_in_copy(next_row), verdict, next_row)
     else:
         return plan
     return _of(survey, kind, rows, plan.changed, (seen,))
@@ -283,18 +315,66 @@ def _reorder(survey: Survey, row: int) -> Plan:
         raise InvalidError(f"no data record follows offset {survey.offsets[row]} in its chain")
     first, second = (int(number) for number in pair)
     changed = {first: (Slot(second),), second: (Slot(first),)}
-    seen = (Seen(first, Verdict.MISSING), Seen(second, Verdict.DUPLICATE))
+    opens = survey.is_headers_only(first) and survey.of_owner(first)[0] == first
+    verdict = Verdict.UNREGISTERED_PRODUCER if opens else Verdict.MISSING
+    seen = (Seen(first, verdict, second), Seen(second, Verdict.DUPLICATE))
     return _of(survey, DamageKind.REORDER, (first, second), changed, seen)
 
 
 def _future_clock(survey: Survey, row: int) -> Plan:
-    """Seen where the chain ends, because a record's own checksum does not cover its producer's clock."""
+    """Seen where the chain ends, because a record's own checksum does not cover its producer's clock.
+
+    Where there are no control records it does.
+    """
+    if survey.is_headers_only(row):
+        changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
+        return _of(survey, DamageKind.FUTURE_CLOCK, (row,), changed, (Seen(row, Verdict.CORRUPT),))
     columns, behind = survey.columns, survey.of_owner(row, row)
     is_end = columns.is_control[behind] & (columns.control[behind] == ControlType.END_OF_CHAIN)
     ends = behind[is_end & (columns.chain[behind] == columns.chain[row])]
-    seen = (Seen(int(ends[0]), Verdict.CORRUPT),) if len(ends) else ()
+    seen = (Seen(int(ends[0]), Verdict.CORRUPT, int(ends[0])),) if len(ends) else ()
     changed = {row: (Slot(row, ahead_ms=AHEAD_MS),)}
     return _of(survey, DamageKind.FUTURE_CLOCK, (row,), changed, seen)
+
+
+def _judged(plan: Plan) -> Plan:
+    """The plan with what a validator tolerates put apart from what it says."""
+    seen: list[Seen] = []
+    tolerated: list[Seen] = []
+    for one in plan.seen:
+        (tolerated if _is_tolerated(plan, one) else seen).append(one)
+    return replace(plan, seen=tuple(seen), tolerated=tuple(tolerated))
+
+
+def _is_tolerated(plan: Plan, seen: Seen) -> bool:
+    survey, source = plan.survey, seen.source
+    if source is None:
+        return False
+    is_gap = plan.kind is not DamageKind.FUTURE_CLOCK
+    mine = survey.of_owner(source)
+    before = mine[mine < (min(plan.touched) if is_gap else source)]
+    known = None
+    if len(before):
+        row = int(before[-1])
+        known = Producer(
+            guid=plan.producer,
+            chain=int(survey.columns.chain[row]),
+            sequence=int(survey.columns.sequence[row]),
+            registered=True,
+            log_time=int(survey.log_times[row]),
+            offset=survey.log_start + plan.row_in_copy(row),
+        )
+    elif survey.log_start > 0:
+        return True  # the producer's first records aged out, for all that a validator knows
+    elif not survey.is_headers_only(source):
+        return False
+    record = Observed(
+        survey.columns.stamp(source), survey.log_start + seen.row, int(survey.log_times[source])
+    )
+    tolerance = survey.tolerance
+    if tolerance.bound() != UNKNOWN_BOUND:
+        tolerance = replace(tolerance, compacted_below=lambda: plan.compacted_below)
+    return bool(tolerance.note(known, record, survey.now_ms))
 
 
 def _in_one_chain(survey: Survey, rows: NDArray[np.int64]) -> bool:

@@ -14,7 +14,8 @@ so digests of neighbouring ranges add up field by field, and order does not matt
 records are tied to their places. This finds loss, change, repetition and damage; XXH64 is no secret and no
 cryptographic hash, so it proves nothing about somebody who forges records on purpose.
 
-Records are those a reader of uncommitted records is given: control batches are left out.
+Records are those a reader of uncommitted records is given, Tidegate's own control records among them; Kafka's control
+batches are left out.
 
 Thread rule: values and pure functions; the kernels run without the interpreter lock.
 """

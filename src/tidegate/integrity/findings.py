@@ -51,8 +51,12 @@ class Finding:
     ) -> Finding:
         """From the rows of the kernel: `before` is the producer's state in front of the record, or None."""
         detail = shortfall
-        if rule is Rule.D1 and stamp is not None:
+        if stamp is not None and computed_crc != stamp.crc:
             detail = f"its checksum is {computed_crc:08x}, its header says {stamp.crc:08x}"
+        elif rule is Rule.U4:
+            detail = (
+                "the partition has as many producers as it may; a shorter max_age forgets silent ones earlier"
+            )
         elif rule is Rule.C6 and before is not None:
             detail = _broken_chain(before, record)
         if before is None:

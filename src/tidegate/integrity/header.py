@@ -11,7 +11,9 @@ record stay exactly what ordinary consumers expect.
     3  u8  flags                    36  u32  CRC-32 of the record (see `checksum`)
     4  16 bytes producer GUID
 
-flags: bit 0 this ends the sender's last chain here, bit 1 heartbeat, bit 2 copied by a relay.
+flags: bit 0 this ends the sender's last chain here, bit 1 heartbeat, bit 2 copied by a relay, bit 3 (data records
+only) *headers only*: the sender writes no control records. Its chain begins with a data record of sequence 0, goes on
+up to sequence 2^31 - 1 and has no checksum of its own; each record's CRC covers flags and clock, too.
 
 `divc`, on control records only; version (1), then by control type:
 
@@ -45,6 +47,7 @@ NO_CONTROL: Final = 255
 FINAL: Final = 1
 HEARTBEAT: Final = 2
 RELAYED: Final = 4
+HEADERS_ONLY: Final = 8
 
 CONTROL_KEY_PREFIX: Final = b"\x00DIV\x00"
 CONTROL_VALUE: Final = b""
@@ -114,6 +117,11 @@ class Stamp(NamedTuple):
     @property
     def is_end_of_chain(self) -> bool:
         return self.kind == RecordKind.CONTROL and self.control == ControlType.END_OF_CHAIN
+
+    @property
+    def is_headers_only(self) -> bool:
+        """A data record of a sender that writes no control records."""
+        return self.kind != RecordKind.CONTROL and bool(self.flags & HEADERS_ONLY)
 
     @property
     def stamp_summand(self) -> int:

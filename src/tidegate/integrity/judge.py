@@ -5,8 +5,10 @@ for whole batches, and the tests hold the two together. It does not cover what f
 (`policy`).
 
 A producer numbers its records: chain after chain, and in each chain sequence 0, 1, 2, … The first record of
-a chain is its *start*, the last its *end*, which carries the checksum of all between. Two things soften the
-rules:
+a chain is its *start*, the last its *end*, which carries the checksum of all between. A producer of *headers only*
+has neither: its first data record opens its chain, which ends with the last sequence there is. Compaction may take
+that first record, too, so such a chain may be entered in its middle where a gap would be tolerated, and its gaps are
+judged all the same. Two things soften the rules:
 
 - *settled* (E): the push has ended, or the topic never had one. Where the head of the log may then be *gone*,
   a producer may be met in the middle of a chain;
@@ -20,7 +22,8 @@ checksum (C); so a repeated record never enters a checksum.
 
 Invariants:
 J1  a fault that does not force changes nothing: the true next record is still accepted afterwards;
-J2  DUPLICATE never changes anything;
+J2  DUPLICATE never changes anything, and neither does a record at a known place that does not match its own
+    checksum: that is CORRUPT and no repeat (others may forward headers to records of their own);
 J3  one loss is one finding: after a gap or a fault inside it a chain is tainted, and its end is accepted without
     its checksum; and a forced end does end its chain, so that the next chain is not called missing.
 """
@@ -31,7 +34,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tidegate.integrity.header import ChecksumType, ControlType, EndOfChain, RecordKind, Stamp
+from tidegate.integrity.header import (
+    MAX_SEQUENCE,
+    ChecksumType,
+    ControlType,
+    EndOfChain,
+    RecordKind,
+    Stamp,
+)
 from tidegate.integrity.verdicts import Note, Rule, Verdict
 
 NO_TIME = -1
@@ -115,6 +125,8 @@ def judge(
     if not _is_supported(record):
         return _unsupported(known, record, footing)
     placed = _first_contact(record, footing) if known is None else _place(known, record, footing)
+    if placed.verdict is Verdict.DUPLICATE and not _matches_itself(record):
+        return Outcome(Verdict.CORRUPT, Rule.D1, known)
     if placed.producer is not None and placed.producer is not known and placed.rule not in SEAMLESS:
         placed = placed._replace(producer=replace(placed.producer, data_records=UNCOUNTED))
     if placed.verdict is not Verdict.OK or placed.producer is None:
@@ -139,7 +151,11 @@ def _unsupported(known: Producer | None, record: Observed, footing: Footing) -> 
 
 
 def _opens(stamp: Stamp) -> bool:
-    return stamp.is_start_of_chain and stamp.sequence == 0
+    return stamp.sequence == 0 and (stamp.is_start_of_chain or stamp.is_headers_only)
+
+
+def _matches_itself(record: Observed) -> bool:
+    return record.computed_crc is None or record.computed_crc == record.stamp.crc
 
 
 # -- A and B: where the record stands in its producer's numbering ----------------------------------
@@ -150,8 +166,9 @@ def _first_contact(record: Observed, footing: Footing) -> Outcome:
     entered = _entered(None, record)
     if stamp.chain == 0 and _opens(stamp):
         return Outcome(Verdict.OK, Rule.A1, entered)
-    if footing.gone:
-        return Outcome(Verdict.OK, Rule.A3 if stamp.chain == 0 else Rule.A5, entered)
+    note = footing.tolerates(None, record) if stamp.is_headers_only and not footing.gone else Note.NONE
+    if footing.gone or note:
+        return Outcome(Verdict.OK, Rule.A3 if stamp.chain == 0 else Rule.A5, entered, note)
     rule = Rule.A2 if stamp.chain == 0 else Rule.A4
     return _fault(Verdict.UNREGISTERED_PRODUCER, rule, None, _forced(entered, record), footing)
 
@@ -166,6 +183,8 @@ def _place(known: Producer, record: Observed, footing: Footing) -> Outcome:
     if stamp.chain == known.chain + 1 and known.ended:
         if _opens(stamp):
             return Outcome(Verdict.OK, Rule.A7, entered)
+        if stamp.is_headers_only and (note := footing.tolerates(known, record)):
+            return Outcome(Verdict.OK, Rule.A10, entered, note)
         return _fault(Verdict.UNREGISTERED_PRODUCER, Rule.A8, known, _forced(entered, record), footing)
     note = footing.tolerates(known, record)
     if not note:
@@ -184,7 +203,7 @@ def _same_chain(known: Producer, record: Observed, footing: Footing) -> Outcome:
     moved = _moved(known, record)
     if sequence == known.sequence + 1:
         return Outcome(Verdict.OK, Rule.B1, moved)
-    if footing.settled and not known.registered:
+    if footing.settled and not moved.registered:
         return Outcome(Verdict.OK, Rule.B3, moved)
     moved = replace(moved, tainted=True)
     if note := footing.tolerates(known, record):
@@ -199,7 +218,7 @@ def _sum_up(
     known: Producer | None, producer: Producer, placed: Outcome, record: Observed, footing: Footing
 ) -> Outcome:
     """The record is where it should be; test its own checksum, then its chain's."""
-    if record.computed_crc is not None and record.computed_crc != record.stamp.crc:
+    if not _matches_itself(record):
         tainted = replace(producer, tainted=True)
         return _fault(Verdict.CORRUPT, Rule.D1, known, _forced(tainted, record), footing)
     if record.stamp.is_end_of_chain:
@@ -258,7 +277,7 @@ def _forced(producer: Producer, record: Observed) -> Producer:
 def _entered(known: Producer | None, record: Observed) -> Producer:
     """A chain met for the first time, at its start or in its middle."""
     stamp = record.stamp
-    registered = _opens(stamp)
+    registered = _opens(stamp) or stamp.is_headers_only
     return Producer(
         guid=stamp.guid,
         chain=stamp.chain,
@@ -276,6 +295,7 @@ def _moved(known: Producer, record: Observed) -> Producer:
     return replace(
         known,
         sequence=record.stamp.sequence,
+        registered=known.registered or record.stamp.is_headers_only,
         data_records=_counted(known.data_records, record.stamp),
         producer_time=max(known.producer_time, record.stamp.timestamp),
         log_time=record.log_time,
@@ -288,7 +308,7 @@ def _counted(count: int, stamp: Stamp) -> int:
 
 
 def _added(producer: Producer, record: Observed) -> Producer:
-    """The record enters the chain's checksum."""
+    """The record enters the chain's checksum; one with the last sequence there is ends the chain."""
     if producer.checksum_type == ChecksumType.ADHASH2:
         summand = record.stamp.crc
     elif producer.checksum_type == ChecksumType.ADHASH:
@@ -300,4 +320,5 @@ def _added(producer: Producer, record: Observed) -> Producer:
         checksum=(producer.checksum + summand) % 2**64,
         stamp_sum=(producer.stamp_sum + record.stamp.stamp_summand) % 2**64,
         records=producer.records + 1,
+        ended=producer.ended or producer.sequence == MAX_SEQUENCE,
     )

@@ -15,6 +15,11 @@ later one says how far it went, and with which validation state, so that the nex
     u8 version, 1 | i64 time rewound to, ms | i64 next offset of the live topic | u16 length, topic in UTF-8
     then the live topic's validation state at that offset as `checkpoint` writes it, or nothing: none seen yet
 
+A state that is too large for one record is cut into parts, one record each, one after the other. Version 2 is version 1
+with `u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is that
+of the parts joined. Parts of one state share a generation, which no other state of the partition has. A state counts
+when all its parts came. Version 1 is written where there is one part and the topic has no id.
+
 *Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
 offset there. Any number of a leader's records that arrived says exactly how far it came.
 
@@ -60,7 +65,9 @@ LEADERSHIP_GUID: Final = uuid.uuid5(NAMESPACE, "leadership").bytes
 LARGEST_EPOCH: Final = 2**62 - 1
 
 _SWITCH: Final = struct.Struct(">BqqH")
-_SWITCH_VERSION: Final = 1
+_WHOLE, _IN_PARTS = 1, 2
+_PART: Final = struct.Struct(">QII")
+_LONGEST_ID: Final = 255
 _HALF: Final = 31
 
 
@@ -72,29 +79,64 @@ class Leadership(NamedTuple):
 
 
 class TopicSwitch(NamedTuple):
-    """From where a live topic is read, or how far it was, and what was known of its producers there."""
+    """From where a live topic is read, or how far it was, and what was known of its producers there.
+
+    `state` is all of it, or part `part` of `parts`; `generation` tells states apart. Offsets count in the topic with
+    `topic_id`; empty where it is not known.
+    """
 
     topic: str
     start_ms: int
     offset: int
     state: bytes = b""
+    part: int = 0
+    parts: int = 1
+    generation: int = 0
+    topic_id: str = ""
 
     def to_bytes(self) -> bytes:
-        name = self.topic.encode()
-        return _SWITCH.pack(_SWITCH_VERSION, self.start_ms, self.offset, len(name)) + name + self.state
+        name, topic_id = self.topic.encode(), self.topic_id.encode()
+        is_plain = self.parts == 1 and not topic_id
+        head = _SWITCH.pack(_WHOLE if is_plain else _IN_PARTS, self.start_ms, self.offset, len(name)) + name
+        if is_plain:
+            return head + self.state
+        if len(topic_id) > _LONGEST_ID:
+            raise InvalidError(f"topic {self.topic} has an id of {len(topic_id)} bytes: {self.topic_id}")
+        place = _PART.pack(self.generation, self.part, self.parts)
+        return head + bytes([len(topic_id)]) + topic_id + place + self.state
+
+    def in_parts(self, most: int, generation: int) -> list[TopicSwitch]:
+        """The switches to write, none with more than `most` bytes of state: this one, or its parts in order."""
+        if len(self.state) <= most:
+            return [self]
+        pieces = [self.state[start : start + most] for start in range(0, len(self.state), most)]
+        return [
+            self._replace(state=piece, part=part, parts=len(pieces), generation=generation)
+            for part, piece in enumerate(pieces)
+        ]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TopicSwitch:
-        if len(data) < _SWITCH.size or data[0] != _SWITCH_VERSION:
+        if len(data) < _SWITCH.size or data[0] not in (_WHOLE, _IN_PARTS):
             raise InvalidError(
-                f"a topic switch has version {_SWITCH_VERSION} and at least {_SWITCH.size} bytes; these {len(data)} "
-                "are something else"
+                f"a topic switch has version {_WHOLE} or {_IN_PARTS} and at least {_SWITCH.size} bytes; these "
+                f"{len(data)} are something else, or of a later release"
             )
-        _, start_ms, offset, length = _SWITCH.unpack_from(data)
+        version, start_ms, offset, length = _SWITCH.unpack_from(data)
         end = _SWITCH.size + length
+        topic, rest = data[_SWITCH.size : end].decode(errors="replace"), data[end:]
         if len(data) < end or offset < 0:
             raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
-        return cls(data[_SWITCH.size : end].decode(errors="replace"), start_ms, offset, data[end:])
+        if version == _WHOLE:
+            return cls(topic, start_ms, offset, rest)
+        start = 1 + (rest[0] if rest else 0)
+        if len(rest) < start + _PART.size:
+            raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
+        generation, part, parts = _PART.unpack_from(rest, start)
+        if not 0 <= part < parts:
+            raise InvalidError(f"a topic switch says to be part {part} of {parts}")
+        topic_id, state = rest[1:start].decode(errors="replace"), rest[start + _PART.size :]
+        return cls(topic, start_ms, offset, state, part, parts, generation, topic_id)
 
 
 # -- leadership stamps ---------------------------------------------------------------------------

@@ -295,7 +295,9 @@ class _Fold:
         if first >= end:
             return state
         self._log = self._log or open_beside(plan.target.folder)
-        with self._log.reader(audit.topic, [audit.partition], start=first, stop=end) as reader:
+        with self._log.reader(
+            audit.topic, [audit.partition], start=first, stop=end, control_records=True
+        ) as reader:
             for batch in reader:
                 audit.take(validator.validate(batch, plan.now_ms), _offsets(batch))
         return validator.state

@@ -65,7 +65,14 @@ class TopicAt:
             return
         with (
             open_log(self.url, **self._settings()) as log,
-            log.reader(self.topic, [partition], start=start, stop=stop, isolation=self.isolation) as reader,
+            log.reader(
+                self.topic,
+                [partition],
+                start=start,
+                stop=stop,
+                isolation=self.isolation,
+                control_records=True,
+            ) as reader,
         ):
             yield from reader
 

@@ -105,6 +105,8 @@ def health(
         why = "was not read" if integrity is None else "is on none of them"
         return "good", f"Nothing wrong found in {records} of {place}; integrity metadata {why}."
     share = percent(integrity.managed, integrity.records)
+    if integrity.doubts:
+        return "unsure", f"No fault found in {records} of {place}, but {integrity.doubts[0]}."
     return (
         "good",
         f"Nothing wrong found in {records} of {place}; {share} were checked by their integrity metadata.",

@@ -92,7 +92,7 @@ class Replica:
 
     # -- roles -----------------------------------------------------------------------------------
 
-    def to_standby(self, checkpoint: bytes | None = None, *, now_ms: int | None = None) -> int:
+    def to_standby(self, checkpoint: bytes | None = None, *, now_ms: int) -> int:
         """From OFFLINE, with the last checkpoint; from LEADER. Answers the offset to read from."""
         if self.role is Role.OFFLINE:
             state = PartitionState() if checkpoint is None else decode_state(checkpoint)
@@ -104,7 +104,7 @@ class Replica:
         self.role = Role.STANDBY
         return self.drainer.state.next_offset
 
-    def to_leader(self, *, now_ms: int | None = None, source: LeaderSource | None = None) -> None:
+    def to_leader(self, *, now_ms: int, source: LeaderSource | None = None) -> None:
         """The consumer goes on from where the drainer is; in another topic, from what the drainer was told of that."""
         if self.role is not Role.STANDBY:
             raise self._conflict(Role.LEADER)
@@ -149,7 +149,7 @@ class Replica:
         self._behind.take(judged, len(trial.state.producers))
         return self._looked(judged)
 
-    def checkpoint(self, *, now_ms: int | None = None) -> bytes | None:
+    def checkpoint(self, *, now_ms: int) -> bytes | None:
         """The drainer's state, for the commit that has its data; None for a partition that stopped (R1)."""
         if self.error is not None:
             return None
@@ -172,7 +172,7 @@ class Replica:
             raise ConflictError(f"{self.topic}-{self.partition} is offline here; call to_standby first")
         return self._drainer
 
-    def _expire(self, now_ms: int | None) -> None:
+    def _expire(self, now_ms: int) -> None:
         """Forget producers that are too old: at restore, promotion and checkpoint only."""
         gone = self.drainer.state.expire(self.max_age_ms, now_ms=now_ms)
         counts = self.faults.counts

@@ -1,29 +1,62 @@
 """What a receiver is told about a partition before it looks at records: the settings of both validators.
 
-Owns `ValidationRules`; what they mean is said where they are used: `judge`, `tolerance`, `policy`.
+Owns `ValidationRules` and `OnError`; what else they mean is said where they are used: `judge`, `tolerance`, `policy`.
+
+Two kinds of faults are told apart. A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent,
+so it never goes on: it stops the partition, is dropped, or is set aside. A *gap* (MISSING, UNREGISTERED_PRODUCER)
+is about records that are not there: it stops the partition or is counted, and the record that shows it goes on, unless
+that record does not match its own checksum (Note.DAMAGED) and so is a faulty one, too.
 
 Thread rule: values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final
+from enum import StrEnum
+from typing import Final, TypeAlias
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.state import Phase
 from tidegate.integrity.tolerance import Tolerance
+from tidegate.integrity.verdicts import FATAL, Verdict
 
 DEFAULT_MOST_PRODUCERS: Final = 2_000_000
+_OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip": "drop"}
 
 
-class OnFault(Enum):
-    """What a fatal verdict does: the partition stops, or goes on with the record kept or set aside."""
+class OnError(StrEnum):
+    """What a fault does: the partition stops (FAIL), or goes on without the faulty record, which is only counted
+    (DROP) or set aside as a dead letter, too (KEEP). After a gap there is no faulty record: DROP and KEEP count it."""
 
-    STOP = "stop"
-    WARN = "warn"
-    QUARANTINE = "quarantine"
+    FAIL = "fail"
+    DROP = "drop"
+    KEEP = "keep"
+
+    @classmethod
+    def of(cls, word: str) -> OnError:
+        """The policy of this word; an old spelling is refused with the new one."""
+        try:
+            return cls(word)
+        except ValueError:
+            instead = f": say {_OLD_WORDS[word]!r}" if word in _OLD_WORDS else ""
+            raise InvalidError(f"{word!r}{instead}; choose 'fail', 'drop' or 'keep'") from None
+
+
+Policy: TypeAlias = OnError | Mapping[Verdict, OnError]
+"""One answer to every fault, or one for each verdict; a verdict that is not named is KEEP."""
+
+
+def policy_of(said: str | Mapping[str, str]) -> Policy:
+    """A policy from words: `"keep"`, or `{"missing": "fail", "corrupt": "drop"}`."""
+    if isinstance(said, str):
+        return OnError.of(said)
+    known = {verdict.label: verdict for verdict in sorted(FATAL)}
+    for label in said:
+        if label not in known:
+            raise InvalidError(f"{label!r} is no kind of fault; choose from {', '.join(known)}")
+    return {known[label]: OnError.of(word) for label, word in said.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +69,8 @@ class ValidationRules:
     belongs here. `payloads=False` trusts the data records' own checksums and reads no payload.
     """
 
-    during_push: OnFault = OnFault.STOP
-    otherwise: OnFault = OnFault.WARN
+    during_push: Policy = OnError.FAIL
+    otherwise: Policy = OnError.KEEP
     tolerance: Tolerance = field(default_factory=Tolerance)
     head_may_be_gone: bool = False
     strict: bool = False
@@ -49,12 +82,23 @@ class ValidationRules:
         if not 1 <= self.max_producers <= 2**29:
             raise InvalidError(f"max_producers={self.max_producers}: choose 1 to {2**29}")
 
-    def action(self, phase: Phase) -> OnFault:
-        return self.otherwise if phase.is_settled else self.during_push
+    def action(self, verdict: Verdict, phase: Phase) -> OnError:
+        """What this fault does; a record without metadata where all must have it counts as UNSUPPORTED."""
+        policy = self.otherwise if phase.is_settled else self.during_push
+        if isinstance(policy, OnError):
+            return policy
+        return policy.get(Verdict.UNSUPPORTED if verdict is Verdict.UNMANAGED else verdict, OnError.KEEP)
 
-    def forces(self, phase: Phase) -> bool:
-        """Whether the state moves on after a fault."""
-        return self.action(phase) is not OnFault.STOP
+    def stops(self, verdict: Verdict, phase: Phase, *, is_damaged: bool = False) -> bool:
+        """Whether this fault stops the partition; `is_damaged`: the record does not match its own checksum either."""
+        if is_damaged and self.action(Verdict.CORRUPT, phase) is OnError.FAIL:
+            return True
+        return self.action(verdict, phase) is OnError.FAIL
+
+    def verdicts_with(self, action: OnError, phase: Phase) -> int:
+        """The fatal verdicts with this policy, as a set of bits."""
+        judged = (*FATAL, Verdict.UNMANAGED)
+        return sum(1 << verdict for verdict in judged if self.action(verdict, phase) is action)
 
     def gone(self, phase: Phase) -> bool:
         """Whether an unknown producer may be met in the middle."""

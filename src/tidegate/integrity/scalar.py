@@ -17,7 +17,7 @@ from tidegate.integrity.judge import UNCOUNTED, Observed, Outcome, Producer, jud
 from tidegate.integrity.manifest import Completeness, Manifest, Received, check_manifest
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
-from tidegate.integrity.verdicts import Note, Rule, Verdict
+from tidegate.integrity.verdicts import GAPS, Note, Rule, Verdict
 
 
 class Arrival(NamedTuple):
@@ -53,7 +53,10 @@ class ScalarValidator:
         found = self._judgement(arrival, now_ms)
         if found.verdict.is_fatal or found.rule is Rule.U3:
             note = Note.NONE if phase.is_settled else Note.DURING_PUSH
-            found = found._replace(note=found.note | note, stops=not self.rules.forces(phase))
+            stops = self.rules.stops(found.verdict, phase, is_damaged=_is_damaged(arrival, found.verdict))
+            if not stops and _is_damaged(arrival, found.verdict):
+                note |= Note.DAMAGED
+            found = found._replace(note=found.note | note, stops=stops)
         if not found.stops:
             self.state.next_offset = arrival.offset + 1
         return found
@@ -74,7 +77,10 @@ class ScalarValidator:
             outcome = Outcome(Verdict.UNREGISTERED_PRODUCER, Rule.U4, None)
         else:
             outcome = self._outcome(known, observed, arrival.payload, now_ms)
-        if outcome.verdict.is_fatal and not self.rules.forces(self.state.phase):
+        is_damaged = _is_damaged(arrival, outcome.verdict)
+        if outcome.verdict.is_fatal and self.rules.stops(
+            outcome.verdict, self.state.phase, is_damaged=is_damaged
+        ):
             return Judgement(outcome.verdict, outcome.rule)
         if outcome.producer is not None:
             self.producers[stamp.guid] = outcome.producer
@@ -94,8 +100,8 @@ class ScalarValidator:
             observed,
             settled=phase.is_settled,
             tolerates=lambda producer, record: rules.tolerance.note(producer, record, now_ms),
-            gone=rules.gone(phase),
-            forces=rules.forces(phase),
+            gone=rules.gone(phase) or (self.state.forgot and phase.is_settled),
+            forces=True,
         )
         ends_push = _is_control(observed, ControlType.END_OF_PUSH) and phase is not Phase.PUSHED
         if not ends_push or outcome.verdict is not Verdict.OK:
@@ -138,6 +144,14 @@ def received_of(producer: Producer) -> Received:
     is_whole = producer.registered and not producer.tainted
     records = None if producer.data_records == UNCOUNTED else producer.data_records
     return Received(producer.chain, producer.sequence, producer.checksum if is_whole else None, records)
+
+
+def _is_damaged(arrival: Arrival, verdict: Verdict) -> bool:
+    """Whether the record that shows a gap does not match its own checksum."""
+    observed = arrival.observed
+    return (
+        verdict in GAPS and observed is not None and observed.computed_crc not in (None, observed.stamp.crc)
+    )
 
 
 def _is_control(observed: Observed, control: ControlType) -> bool:

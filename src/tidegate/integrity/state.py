@@ -26,6 +26,10 @@ from tidegate.kernels.producer_index import PRODUCER_ROW, find_producer, index_p
 
 NEVER: Final = -1
 """A maximum age that is none."""
+DEFAULT_MAX_AGE_MS: Final = 7 * 86_400_000
+"""How long a producer may be silent before a pipeline or a table forgets it, unless it is told otherwise."""
+MOST_REMEMBERED: Final = 100_000
+"""Above this many producers, those that ended for good are forgotten before they are too old."""
 FUTURE_GUARD_MS: Final = 3_600_000
 """How far ahead of the round's time a producer's clock may be and still count as the newest."""
 _FEWEST_ROWS: Final = 16
@@ -165,10 +169,14 @@ class PartitionState:
     """The offset after the last record judged."""
     end_of_push: int = -1
     """The offset of the record that ended the push, -1 before."""
+    forgot: bool = False
+    """Producers were forgotten: one that is met in the middle of its numbering may be one of them, and no fault."""
 
     def copy(self) -> PartitionState:
         """A deep copy."""
-        return PartitionState(self.producers.copy(), self.phase, self.next_offset, self.end_of_push)
+        return PartitionState(
+            self.producers.copy(), self.phase, self.next_offset, self.end_of_push, self.forgot
+        )
 
     @property
     def newest_time(self) -> int:
@@ -176,18 +184,34 @@ class PartitionState:
         times = self.producers.known["producer_time"]
         return int(times.max()) if len(times) else NO_TIME
 
-    def expire(self, max_age_ms: int, *, now_ms: int | None = None) -> int:
-        """Forget producers silent for longer than `max_age_ms` when the newest one spoke; how many went.
+    def expire(self, max_age_ms: int, *, now_ms: int) -> int:
+        """Forget producers silent for longer than `max_age_ms` when the newest one spoke, and, above MOST_REMEMBERED
+        producers, the oldest of those that ended for good; how many went.
 
-        The wall clock expires nobody: with `now_ms` it only keeps a clock that runs ahead from expiring the others.
+        The wall clock expires nobody: `now_ms` only keeps a clock that runs ahead from expiring the others. During a
+        push nobody goes: its manifest lists all who took part.
         """
         times = self.producers.known["producer_time"]
-        if max_age_ms == NEVER or not len(times):
+        if max_age_ms == NEVER or self.phase is Phase.PUSHING:
             return 0
-        sane = times if now_ms is None else times[times <= now_ms + FUTURE_GUARD_MS]
-        if not len(sane) or int(sane.max()) == NO_TIME:
-            return 0
-        return self.producers.keep(times >= int(sane.max()) - max_age_ms)
+        gone = 0
+        sane = times[times <= now_ms + FUTURE_GUARD_MS]
+        if len(sane) and int(sane.max()) != NO_TIME:
+            gone = self._keep(times >= int(sane.max()) - max_age_ms)
+        rows = self.producers.known
+        over, ended = len(rows) - MOST_REMEMBERED, np.flatnonzero(rows["final"])
+        if over > 0 and len(ended):
+            if len(ended) > over:
+                ended = ended[np.argpartition(rows["producer_time"][ended], over - 1)[:over]]
+            kept = np.ones(len(rows), np.bool_)
+            kept[ended] = False
+            gone += self._keep(kept)
+        return gone
+
+    def _keep(self, chosen: NDArray[np.bool_]) -> int:
+        gone = self.producers.keep(chosen)
+        self.forgot = self.forgot or gone > 0
+        return gone
 
 
 def _halves(guid: bytes) -> tuple[int, int]:

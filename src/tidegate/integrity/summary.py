@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from tidegate.errors import InvalidError
 from tidegate.integrity.checksum import computed_checksums
 from tidegate.integrity.columns import IntegrityColumns, read_columns, source_of, times_of
-from tidegate.integrity.header import FINAL, ChecksumType, EndOfChain
+from tidegate.integrity.header import FINAL, MAX_SEQUENCE, ChecksumType, EndOfChain
 from tidegate.kernels.range_runs import (
     BAD_HEARTBEAT,
     COUNT,
@@ -346,7 +346,8 @@ def _next(chain: Run | None, run: Run) -> Run | None:
     """The chain so far with the run behind it; None when the run does not belong there."""
     if run.announced >= 0:
         is_first = chain is None and run.chain == 0
-        is_next = chain is not None and chain.end is not None and run.chain == chain.chain + 1
+        is_ended = chain is not None and (chain.end is not None or chain.last_sequence == MAX_SEQUENCE)
+        is_next = chain is not None and is_ended and run.chain == chain.chain + 1
         return run if is_first or is_next else None
     if chain is None or chain.announced != ChecksumType.NONE:
         return None

@@ -34,11 +34,11 @@ from tidegate.integrity.columns import (
 )
 from tidegate.integrity.counters import VALIDATOR, Counters
 from tidegate.integrity.findings import Finding
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.scalar import compare
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.tolerance import INCOMING
-from tidegate.integrity.verdicts import FATAL, Note, Rule, Verdict
+from tidegate.integrity.verdicts import FATAL, GAPS, Note, Rule, Verdict
 from tidegate.kernels.decision_table import Settings
 from tidegate.kernels.judge import (
     COUNT,
@@ -65,6 +65,7 @@ no other; verdicts and counts are always complete."""
 
 _NO_SUMS: Final = np.zeros(0, np.uint64)
 _IS_FATAL: Final = np.array([verdict in FATAL for verdict in Verdict])
+_IS_GAP: Final = np.array([verdict in GAPS for verdict in Verdict])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,21 @@ class Judged:
     stop_at: int | None
     """The row whose fault stopped the partition, counted among the verdicts; None when it goes on."""
     kept: NDArray[np.bool_]
-    """The data records to go on with: no repeats, no control records, nothing set aside."""
-    quarantined: NDArray[np.bool_]
-    """Faulty data records that were set aside."""
+    """The data records to go on with: no repeats, no control records, no faulty ones."""
+    aside: NDArray[np.bool_]
+    """Faulty data records to set aside as dead letters; those that are neither kept nor aside are dropped."""
 
     @property
     def is_fatal(self) -> NDArray[np.bool_]:
         return _fatal(self.verdicts, self.rules)
+
+    @property
+    def dropped(self) -> NDArray[np.bool_]:
+        """Faulty data records that are left out and not set aside."""
+        left_out = self.is_fatal & ~self.kept & ~self.aside & ~self.columns.is_control
+        if self.stop_at is not None:
+            left_out[self.stop_at] = False
+        return left_out
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -127,9 +136,10 @@ class PartitionValidator:
         columns = read_columns(batch.column("headers"))
         crcs = computed_checksums(batch, columns, payloads=self.rules.payloads)
         run = _Run(columns, crcs, offsets, times, self.state)
+        bound = self.rules.tolerance.bound()
         checked, shortfall = -1, ""
         while True:
-            run.walk(self._settings(now_ms, checked, bool(shortfall)), self.state)
+            run.walk(self._settings(now_ms, bound, checked, bool(shortfall)), self.state)
             if run.reason == NO_ROOM:
                 self.state.producers.reserve(1)
             elif run.reason == NEEDS_SUMS:
@@ -153,18 +163,17 @@ class PartitionValidator:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _settings(self, now_ms: int, checked: int, is_short: bool) -> Settings:
+    def _settings(self, now_ms: int, bound: int, checked: int, is_short: bool) -> Settings:
         rules, tolerance = self.rules, self.rules.tolerance
         return Settings(
             now_ms=now_ms,
             compaction_lag_ms=tolerance.compaction_lag_ms,
+            compacted_below=bound,
             incoming_anchor=int(tolerance.anchor == INCOMING),
             always_tolerates=int(tolerance.always),
-            head_may_be_gone=int(rules.head_may_be_gone),
-            forces_pushing=int(rules.forces(Phase.PUSHING)),
-            forces_settled=int(rules.forces(Phase.LIVE)),
-            keeps_pushing=int(rules.during_push is OnFault.WARN),
-            keeps_settled=int(rules.otherwise is OnFault.WARN),
+            head_may_be_gone=int(rules.head_may_be_gone or self.state.forgot),
+            stops_pushing=rules.verdicts_with(OnError.FAIL, Phase.PUSHING),
+            stops_settled=rules.verdicts_with(OnError.FAIL, Phase.LIVE),
             strict=int(rules.strict),
             batch_only=int(rules.batch_only),
             max_producers=rules.max_producers,
@@ -177,17 +186,20 @@ class PartitionValidator:
         verdicts, rules, notes = run.verdicts[:stop], run.rules[:stop], run.notes[:stop]
         columns = run.columns[:stop]
         kept = run.kept[:stop].view(np.bool_)
-        quarantined = np.zeros(stop, np.bool_)
+        aside = np.zeros(stop, np.bool_)
         if run.faults:
             during = (notes & Note.DURING_PUSH) != 0
-            set_aside = [
-                self.rules.action(phase) is OnFault.QUARANTINE for phase in (Phase.PUSHING, Phase.LIVE)
-            ]
-            aside = np.where(during, *set_aside)
-            quarantined = _fatal(verdicts, rules) & aside & ~columns.is_control
+            damaged = (notes & Note.DAMAGED) != 0
+            verdict = np.where(damaged, np.uint8(Verdict.CORRUPT), verdicts)
+            to_keep = [self.rules.verdicts_with(OnError.KEEP, each) for each in (Phase.PUSHING, Phase.LIVE)]
+            is_kept_aside = np.where(during, *to_keep) >> verdict & 1 != 0
+            is_faulty = damaged | (_fatal(verdicts, rules) & ~_IS_GAP[verdicts])
+            aside = is_faulty & is_kept_aside & ~columns.is_control
+            if run.reason == STOPPED:
+                aside[run.row] = False
         found = _Findings(run, self.topic, self.partition, shortfall)
         stop_at = run.row if run.reason == STOPPED else None
-        return Judged(verdicts, rules, notes, columns, found, stop_at, kept, quarantined)
+        return Judged(verdicts, rules, notes, columns, found, stop_at, kept, aside)
 
 
 class _Run:
@@ -272,6 +284,18 @@ class _Findings(Sequence[Finding]):
             computed_crc=int(run.crcs[row]),
             shortfall=self._shortfall if run.rules[row] == Rule.M1 else "",
         )
+
+
+def reasons_of(rows: NDArray[np.int64], judged: Judged, batch: pa.RecordBatch) -> tuple[str, ...]:
+    """Why each of these rows of a judged batch is faulty: its finding, or its verdict alone in a flood of them."""
+    if not len(rows):
+        return ()
+    told = {finding.offset: str(finding) for finding in judged.findings}
+    reasons = []
+    for row, offset in zip(rows.tolist(), int64s(batch, "offset")[rows].tolist(), strict=True):
+        verdict, rule = Verdict(int(judged.verdicts[row])), Rule(int(judged.rules[row]))
+        reasons.append(told.get(offset, f"{verdict.name} ({rule.name}); one of many in its batch"))
+    return tuple(reasons)
 
 
 def _fatal(verdicts: NDArray[np.uint8], rules: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -1,7 +1,8 @@
 """The outcome of looking at one record: a verdict, the rule that gave it, and what else is worth knowing.
 
-A verdict is a value, never an exception. *Fatal* verdicts stop a partition before the end of a push and are
-counted after it; DUPLICATE is benign, UNMANAGED and HEARTBEAT say that there was nothing to judge.
+A verdict is a value, never an exception. *Fatal* verdicts stop a partition before the end of a push; after it they
+are counted, and a faulty record is left out (`rules`). DUPLICATE is benign, UNMANAGED and HEARTBEAT say that there was
+nothing to judge.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ FATAL: Final = frozenset(
         Verdict.UNSUPPORTED,
     }
 )
+GAPS: Final = frozenset({Verdict.MISSING, Verdict.UNREGISTERED_PRODUCER})
+"""Fatal verdicts about records that are not there: the record that shows the gap is sound, unless it is DAMAGED."""
 
 
 class Rule(IntEnum):
@@ -87,3 +90,4 @@ class Note(IntFlag):
     IGNORED = 16  # a start or end of push that comes again, or too late: it says nothing new
     UNEXPECTED = 32  # data after the end of a push in a partition that takes nothing else
     DURING_PUSH = 64  # on faults: judged before the push had ended
+    DAMAGED = 128  # on gaps: the record that shows the gap does not match its own checksum either

@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT64
-from tidegate.kernels.integrity_headers import CONTROL, END_OF_CHAIN, START_OF_CHAIN
+from tidegate.kernels.integrity_headers import CONTROL, END_OF_CHAIN, HEADERS_ONLY, START_OF_CHAIN
 from tidegate.kernels.memory import load
 
 LIVE, PUSHING, PUSHED = 0, 1, 2
@@ -27,6 +27,7 @@ B1, B2, B3, B4, B5, C3, C4, C5, C6, D1 = 21, 22, 23, 24, 25, 33, 34, 35, 36, 41
 U1, U2, U3, U4, M1 = 51, 52, 53, 54, 61
 TOLERATED, TOLERATED_SUSPECT, UNREGISTERED, TAINTED, IGNORED, UNEXPECTED = 1, 2, 4, 8, 16, 32
 DURING_PUSH: Final = 64
+DAMAGED: Final = 128
 
 NO_TIME: Final = -1
 UPDATE: Final = 3
@@ -34,20 +35,21 @@ ADHASH: Final = 4
 ADHASH2: Final = 5
 FINAL_FLAG: Final = 1
 UNCOUNTED: Final = -1
+MAX_SEQUENCE: Final = 2**31 - 1
 
 
 class Settings(NamedTuple):
-    """What does not change within a batch; truths are 0 and 1."""
+    """What does not change within a batch; truths are 0 and 1. `stops_…` are sets of verdicts, a bit for each."""
 
     now_ms: int
     compaction_lag_ms: int
+    compacted_below: int
+    """The offset below which compaction may have removed records, -1 unknown."""
     incoming_anchor: int
     always_tolerates: int
     head_may_be_gone: int
-    forces_pushing: int
-    forces_settled: int
-    keeps_pushing: int
-    keeps_settled: int
+    stops_pushing: int
+    stops_settled: int
     strict: int
     batch_only: int
     max_producers: int
@@ -61,6 +63,7 @@ class Footing(NamedTuple):
     settled: bool
     gone: bool
     forces: bool
+    stops: int
 
 
 class Outcome(NamedTuple):
@@ -76,18 +79,26 @@ SETTINGS = types.NamedUniTuple(INT64, len(Settings._fields), Settings)
 
 
 @register_jitable
-def tolerates(known: bool, known_time: int, log_time: int, settings: Settings) -> int:
+def tolerates(
+    known: bool, known_time: int, known_offset: int, log_time: int, offset: int, settings: Settings
+) -> int:
     if settings.always_tolerates:
         return TOLERATED
-    lag = settings.compaction_lag_ms
+    lag, bound = settings.compaction_lag_ms, settings.compacted_below
     if lag < 0:
         return 0
-    incoming_is_old = log_time >= 0 and settings.now_ms - log_time >= lag
-    if settings.incoming_anchor or not known or known_time < 0:
-        return TOLERATED if incoming_is_old else 0
-    if settings.now_ms - known_time < lag:
+    first_missing = known_offset + 1 if known else 0
+    if bound >= 0 and first_missing >= bound:
         return 0
-    return TOLERATED if incoming_is_old else TOLERATED | TOLERATED_SUSPECT
+    incoming_is_old = log_time >= 0 and settings.now_ms - log_time >= lag
+    if not settings.incoming_anchor and known and known_time >= 0:
+        if settings.now_ms - known_time < lag:
+            return 0
+    elif not incoming_is_old:
+        return 0
+    if 0 <= bound <= offset or not incoming_is_old:
+        return TOLERATED | TOLERATED_SUSPECT
+    return TOLERATED
 
 
 @register_jitable
@@ -103,8 +114,14 @@ def ends(record: Any) -> Any:
 
 
 @register_jitable
+def is_headers_only(record: Any) -> Any:
+    return record["kind"] != CONTROL and (record["flags"] & HEADERS_ONLY) != 0
+
+
+@register_jitable
 def opens(record: Any) -> Any:
-    return record["kind"] == CONTROL and record["control"] == START_OF_CHAIN and record["sequence"] == 0
+    is_start = record["kind"] == CONTROL and record["control"] == START_OF_CHAIN
+    return record["sequence"] == 0 and (is_start or is_headers_only(record))
 
 
 @register_jitable
@@ -117,11 +134,13 @@ def step(producer: Any, record: Any, offset: int, log_time: int) -> None:
         producer["producer_time"] = record["timestamp"]
     producer["log_time"] = log_time
     producer["offset"] = offset
+    if is_headers_only(record):
+        producer["registered"] = 1
 
 
 @register_jitable
 def enter(producer: Any, known: bool, record: Any, offset: int, log_time: int) -> None:
-    registered = opens(record)
+    registered = opens(record) or is_headers_only(record)
     if not known:
         producer["guid_high"], producer["guid_low"] = record["guid_high"], record["guid_low"]
         producer["data_records"], producer["producer_time"] = 0, NO_TIME
@@ -143,6 +162,8 @@ def add(producer: Any, record: Any, field_sums: Any, row: int) -> None:
     flags = np.uint64(record["flags"]) << np.uint64(56)
     producer["stamp_sum"] += np.uint64(record["timestamp"]) + flags
     producer["records"] += 1
+    if record["sequence"] == MAX_SEQUENCE:
+        producer["ended"] = 1
 
 
 @register_jitable
@@ -160,24 +181,34 @@ def force(producer: Any, record: Any, field_sums: Any, row: int) -> None:
 
 
 @register_jitable
-def first_contact(record: Any, footing: Footing) -> Outcome:
+def first_contact(record: Any, log_time: int, offset: int, footing: Footing, settings: Settings) -> Outcome:
     if record["chain"] == 0 and opens(record):
         return Outcome(OK, A1, 0, True)
-    if footing.gone:
-        return Outcome(OK, A3 if record["chain"] == 0 else A5, 0, True)
+    note = 0
+    if not footing.gone and is_headers_only(record):
+        note = tolerates(False, NO_TIME, -1, log_time, offset, settings)
+    if footing.gone or note:
+        return Outcome(OK, A3 if record["chain"] == 0 else A5, note, True)
     return Outcome(UNREGISTERED_PRODUCER, A2 if record["chain"] == 0 else A4, 0, footing.forces)
 
 
 @register_jitable
-def place(producer: Any, record: Any, log_time: int, footing: Footing, settings: Settings) -> Outcome:
+def place(
+    producer: Any, record: Any, log_time: int, offset: int, footing: Footing, settings: Settings
+) -> Outcome:
     """Of another chain than the present one."""
     if record["chain"] < producer["chain"]:
         return Outcome(DUPLICATE, A13, 0, False)
     if record["chain"] == producer["chain"] + 1 and producer["ended"]:
         if opens(record):
             return Outcome(OK, A7, 0, True)
+        note = 0
+        if is_headers_only(record):
+            note = tolerates(True, producer["log_time"], producer["offset"], log_time, offset, settings)
+        if note:
+            return Outcome(OK, A10, note, True)
         return Outcome(UNREGISTERED_PRODUCER, A8, 0, footing.forces)
-    note = tolerates(True, producer["log_time"], log_time, settings)
+    note = tolerates(True, producer["log_time"], producer["offset"], log_time, offset, settings)
     if not note:
         return Outcome(MISSING, A12, 0, footing.forces)
     if opens(record):
@@ -188,15 +219,17 @@ def place(producer: Any, record: Any, log_time: int, footing: Footing, settings:
 
 
 @register_jitable
-def same_chain(producer: Any, record: Any, log_time: int, footing: Footing, settings: Settings) -> Outcome:
+def same_chain(
+    producer: Any, record: Any, log_time: int, offset: int, footing: Footing, settings: Settings
+) -> Outcome:
     sequence, last = np.int64(record["sequence"]), np.int64(producer["sequence"])
     if sequence <= last:
         return Outcome(DUPLICATE, B2, 0, False)
     if sequence == last + 1:
         return Outcome(OK, B1, 0, True)
-    if footing.settled and not producer["registered"]:
+    if footing.settled and not producer["registered"] and not is_headers_only(record):
         return Outcome(OK, B3, 0, True)
-    note = tolerates(True, producer["log_time"], log_time, settings)
+    note = tolerates(True, producer["log_time"], producer["offset"], log_time, offset, settings)
     if note:
         return Outcome(OK, B4, note, True)
     return Outcome(MISSING, B5, 0, footing.forces)
@@ -204,8 +237,8 @@ def same_chain(producer: Any, record: Any, log_time: int, footing: Footing, sett
 
 @register_jitable
 def end_chain(
-    known: bool, known_time: int, producer: Any, placed: Outcome, record: Any, log_time: int, forces: bool,
-    settings: Settings,
+    known: bool, known_time: int, known_offset: int, producer: Any, placed: Outcome, record: Any, log_time: int,
+    offset: int, forces: bool, settings: Settings,
 ) -> Outcome:  # fmt: skip
     tainted = producer["tainted"]
     end(producer, record)
@@ -221,7 +254,7 @@ def end_chain(
         and record["certified_checksum"] == producer["checksum"]
     ):
         return Outcome(OK, C4, placed.note, True)
-    note = tolerates(known, known_time, log_time, settings)
+    note = tolerates(known, known_time, known_offset, log_time, offset, settings)
     if note:
         return Outcome(OK, C5, placed.note | note, True)
     return Outcome(CORRUPT, C6, 0, forces)
@@ -235,6 +268,7 @@ def judge(
     """One record; `producer` becomes its state afterwards, for the caller to keep or not."""
     forces = footing.forces
     known_time = producer["log_time"] if known else NO_TIME
+    known_offset = producer["offset"] if known else -1
     is_same = known and record["chain"] == producer["chain"]
     if not is_supported(record):
         if not is_same or record["sequence"] != np.int64(producer["sequence"]) + 1:
@@ -243,19 +277,19 @@ def judge(
         producer["tainted"] = 1
         return Outcome(UNSUPPORTED, U1, 0, forces)
     if is_same:
-        placed = same_chain(producer, record, log_time, footing, settings)
+        placed = same_chain(producer, record, log_time, offset, footing, settings)
         if placed.verdict == DUPLICATE:
-            return placed
+            return placed if computed == record["crc"] else Outcome(CORRUPT, D1, 0, False)
         step(producer, record, offset, log_time)
         if placed.rule == B4 or placed.rule == B5:
             producer["tainted"] = 1
     else:
         if known:
-            placed = place(producer, record, log_time, footing, settings)
+            placed = place(producer, record, log_time, offset, footing, settings)
             if placed.verdict == DUPLICATE:
-                return placed
+                return placed if computed == record["crc"] else Outcome(CORRUPT, D1, 0, False)
         else:
-            placed = first_contact(record, footing)
+            placed = first_contact(record, log_time, offset, footing, settings)
         enter(producer, known, record, offset, log_time)
     if placed.rule != B1 and placed.rule != A7 and placed.rule != A1:
         producer["data_records"] = UNCOUNTED
@@ -267,11 +301,13 @@ def judge(
         force(producer, record, field_sums, row)
         return Outcome(CORRUPT, D1, 0, forces)
     if ends(record):
-        return end_chain(known, known_time, producer, placed, record, log_time, forces, settings)
+        return end_chain(
+            known, known_time, known_offset, producer, placed, record, log_time, offset, forces, settings
+        )
     if not producer["registered"]:
         return Outcome(OK, placed.rule, placed.note | UNREGISTERED, True)
     if producer["ended"] and producer["checksum_type"] != 0:
-        note = tolerates(known, known_time, log_time, settings)
+        note = tolerates(known, known_time, known_offset, log_time, offset, settings)
         if note:
             return Outcome(OK, placed.rule, placed.note | note, True)
         return Outcome(AFTER_END, C3, 0, forces)

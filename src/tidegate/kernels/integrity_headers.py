@@ -57,6 +57,7 @@ START_OF_CHAIN: Final = 2
 END_OF_CHAIN: Final = 3
 START_BYTES: Final = 2  # of a start of chain or push
 END_OF_CHAIN_BYTES: Final = 22
+HEADERS_ONLY: Final = 8  # the flag
 
 
 class Found(NamedTuple):

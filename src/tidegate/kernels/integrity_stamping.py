@@ -14,9 +14,9 @@ from numba import types
 from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import BYTES, INT32S, INT64, INT64S, READ_BYTES, kernel
-from tidegate.kernels.crc32 import ONES
+from tidegate.kernels.crc32 import ONES, fold_bytes, fold_int32
 from tidegate.kernels.encoding import RECORD_SOURCE, Column, RecordSource, column_of, length_at
-from tidegate.kernels.integrity_headers import STAMP_BYTES, is_div
+from tidegate.kernels.integrity_headers import HEADERS_ONLY, STAMP_BYTES, is_div
 from tidegate.kernels.memory import copy, load, pointer, store
 from tidegate.kernels.record_checksum import data_crc, data_field_sum
 
@@ -71,6 +71,7 @@ def stamp_records(
     target, blank = pointer(into), pointer(template)
     key, value = column_of(source.key), column_of(source.value)
     ones = np.int64(ONES)
+    flags = np.int64(load(blank, 3))
     total, used, reserved, at, row = np.int64(0), 0, -1, 0, start
     while row < stop:
         key_length, value_length = length_at(key, row), length_at(value, row)
@@ -81,7 +82,10 @@ def stamp_records(
             reserved = row
         used += size
         kind = DELETE if value_length < 0 else PUT
-        crc = data_crc(kind, key, 0, value, row) ^ ones
+        crc = data_crc(kind, key, 0, value, row)
+        if flags & HEADERS_ONLY:
+            crc = fold_bytes(fold_int32(crc, flags), blank, 28, 36)
+        crc ^= ones
         copy(target, at, blank, 0, STAMP_BYTES)
         store(target, at + 1, kind)
         store_int32(target, at + 24, sequence)

@@ -27,6 +27,7 @@ from tidegate.kernels.decision_table import (
     B1,
     CORRUPT,
     D1,
+    DAMAGED,
     DUPLICATE,
     DURING_PUSH,
     IGNORED,
@@ -82,7 +83,8 @@ KINDS_OF_FAULTS: Final = 6
 def footing_in(phase: int, settings: Settings) -> Footing:
     settled = phase != PUSHING
     gone = settled and (settings.head_may_be_gone != 0 or phase == PUSHED)
-    return Footing(settled, gone, (settings.forces_settled if settled else settings.forces_pushing) != 0)
+    # A fault that stops the partition changes nothing, whatever its outcome says: the state is not written then.
+    return Footing(settled, gone, True, settings.stops_settled if settled else settings.stops_pushing)
 
 
 @register_jitable
@@ -126,12 +128,24 @@ def is_fault(outcome: Outcome) -> bool:
 
 
 @register_jitable
-def is_kept(record: Any, outcome: Outcome, note: int, settled: bool, settings: Settings) -> int:
-    """Whether a record is data to go on with."""
-    if note & UNEXPECTED or (record["state"] == MANAGED and record["kind"] == CONTROL):
+def is_gap(outcome: Outcome) -> bool:
+    return outcome.verdict == MISSING or outcome.verdict == UNREGISTERED_PRODUCER
+
+
+@register_jitable
+def stops(outcome: Outcome, note: int, footing: Footing) -> bool:
+    if note & DAMAGED and (footing.stops >> CORRUPT) & 1 != 0:
+        return True
+    return (footing.stops >> outcome.verdict) & 1 != 0
+
+
+@register_jitable
+def is_kept(record: Any, outcome: Outcome, note: int) -> int:
+    """Whether a record is data to go on with: a faulty one never is, one behind a gap is."""
+    if note & (UNEXPECTED | DAMAGED) or (record["state"] == MANAGED and record["kind"] == CONTROL):
         return 0
     if is_fault(outcome):
-        return settings.keeps_settled if settled else settings.keeps_pushing
+        return 1 if is_gap(outcome) else 0
     return 0 if outcome.verdict == DUPLICATE else 1
 
 
@@ -208,9 +222,12 @@ def judge_records(
         if is_fault(outcome):
             if not footing.settled:
                 note |= DURING_PUSH
+            if is_judged and is_gap(outcome) and crc != record["crc"]:
+                note |= DAMAGED
+            is_last = stops(outcome, note, footing)
             kind = TOLD_OF + outcome.verdict
             # the first of each kind, however many of another there are; and always the one that stops
-            if state[kind] < max(1, len(before) // KINDS_OF_FAULTS) or not footing.forces:
+            if state[kind] < max(1, len(before) // KINDS_OF_FAULTS) or is_last:
                 told = min(state[TOLD], len(before) - 1)
                 state[TOLD], state[kind] = told + 1, state[kind] + 1
                 fault_rows[told] = row
@@ -219,7 +236,7 @@ def judge_records(
                 else:
                     before[told]["chain"] = -1
             state[FAULTS] += 1
-            if not footing.forces:
+            if is_last:
                 store(into_notes, row, DURING_PUSH if not footing.settled else 0)
                 store(into_kept, row, 0)
                 state[REASON] = STOPPED
@@ -230,7 +247,7 @@ def judge_records(
                 store(places, free, slot)
                 state[COUNT] += 1
             producers[slot] = scratch[0]
-        store(into_kept, row, is_kept(record, outcome, note, footing.settled, settings))
+        store(into_kept, row, is_kept(record, outcome, note))
         if is_judged:
             note |= push_moves(record, crc, outcome, offset, footing.forces, state)
             footing = footing_in(state[PHASE], settings)

@@ -15,7 +15,7 @@ from numba.extending import register_jitable
 from tidegate.kernels.compiling import INT64, kernel, rows_of
 from tidegate.kernels.crc32 import ONES, fold_bytes, fold_int32, fold_int64
 from tidegate.kernels.encoding import RECORD_SOURCE, Column, RecordSource, column_of, length_at
-from tidegate.kernels.integrity_headers import MANAGED, STAMP_ROW
+from tidegate.kernels.integrity_headers import HEADERS_ONLY, MANAGED, STAMP_ROW
 from tidegate.kernels.memory import load, pointer, store
 
 UINT32S = types.Array(types.uint32, 1, "C")
@@ -83,7 +83,10 @@ def record_checksums(source: RecordSource, stamps: Any, payloads: int, out: Any)
                 crc = fold_bytes(crc, payload.content, start, start + length)
             store(into, row, crc ^ ONES)
         elif payloads:
-            store(into, row, data_crc(np.int64(stamp["kind"]), key, 0, value, row) ^ ONES)
+            crc = data_crc(np.int64(stamp["kind"]), key, 0, value, row)
+            if stamp["flags"] & HEADERS_ONLY:
+                crc = fold_int64(fold_int32(crc, np.int64(stamp["flags"])), stamp["timestamp"])
+            store(into, row, crc ^ ONES)
         else:
             claimed: Any = np.int64(stamp["crc"])
             store(into, row, claimed)

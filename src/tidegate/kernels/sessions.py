@@ -29,7 +29,7 @@ _LATEST = int64(2**63 - 1)
 @kernel(
     INT64(
         READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S, READ_INT32S, READ_INT64S, READ_INT64S,
-        INT64, INT64, INT64, INT64S, INT64S, INT32S,
+        INT64, INT64, INT64, INT64, INT64S, INT64S, INT32S,
         INT32S, INT32S, BYTES, INT64S, INT64S, INT64S, INT32S,
     )
 )  # fmt: skip
@@ -44,6 +44,7 @@ def merge_sessions(
     gap: int,
     allowed: int,
     reach: int,
+    stays_final: int,
     live_start: Any,
     live_end: Any,
     live_root: Any,
@@ -57,10 +58,11 @@ def merge_sessions(
 ) -> Any:
     """How many sessions changed; they are out_key, out_start, out_end, by key and then end.
 
-    A session that would end before judged − `allowed` takes no record any more; late_by[record] then says by how
-    much, else 0. A session that ends at or before judged − `reach` is not seen. groups[element]: the changed
-    session it is in, -1 for records that are late and sessions nothing joined. gone[found] is 1 where a session
-    found is in another one now.
+    A session that ends at or before judged − `reach` is not seen. With `stays_final` a session that ends before
+    judged − `allowed` is final: a record that would join one is late, and so is a record from before that time which
+    lies in no open session. Without it a record is late when the session it makes, with all that it joins, would end
+    before that time. late_by[record] says by how much, else 0. groups[element]: the changed session it is in, -1 for
+    records that are late and sessions nothing joined. gone[found] is 1 where a session found is in another one now.
     """
     first_record = found_start.shape[0]
     made = int64(0)
@@ -102,8 +104,19 @@ def merge_sessions(
                     break
                 stop += 1
             close = judged[row] - allowed
-            if end < close:
-                late_by[row] = close - end
+            late = close - end
+            if stays_final:
+                late = int64(0)
+                is_inside = False
+                for at in range(low, stop):
+                    if live_start[at] <= newest:
+                        late = max(late, close - live_end[at])
+                        if live_start[at] <= time and time <= live_end[at]:
+                            is_inside = True
+                if time < close and (late > 0 or not is_inside):
+                    late = close - time
+            if late > 0:
+                late_by[row] = late
                 parents[first_record + row] = NONE
                 groups[first_record + row] = NONE
                 continue

@@ -28,6 +28,7 @@ from tidegate.kernels.key_bytes import int64
 from tidegate.kernels.memory import load, pointer, store
 
 GOOD, NO_KEY, NEGATIVE, FUTURE = 0, 1, 2, 3
+UNGUARDED = 2**63 - 1  # as `latest`: no record is too far ahead
 
 
 @register_jitable
@@ -99,11 +100,14 @@ def advance_clocks(
     """Go on from record `first`; the record that has an unknown partition, or the number of records.
 
     `key_valid` is a bitmap from bit `key_start` on, no bytes when every record has a key. `stamped` are stream
-    times from before a shuffle, no elements when there are none. `seen[p]` becomes 1 when a clock was asked.
+    times from before a shuffle, which move the clocks; no elements when there are none. `seen[p]` becomes 1 when a
+    clock was asked.
     """
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
     has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
+    # what was too far ahead where it was read moved no clock there, and must not later
+    is_judged = is_stamped and latest < UNGUARDED
     least = floor[0]
     is_alone = count == 1 and has_all_keys and not is_stamped
     row = int64(first)
@@ -136,10 +140,10 @@ def advance_clocks(
             verdict = NO_KEY
         elif time < 0:
             verdict = NEGATIVE
-        elif time > latest:
+        elif time > latest or (is_judged and time > stamped[row]):
             verdict = FUTURE
         else:
-            if is_stamped and stamped[row] > time:
+            if is_stamped:
                 time = stamped[row]
             seen[at] = 1
             if time > clock or idle[at] == 1:

@@ -41,9 +41,14 @@ LOW_HALF: Final = 7
 INNER_BYTES: Final = 8
 UNALIGNED: Final = 9
 NO_END: Final = 10
+BEYOND: Final = 11
+LIKE_SESSION: Final = 12
 
 LATEST: Final = 2**63 - 1
 NO_CHECK: Final = -1
+IMPLAUSIBLE: Final = 1 << 48
+LONGEST_SESSION_MS: Final = 366 * 86_400_000
+LOW: Final = 0xFFFFFFFF
 
 
 @register_jitable(forceinline=True)
@@ -83,12 +88,40 @@ def store_i32(target: Any, at: int, value: int) -> None:
         store(target, at + index, value >> (24 - 8 * index))
 
 
+@register_jitable
+def other_format(
+    key_format: int, inner_bytes: int, source: Any, cut: int, length: int, start: int, end: int
+) -> int:
+    """What gives a key of another format away; the inner key ends at `cut`."""
+    if (end if key_format == SESSION else start) >= IMPLAUSIBLE:
+        return BEYOND
+    if inner_bytes != NO_CHECK or start == 0:
+        return GOOD
+    low = start & LOW
+    before = load_i32(source, cut - 4) if length >= 4 else -1
+    if key_format == SESSION:
+        if low == 0 and end & LOW < 1 << 16 and end >> 32 != start >> 32:
+            return LOW_HALF
+    elif key_format == CHANGELOG:
+        if 0 < low < 1 << 16 and before == low:
+            return LIKE_SESSION
+    else:
+        if low == 0 and 0 <= before < 1 << 16:
+            return LOW_HALF
+        last = load_i64(source, cut - 8) if length >= 8 else -1
+        if start <= last <= start + LONGEST_SESSION_MS:
+            return LIKE_SESSION
+    return GOOD
+
+
 @register_jitable(forceinline=True)
 def judge(
     key_format: int,
     strict: int,
     inner_bytes: int,
     advance: int,
+    source: Any,
+    cut: int,
     length: int,
     start: int,
     end: int,
@@ -107,8 +140,10 @@ def judge(
             return NEGATIVE_SEQUENCE
         if strict and sequence != 0:
             return SEQUENCE
-    elif strict and start != 0 and start & 0xFFFFFFFF == 0:
-        return LOW_HALF
+    if strict:
+        verdict = other_format(key_format, inner_bytes, source, cut, length, start, end)
+        if verdict != GOOD:
+            return verdict
     if inner_bytes != NO_CHECK and length != inner_bytes:
         return INNER_BYTES
     if advance != NO_CHECK and key_format != SESSION and start % advance != 0:
@@ -157,7 +192,9 @@ def decode_windowed_keys(
                     end = start + size if start < LATEST - size else LATEST
                     if key_format == CHANGELOG:
                         sequence = load_i32(source, cut + 8)
-                verdict = judge(key_format, strict, inner_bytes, advance, cut - first, start, end, sequence)
+                verdict = judge(
+                    key_format, strict, inner_bytes, advance, source, cut, cut - first, start, end, sequence
+                )
         if verdict == GOOD:
             copy(target, filled, source, first, cut - first)
             filled += cut - first

@@ -141,6 +141,7 @@ class SparkEngine:
             tuple(tasks),
             order.ticks,
             order.life,
+            order.frontiers,
         )
         exchange = "" if self._exchange is None else str(self._exchange)
         return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside, exchange)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import UnavailableError
+from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.integrity.outlet import SCHEMA, table_of
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.writer import Written
@@ -37,6 +37,8 @@ class Partition:
     batches: list[pa.RecordBatch] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
     end: int = 0
+    start: int = 0
+    """What lies before has aged out: readers do not get it, `rows` does."""
 
 
 class SimulatedLog:
@@ -48,12 +50,20 @@ class SimulatedLog:
         self.fate = fate
         self.most = 1
         """How many appends a reader gets at once when it does not say."""
+        self.max_message_bytes = 1 << 20
 
     def create_topic(self, name: str) -> None:
         self.partitions[name] = Partition()
 
     def describe(self, topic: str) -> Any:
-        config = SimpleNamespace(compacts=False, min_compaction_lag_ms=0)
+        config = SimpleNamespace(
+            compacts=False,
+            deletes=True,
+            min_compaction_lag_ms=0,
+            retention_ms=-1,
+            retention_bytes=-1,
+            max_message_bytes=self.max_message_bytes,
+        )
         return SimpleNamespace(name=topic, partitions=1, partition_numbers=(0,), config=config)
 
     def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
@@ -142,6 +152,13 @@ class _Reader:
 
     def poll(self, timeout: int = 0, *, most: int = 0) -> pa.RecordBatch | None:
         """The next records, of up to `most` appends."""
+        if self._next < self._partition.start:
+            raise OffsetOutOfRangeError(
+                f"simulated: {self.topic} has aged out up to {self._partition.start}",
+                offset=self._next,
+                first=self._partition.start,
+                end=self._partition.end,
+            )
         end = self._partition.end if self._stop is None else min(self._stop, self._partition.end)
         firsts, most = self._partition.firsts, most or self._log.most
         found: list[pa.RecordBatch] = []
@@ -168,7 +185,7 @@ class _Reader:
         if isinstance(start, Mapping):
             return int(start[0])
         if start in ("earliest", "latest"):
-            return 0 if start == "earliest" else self._partition.end
+            return self._partition.start if start == "earliest" else self._partition.end
         wanted = int(str(start).removeprefix("@"))
         for batch in self._partition.batches:
             times: Sequence[int] = batch.column("timestamp").view(pa.int64()).to_pylist()

@@ -1,7 +1,7 @@
 """Several replicas of one hybrid partition, in one thread, under a schedule of steps.
 
-Deaths, pauses, clocks that differ, appends that are lost, doubled or late; and what an undisturbed life would have made
-of the same records.
+Deaths, pauses, clocks that differ, appends that are lost, doubled or late, a live topic that lets go of records; and
+what an undisturbed life would have made of the same records.
 
 The replicas are the real ones (`following`, `leading`, leases, senders, validators, commits as bytes) over a log and a
 backend in memory. Every replica has a clock of its own, so two may well believe at once to hold the lease.
@@ -42,6 +42,7 @@ START_MS: Final = 1_767_225_600_000
 KEYS: Final = 5
 WEIGHTS: Final = {
     "live": 6, "repeat": 2, "drain": 20, "lead": 32, "commit": 4, "die": 1, "revive": 6, "tick": 10, "land": 4,
+    "age": 2,
 }  # fmt: skip
 STORED: Final[tuple[Fate, ...]] = ("stored",) * 24
 FATES: Final[tuple[Fate, ...]] = (
@@ -88,11 +89,11 @@ class Node:
 
     def drain(self, most: int = 1 << 20) -> bool:
         """Take what there is of the version topic, up to so many appends, as one piece."""
-        reader = self.world.log.reader(VERSION, start={0: self.state.next_offset})
+        reader = self.world.log.reader(VERSION, start={0: self.state.next_offset}, control_records=True)
         records = reader.poll(most=most)
         if records is None:
             return False
-        self.following.drain(records, self.clock.now_ms(), self._put)
+        self.following.drain(records, self.clock.now_ms(), self._put, lambda *_: None)
         self.state.next_offset = reader.positions()[0]
         return True
 
@@ -130,7 +131,16 @@ class World:
         self.log = SimulatedLog(self._fate)
         self.backend = open_backend("memory://")
         self.shape = table_rules("key", VERSION, (0,)).shape
-        self.live = Live(LIVE, 10_000, state_bytes=1 + self.randomness.below(4000), hold_ms=0)
+        self.live = Live(
+            LIVE,
+            10_000,
+            state_bytes=1 + self.randomness.below(4000),
+            state_ms=1 + self.randomness.below(5000),
+            hold_ms=0,
+        )
+        self.log.max_message_bytes = (64, 300, 1 << 20)[
+            self.randomness.below(3)
+        ]  # states in many parts, in few, whole
         for topic in (VERSION, LIVE):
             self.log.create_topic(topic)
         self.live_clock = ManualClock(START_MS)
@@ -146,9 +156,21 @@ class World:
         self.is_rough = True
 
     def run(self, steps: list[Step]) -> None:
-        """A schedule, and then peace until everything has come to rest."""
+        """A schedule, and then peace until everything has come to rest.
+
+        Then the live topic lets go of what it can, every replica dies, and its producers send old records again.
+        """
         for step in steps:
             self._do(step)
+        self._rest()
+        self._age()
+        for node in self.nodes:
+            node.die()
+        for _ in range(3):
+            self._repeat(self.randomness.below(1 << 16))
+        self._rest()
+
+    def _rest(self) -> None:
         self.is_rough, self.log.most = False, 1 << 20
         for _ in range(len(self.log.late)):
             self.log.land(self.randomness.below(1 << 16))
@@ -219,6 +241,8 @@ class World:
             self._repeat(step.b)
         elif step.name == "land":
             self.log.land(step.b)
+        elif step.name == "age":
+            self._age()
         elif step.name == "tick":
             node.clock.advance(step.b % (3 * TTL_MS))
         elif step.name == "revive":
@@ -237,6 +261,12 @@ class World:
         again = batches[choice % len(batches)]
         names = ("key", "value", "timestamp", "headers")
         self.log.store(LIVE, pa.RecordBatch.from_arrays([again.column(name) for name in names], list(names)))
+
+    def _age(self) -> None:
+        """The live topic lets go of all that a replica was told a state behind: that must be enough for any leader."""
+        told = max(node.following.upstream.state_offset for node in self.nodes)
+        live = self.log.partitions[LIVE]
+        live.start = max(live.start, told)
 
     def _fate(self, topic: str) -> Fate:
         return FATES[self.randomness.below(len(FATES))] if self.is_rough and topic == VERSION else "stored"

@@ -188,30 +188,32 @@ class TimeWindowOracle(WindowOracle):
 class SessionOracle(WindowOracle):
     """Sessions: a record joins every session within the gap, and joins them to each other.
 
-    A session that has left the store is not found again: on update after `retention`, and not before it has
-    closed; on close as soon as it has closed, so that what was final stays final.
+    A session is final once stream time has passed its end + gap + grace, and stays as it is. Two records are late: one
+    that would join a final session, and one from before stream time - gap - grace that lies in no open session.
     """
 
     def __init__(self, kind: Session, emit: str = UPDATE) -> None:
         super().__init__(emit)
         self.kind = kind
         self.live: dict[bytes, list[Window]] = {}
-        least = kind.gap_ms + kind.grace_ms + 1
-        self._reach = least if emit == CLOSE else max(kind.retention_ms, least)
 
     def _take(self, key: bytes, record: Record, judged: int) -> None:
         gap, close = self.kind.gap_ms, self.kind.close_time(judged)
-        start = end = record.ts
         found = [
             each
             for each in self.live.get(key, [])
-            if each[2] >= record.ts - gap and each[1] <= record.ts + gap and each[2] > judged - self._reach
+            if each[2] >= record.ts - gap and each[1] <= record.ts + gap
         ]
-        for _, its_start, its_end in found:
-            start, end = min(start, its_start), max(end, its_end)
-        if end < close:
-            self.late.append(LateLine(record.offset, record.ts, close - end))
+        final = [end for _, _, end in found if end < close]
+        is_inside = any(its_start <= record.ts <= its_end for _, its_start, its_end in found)
+        if record.ts < close and (final or not is_inside):
+            self.late.append(LateLine(record.offset, record.ts, close - record.ts))
             return
+        if final:
+            self.late.append(LateLine(record.offset, record.ts, close - min(final)))
+            return
+        start = min([record.ts, *(each[1] for each in found)])
+        end = max([record.ts, *(each[2] for each in found)])
         merged = (key, start, end)
         records = [each for window in found for each in self.windows[window]]
         if (start, end) != (record.ts, record.ts):

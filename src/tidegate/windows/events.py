@@ -22,6 +22,27 @@ NO_TIME = -1  # before any event: the clocks of Kafka Streams start here
 
 
 @dataclass(frozen=True, eq=False)
+class RowChanges:
+    """What makes events changes of a table's rows: each is about one row, which it sets, or takes away.
+
+    `weight` is 1 where the event is the row's new content and 0 where the row is gone. Behind `Retractions` every event
+    is counted `weight` times: 1 adds a row's new content, -1 takes back what it was before.
+    """
+
+    row: pa.BinaryArray  # the row's key in its table; null: it is no row's
+    weight: Int64s
+    written: Int64s  # the timestamp of the record that brought the change
+
+    def take(self, rows: Int64s) -> RowChanges:
+        return RowChanges(self.row.take(pa.array(rows)), self.weight[rows], self.written[rows])
+
+    def slice(self, start: int, stop: int) -> RowChanges:
+        return RowChanges(
+            self.row.slice(start, stop - start), self.weight[start:stop], self.written[start:stop]
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class EventBatch:
     """Events of one or several source partitions, in the order they are to be processed."""
 
@@ -31,6 +52,7 @@ class EventBatch:
     partition: Int32s
     stream_time: Int64s
     values: pa.RecordBatch
+    changes: RowChanges | None = None  # None: events of their own, no changes of a table's rows
 
     def __post_init__(self) -> None:
         lengths = {len(self.key), len(self.ts), len(self.offset), len(self.partition), len(self.stream_time)}
@@ -42,7 +64,9 @@ class EventBatch:
 
     def take(self, rows: Int64s | npt.NDArray[np.bool_]) -> EventBatch:
         """Some of the events: by position, or where a mask is true."""
-        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        positions: Int64s = (
+            np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64, copy=False)
+        )
         if len(positions) == len(self) and rows.dtype == np.bool_:
             return self
         indices = pa.array(positions)
@@ -53,6 +77,7 @@ class EventBatch:
             partition=self.partition[positions],
             stream_time=self.stream_time[positions],
             values=self.values.take(indices),
+            changes=None if self.changes is None else self.changes.take(positions),
         )
 
     def slice(self, start: int, stop: int) -> EventBatch:
@@ -64,10 +89,16 @@ class EventBatch:
             partition=self.partition[start:stop],
             stream_time=self.stream_time[start:stop],
             values=self.values.slice(start, stop - start),
+            changes=None if self.changes is None else self.changes.slice(start, stop),
         )
 
     def with_values(self, values: pa.RecordBatch) -> EventBatch:
         return replace(self, values=values)
+
+
+def weights(events: EventBatch) -> Int64s:
+    """How often each event counts: once, unless it is a change of a table's row."""
+    return np.ones(len(events), np.int64) if events.changes is None else events.changes.weight
 
 
 def no_events(values: pa.Schema) -> EventBatch:

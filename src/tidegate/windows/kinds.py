@@ -8,8 +8,8 @@
 | is final when | end ≤ close | end < close | end < close |
 | kept for at least | size + grace | 2 × difference + grace | gap + grace (one more where none is said) |
 
-A session that ends exactly where sessions close may still grow, but with the least retention it could no
-longer be read, and a record would start it anew; one millisecond more avoids that, so it is the default.
+A session that ends exactly where sessions close may still grow, so it can be read one millisecond longer than the
+least retention by default. Retention says how long windows can be read, and changes no result.
 
 Where no retention is said, windows are kept as long as they can change, and in a table for a day, or so long if that
 is more (`as_table`).

@@ -114,11 +114,12 @@ def test_a_new_aggregate_counts_from_now_on_and_the_others_go_on(tmp_path) -> No
 
 
 def test_changes_of_one_apps_table_feed_another_app(tmp_path) -> None:
-    app = define(tmp_path / "shop")
+    app = define(tmp_path / "shop", emit="close")
     produce(app, ("ann", 0, "a", 9.0), ("bob", 0, "b", 1.0), ("ann", 61, "c", 2.0))
-    app.run("local", until="caught_up")
+    app.run("local", until="caught_up", close=True)
     second = tg.App("second", log=app.log, state=tmp_path / "second")
-    changes = second.changes("counts", window_size="1m", value=tg.Json(orders="int64", revenue="double"))
+    value = tg.Json(orders="int64", revenue="double")
+    changes = second.changes("counts", window_size="1m", value=value, emit="close")
     hours = changes.select("revenue", minute="epoch_ms(window_start) // 60000 % 60")
     hours.window(tg.Tumbling("1h")).aggregate(revenue=tg.sum("revenue"), minutes=tg.collect("minute")).to(
         "hours"

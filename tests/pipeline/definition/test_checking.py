@@ -74,7 +74,10 @@ WRONG = {
     "a key its serde cannot write": (lambda s: s.key_by("amount", tg.String()), "give another serde"),
     "shards": (lambda s: s.key_by("user", shards=0), "from 1 to 1024"),
     "validate after others": (lambda s: s.filter("amount > 0").validate(), "it comes first"),
-    "an unknown policy": (lambda s: s.validate("ignore"), "choose 'warn', 'stop', 'quarantine'"),
+    "an unknown policy": (lambda s: s.validate("ignore"), "choose 'fail', 'drop' or 'keep'"),
+    "an old policy": (lambda s: s.validate("stop"), "on_error is 'stop': say 'fail'"),
+    "an unknown fault": (lambda s: s.validate({"lost": "fail"}), "'lost' is no kind of fault"),
+    "an age below never": (lambda s: s.validate(max_age=-2), "duration -2 is negative"),
     "state on both sides of a shuffle": (
         lambda s: s.deduplicate("order_id", "1m").key_by("user").window(MINUTE).count(),
         "put key_by first",

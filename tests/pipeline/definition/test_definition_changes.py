@@ -105,8 +105,8 @@ COMPATIBLE = {
     "no validation": (of(steps=lambda s: s.validate()), of(), "not validate any more"),
     "validation that stops": (
         of(steps=lambda s: s.validate()),
-        of(steps=lambda s: s.validate("stop")),
-        "on_fault was warn and is stop",
+        of(steps=lambda s: s.validate("fail")),
+        "on_error was keep and is fail",
     ),
     "another start": (of(), of(source={"start": "latest"}), "only a new flow begins there"),
     "bad values": (of(), of(source={"on_bad": "keep"}), "on_bad was fail and is keep"),

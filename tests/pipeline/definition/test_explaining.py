@@ -22,7 +22,7 @@ def app(tmp_path) -> tg.App:
     app = tg.App("shop", data=tmp_path / "data")
     orders = app.stream("orders", value=ORDER, on_bad="keep")
     (
-        orders.validate("quarantine")
+        orders.validate({"missing": "fail"})
         .filter("amount > 0")
         .deduplicate("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s", retention="1h"))
@@ -64,7 +64,9 @@ def test_the_plan_says_what_happens_to_each_kind_of_record(app) -> None:
         "value count as long",
         "table visits-table",
         "kept as dead letters",
-        "the records of that producer are left out",
+        "missing                  its partition stops there",
+        "corrupt                  left out, kept as a dead letter",
+        "a fault before push end  its partition stops there",
         "kept in the late table (7d, 64 MiB a task)",
         "clock > 5m ahead",
         "there is no log at",
@@ -152,3 +154,31 @@ def test_flows_travel_between_processes(app) -> None:
     app.stream("x", value=ORDER).filter(lambda batch: batch["amount"].is_valid()).to("y")
     copy = pickle.loads(cloudpickle.dumps(app.flow("y")))
     assert copy == app.flow("y")
+
+
+@pytest.mark.parametrize(
+    ("idle_after", "idle_close", "said"),
+    [
+        ("30s", None, "silent for 30s (idle_after) is not waited for"),
+        ("30s", "10s", "silent for 10s (idle_close) is not waited for"),
+        (None, "10s", "silent for 10s (idle_close) is not waited for"),
+        (None, None, "every partition is waited for, however long it is silent (idle_after=None)"),
+    ],
+)
+def test_the_plan_says_in_which_order_partitions_meet_and_who_is_waited_for(
+    tmp_path: Path, idle_after: str | None, idle_close: str | None, said: str
+) -> None:
+    for kind, order in (
+        (tg.Session("1m"), "by stream time, partition of orders and offset"),
+        (tg.Tumbling("1m"), "any:"),
+    ):
+        app = tg.App("shop", data=tmp_path, idle_after=idle_after)
+        keyed = app.stream("orders", value=ORDER).key_by("user")
+        keyed.window(kind).aggregate(n=tg.count(), idle_close=idle_close).to("visits")
+        text = app.explain(sample=False)
+        assert f"order  {order}" in text and said in text
+        at_the_end = "at the end of a run until caught up, one that was read to its end" in text
+        assert at_the_end is (isinstance(kind, tg.Session) and idle_after is not None)
+    app = tg.App("shop", data=tmp_path)
+    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to("visits")
+    assert "  order  " not in app.explain(sample=False), "a partition's own order is that of its offsets"

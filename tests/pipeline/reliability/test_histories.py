@@ -43,7 +43,7 @@ ROWS = 120
 
 
 def flow_of(kind: WindowKind, *, validated: bool = False) -> Flow:
-    steps: list[Step] = [Validate("warn")] if validated else []
+    steps: list[Step] = [Validate()] if validated else []
     steps += [Dedupe(RULE), Aggregate(kind, WANTED)]
     value = Json(id="string", n="int64", who="string")
     return Flow(Source("events", String(), value), tuple(steps), (To("results"),))

@@ -544,7 +544,7 @@ def test_results_after_a_reset_are_new_to_whoever_validates_the_changelog(tmp_pa
     ran(app)
     assert len(sent(tmp_path)) == 2 * sent_first
     other = App("check", data=tmp_path, storage=SMALL)
-    other.stream("per_window", key=String(), value=None).validate(on_fault="stop").to("copy")
+    other.stream("per_window", key=String(), value=None).validate("fail").to("copy")
     assert ran(other).stopped == ()
     verdicts = {name for name in newest(other).totals["copy"] if name.startswith("verdict.")}
     assert not any("duplicate" in name.lower() for name in verdicts), verdicts

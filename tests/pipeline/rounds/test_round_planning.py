@@ -12,7 +12,7 @@ from tidegate.errors import OverloadError
 from tidegate.pipeline.rounds.admission import BRAKE_PERMILLE, BUCKETS_MS, Brake
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Head
-from tidegate.pipeline.rounds.orders import Stop, Tick
+from tidegate.pipeline.rounds.orders import Held, Stop, Tick
 from tidegate.pipeline.rounds.planning import Planned, Rest, Situation, plan_round
 from tidegate.pipeline.rounds.records import VERSION, CommitRecord, PlanRecord, SourceLine, TaskLine
 from tidegate.pipeline.rounds.sizing import LEAST, RoundSizes, share_out
@@ -21,6 +21,7 @@ from tidegate.pipeline.rounds.ticks import TICK_EVERY_MS, Watch
 NOW = 1_000_000_000
 IDLE = 30_000
 FLOW = FlowFacts("f", "in", 2, 2, kept_ms=60_000)
+ORDERED = FlowFacts("f", "in", 3, 2, is_rekeyed=True, is_ordered=True, kept_ms=60_000)
 REKEYED = FlowFacts("f", "in", 3, 4, is_rekeyed=True, kept_ms=60_000)
 LIMIT = 1_000_000
 
@@ -42,6 +43,7 @@ def planned(
     silent_ms: Mapping[int, int] | None = None,
     now_ms: int = NOW,
     brake: Brake | None = None,
+    idle: int | None = IDLE,
     **changes: Any,
 ) -> Planned | Rest:
     heads = {number: end if isinstance(end, Head) else Head(0, end) for number, end in ends.items()}
@@ -51,7 +53,7 @@ def planned(
         commit=commit,
         base=b"digest",
         heads={"in": heads},
-        watch=Watch(now_ms, IDLE, silent),
+        watch=Watch(now_ms, idle, silent),
         generation=3,
         size=size,
         **changes,
@@ -427,3 +429,104 @@ def test_a_round_that_was_too_much_is_halved_until_it_cannot_be() -> None:
     while sizes.cut():
         seen.append(sizes.records)
     assert seen[-1] == 1
+
+
+# -- one order of all partitions -----------------------------------------------------------------
+
+
+def holding(events: int, waits_for: tuple[int, int, int], *partitions: int) -> tuple[TaskLine, ...]:
+    return (TaskLine("f", 0), TaskLine("f", 1, held=Held(events, waits_for, dict.fromkeys(partitions, 0))))
+
+
+def test_an_ordered_flow_waits_for_all_but_silent_partitions() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 0))
+    plan = plan_of(planned(commit_with(*lines), {0: 9, 1: 7, 2: 0}, flow=ORDERED))
+    assert plan.ticks["f"].waits == (0, 1, 2)
+    plan = plan_of(
+        planned(commit_with(*lines), {0: 9, 1: 7, 2: 0}, flow=ORDERED, silent_ms={0: IDLE, 2: IDLE})
+    )
+    assert plan.ticks["f"].waits == (0, 1), "what has records to read is never silent"
+
+
+def test_what_waits_makes_a_round_only_when_it_need_not_wait_any_more() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    commit = commit_with(*lines, tasks=holding(3, (50, 0, 5), 1, 2), watermarks={"f": 50})
+    ends = {0: 5, 1: 7, 2: 9}
+    rest = planned(commit, ends, flow=ORDERED, silent_ms={0: 10_000})
+    assert isinstance(rest, Rest) and rest.until_ms == NOW + IDLE - 10_000
+    assert rest.waiting_for == (
+        "in-0, which has no more records: 3 records of f are held back until it has come as far as they are",
+    )
+    plan = plan_of(planned(commit, ends, flow=ORDERED, silent_ms={0: IDLE}))
+    assert plan.tasks == (("f", 0), ("f", 1)) and plan.ticks["f"].waits == (1, 2) and not plan.ranges
+
+
+def test_partitions_at_the_same_time_are_waited_for_too() -> None:
+    lines = (line(0, 5, stream_time=70), line(1, 7, stream_time=70), line(2, 9, stream_time=70))
+    commit = commit_with(*lines, tasks=holding(1, (70, 0, 5), 1), watermarks={"f": 70})
+    rest = planned(commit, {0: 5, 1: 7, 2: 9}, flow=ORDERED)
+    assert isinstance(rest, Rest) and rest.until_ms == NOW + IDLE, "the watermark stands, but a record waits"
+
+
+def test_the_end_of_a_run_waits_for_nothing_but_stopped_partitions() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    commit = commit_with(*lines, tasks=holding(3, (50, 0, 5), 1, 2), watermarks={"f": 50})
+    ends = {0: 5, 1: 7, 2: 9}
+    plan = plan_of(planned(commit, ends, flow=ORDERED, ending=True))
+    assert plan.ticks["f"].waits == () and len(plan.tasks) == 2
+    still = plan_of(planned(commit, {**ends, 1: 8}, flow=ORDERED, ending=True))
+    assert still.ticks["f"].waits == (0, 1, 2), "there is something left to read"
+    assert isinstance(planned(commit, ends, flow=ORDERED, ending=True, idle=None), Rest)
+    assert isinstance(planned(commit, ends, flow=ORDERED, ending=True, closes=True), Rest), (
+        "the end comes first"
+    )
+    closing = plan_of(planned(commit, ends, flow=ORDERED, closing=True, idle=None))
+    assert closing.ticks["f"] == Tick(NOW, 50, closing=False, waits=()), (
+        "what waits goes before windows close"
+    )
+    stop = Stop("integrity", "a gap", 5, "")
+    stopped = commit_with(
+        line(0, 5, stream_time=50, stopped=stop), *lines[1:], tasks=commit.tasks, watermarks={"f": 50}
+    )
+    rest = planned(stopped, ends, flow=ORDERED, ending=True)
+    assert isinstance(rest, Rest) and "in-0, which is stopped" in rest.waiting_for[-1]
+
+
+def test_partitions_that_are_ahead_are_read_when_nobody_waits_for_what_they_bring() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    ends = {0: 500, 1: 700, 2: 900}
+    few = commit_with(*lines, tasks=holding(90, (50, 0, 5), 1, 2))
+    assert [each.partition for each in plan_of(planned(few, ends, flow=ORDERED, size=90)).ranges] == [0, 1, 2]
+    many = commit_with(*lines, tasks=holding(91, (50, 0, 5), 1, 2))
+    plan = plan_of(planned(many, ends, flow=ORDERED, size=90))
+    assert [(each.partition, each.stop - each.start) for each in plan.ranges] == [(0, 90)]
+    ended = plan_of(planned(many, {**ends, 0: 5}, flow=ORDERED, size=90))
+    assert [each.partition for each in ended.ranges] == [1, 2], "who is waited for has nothing to read"
+
+
+def test_a_partition_that_goes_on_behind_the_end_of_a_run_is_not_silent() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    ends = {0: Head(0, 5, goes_on=True), 1: 7, 2: 9}
+    silent = dict.fromkeys(range(3), IDLE)
+    assert isinstance(
+        planned(commit_with(*lines, watermarks={"f": 50}), ends, flow=REKEYED, silent_ms=silent), Rest
+    )
+    held = commit_with(*lines, tasks=holding(3, (50, 0, 5), 1, 2), watermarks={"f": 50})
+    rest = planned(held, ends, flow=ORDERED, silent_ms=silent, ending=True)
+    assert isinstance(rest, Rest) and "in-0, which goes on behind what this run reads" in rest.waiting_for[0]
+    assert plan_of(planned(held, ends, flow=ORDERED, closing=True)).ticks["f"].waits == (), (
+        "the input ends there"
+    )
+
+
+def test_a_full_backlog_of_what_waits_is_no_reason_to_read_more_of_it() -> None:
+    lines = (line(0, 5, stream_time=50), line(1, 7, stream_time=70), line(2, 9, stream_time=80))
+    full = TaskLine("f", 1, backlog_bytes=LIMIT * 8 // 10, held=Held(5000, (50, 0, 5), {1: 0, 2: 0}))
+    commit = commit_with(*lines, tasks=(TaskLine("f", 0), full), watermarks={"f": 50})
+    rest = planned(commit, {0: 5, 1: 700, 2: 900}, flow=ORDERED, idle=None)
+    assert isinstance(rest, Rest) and rest.lag_records == 693 + 891
+    assert "in-0, which has no more records" in rest.waiting_for[0] and "backlog" in rest.waiting_for[1]
+    plan = plan_of(planned(commit, {0: 6, 1: 700, 2: 900}, flow=ORDERED, idle=None))
+    assert [each.partition for each in plan.ranges] == [0], "who is waited for is always read"
+    ending = plan_of(planned(commit, {0: 5, 1: 700, 2: 900}, flow=ORDERED, idle=None, ending=True))
+    assert [each.partition for each in ending.ranges] == [1, 2], "a run that ends fills the rest, and says so"

@@ -19,7 +19,7 @@ from tidegate.pipeline.definition.steps import (
     Filter,
     KeyBy,
     OnBad,
-    OnFault,
+    OnError,
     Select,
     Source,
     Step,
@@ -178,7 +178,7 @@ def test_offsets_that_aged_out_stop_the_partition(tmp_path: Path) -> None:
 def numbered(rig: TaskRig, *values: object) -> pa.Table:
     """The records of a sender, control records among them."""
     rig.write(rows(*values), integrity=True)
-    with rig.log.reader("events") as reader:
+    with rig.log.reader("events", control_records=True) as reader:
         return reader.read_all().combine_chunks()
 
 
@@ -213,13 +213,14 @@ def test_without_validation_only_control_records_are_left_out(tmp_path: Path) ->
         numbered(rig, 1, 2, 3)
         found = rig.round()
         assert found.sources[0].verdicts == {}
+        assert found.sources[0].counters["unchecked"] == 3
         assert counts(rig) == {(b"k0", 0): 2, (b"k1", 0): 1}
 
 
 @pytest.mark.parametrize("cut", [None, 3])
-@pytest.mark.parametrize("on_fault", ["warn", "stop", "quarantine"])
-def test_a_gap_does_what_the_flow_says(tmp_path: Path, on_fault: OnFault, cut: int | None) -> None:
-    flow = flow_of(Validate(on_fault), COUNT)
+@pytest.mark.parametrize("on_error", ["fail", "drop", "keep"])
+def test_a_gap_does_what_the_flow_says(tmp_path: Path, on_error: OnError, cut: int | None) -> None:
+    flow = flow_of(Validate(on_error), COUNT)
     with TaskRig(tmp_path / "good", flow) as rig:
         table = numbered(rig, 1, 2, 3, 4, 5, 6)
     place = int(data_rows(table)[2])
@@ -230,7 +231,7 @@ def test_a_gap_does_what_the_flow_says(tmp_path: Path, on_fault: OnFault, cut: i
             rig.restart()
         result = rig.round().sources[0]
         everything = {(b"k0", 0): 2, (b"k1", 0): 3}
-        if on_fault == "stop":
+        if on_error == "fail":
             assert result.stopped is not None
             assert (result.stopped.reason, result.stopped.offset) == ("integrity", place)
             assert result.next_offset == place
@@ -242,17 +243,39 @@ def test_a_gap_does_what_the_flow_says(tmp_path: Path, on_fault: OnFault, cut: i
             assert counts(rig) == {(b"k0", 0): 2, (b"k1", 0): 2}
             return
         assert result.stopped is None
-        if on_fault == "quarantine":
-            letters = read_letters(rig.backend, result.state)
-            assert letters["offset"].to_pylist() == [place]
-            assert "MISSING" in letters["reason"][0].as_py()
-            assert result.counters["quarantined"] == 1
-            everything = {(b"k0", 0): 2, (b"k1", 0): 2}
+        assert result.verdicts["missing"] == 1
+        assert read_letters(rig.backend, result.state).num_rows == 0  # the record behind the gap is sound
         assert counts(rig) == everything
 
 
+@pytest.mark.parametrize("cut", [None, 3])
+@pytest.mark.parametrize("on_error", ["fail", "drop", "keep"])
+def test_a_corrupt_record_never_counts(tmp_path: Path, on_error: OnError, cut: int | None) -> None:
+    flow = flow_of(Validate(on_error), COUNT)
+    with TaskRig(tmp_path / "good", flow) as rig:
+        table = numbered(rig, 1, 2, 3, 4, 5, 6)
+    place = int(data_rows(table)[2])
+    values = table.column("value").to_pylist()
+    values[place] = values[place].replace(b"3", b"7")
+    at = table.schema.get_field_index("value")
+    flipped = table.set_column(at, table.schema.field(at), pa.array(values, table.schema.field(at).type))
+    with rewritten(tmp_path / "flipped", flow, flipped) as rig:
+        if cut is not None:
+            rig.round({0: cut})
+            rig.restart()
+        result = rig.round().sources[0]
+        if on_error == "fail":
+            assert result.stopped is not None and result.stopped.offset == place
+            return
+        letters = read_letters(rig.backend, result.state)
+        assert letters["offset"].to_pylist() == ([place] if on_error == "keep" else [])
+        assert all(reason.startswith("CORRUPT (D1)") for reason in letters["reason"].to_pylist())
+        assert result.counters["faulty_kept" if on_error == "keep" else "faulty_dropped"] == 1
+        assert counts(rig) == {(b"k0", 0): 2, (b"k1", 0): 3}
+
+
 def test_an_unreadable_value_leaves_the_validator_right_before_it(tmp_path: Path) -> None:
-    flow = flow_of(Validate("stop"), COUNT)
+    flow = flow_of(Validate("fail"), COUNT)
     with TaskRig(tmp_path, flow) as rig:
         table = numbered(rig, 1, 2, b"{broken", 4, 5)
         place = int(data_rows(table)[2])

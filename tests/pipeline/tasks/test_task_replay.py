@@ -125,7 +125,7 @@ def test_validators_find_the_results_whole_and_in_order_over_restarts(tmp_path: 
         assert set(verdicts) == {Verdict.OK}
         (producer,) = list(validator.state.producers)
         assert producer.guid == sender_guid("app", "", "results", 0, 0)
-        assert producer.final
+        assert producer.sequence + 1 == producer.data_records == len(rig.records())
 
 
 def test_another_life_of_the_app_is_another_sender_from_its_beginning(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Per log folder, Kafka's own files: the offset checkpoints, into which whoever cl
 lines, and `.kafka_cleanshutdown`, which stands only while every partition is closed cleanly. Callers hold the
 folder's short lock around the functions that change these.
 
-H1  no segment file is read to learn whether a partition was closed cleanly.
+H1  to learn whether a partition was closed cleanly, at most the last 64 KiB of one `.log` are read.
 H2  checkpoints are hints: a damaged one counts as empty.
 """
 
@@ -26,6 +26,7 @@ from tidegate.errors import CorruptError, TidegateWarning
 from tidegate.files import Files
 from tidegate.log.partitions.checkpoints import (
     CLEANER_OFFSETS,
+    CLEANING,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
@@ -51,7 +52,7 @@ class Position(NamedTuple):
 
 
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
-    """Whether the partition is exactly as its last writer left it (H1)."""
+    """Whether the sizes are those that the last writer left; whether the bytes are, the seal knows (H1)."""
     closed = _sizes_at_close(files, partition_folder)
     return closed is not None and closed == _last_sizes(files, partition_folder)
 
@@ -122,13 +123,18 @@ def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPa
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
     """Take deleted partitions out of Kafka's checkpoint files."""
     gone: dict[TopicPartition, int | None] = dict.fromkeys(places)
-    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS):
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS, CLEANING):
         _merge(files, log_folder / name, gone)
 
 
 def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
-    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was."""
+    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was.
+
+    A partition whose folder is missing was not closed: whoever opens it says so.
+    """
     for folder in partition_folders:
+        if not files.exists(folder):
+            return False
         if not files.exists(folder / CLOSED_NAME) and last_segment_base(files, folder) is not None:
             return False
     write_clean_shutdown(log_folder, files=files)

@@ -27,6 +27,7 @@ from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.open_partition import OpenPartition
 from tidegate.log.access.owned_partitions import OwnedPartitions, no_partition
 from tidegate.log.access.partition_view import PartitionView
+from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
 from tidegate.log.topics.catalog import LogFolder
 from tidegate.log.topics.topics import TopicDescription, TopicPartition, TopicState, partition_folder_name
 from tidegate.metrics import Metrics
@@ -94,7 +95,7 @@ class Log:
         self._owner_pid = os.getpid()
         self._closed = False
         self._refreshed_ms = 0
-        self._catalog_seen: tuple[int, int] | None = None
+        self._catalog_seen: tuple[int, ...] | None = None
         self._maintenance: Maintenance | None = None
         if maintenance:
             self._start_maintenance()
@@ -267,6 +268,11 @@ class Log:
             is_foreign=description.assumed,
         )
 
+    def compacted_below(self, topic: str, partition: int) -> CompactedBelow:
+        """Called, it answers the offset below which compaction may have removed records of the partition."""
+        is_foreign = self.describe(topic).assumed
+        return CompactedBelow(self.path, topic, partition, is_foreign)
+
     def partition_rows(self, topic: str) -> list[dict[str, int]]:
         """What `describe` shows of each partition: offsets readers may see, log segments, bytes."""
         rows = []
@@ -311,7 +317,7 @@ class Log:
             if now_ms - self._refreshed_ms >= _REFRESH_MS:
                 self._refreshed_ms = now_ms
                 found = self.files.stat(self.contents.catalog_path)
-                seen = None if found is None else (found.size, found.mtime_ms)
+                seen = None if found is None else found.version
                 if seen != self._catalog_seen:
                     self._catalog_seen = seen
                     self._owned.take_settings()

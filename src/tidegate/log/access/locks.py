@@ -68,7 +68,11 @@ def lock_partition(files: Files, partition_folder: Path, clock: Clock, *, briefl
                 f"partition {partition_folder.name} is being {doing} by {owner}; close that one first "
                 f"(reading needs no lock)"
             ) from None
-    note_owner(files, partition_folder, briefly=briefly)
+    try:
+        note_owner(files, partition_folder, briefly=briefly)
+    except BaseException:
+        lock.release()
+        raise
     return lock
 
 

@@ -51,7 +51,7 @@ class OpenPartition:
     ) -> None:
         from tidegate.log.partitions.partition import PartitionLog
         from tidegate.log.partitions.recovery import SafeRecovery, recovery_named
-        from tidegate.log.partitions.sealing import Sealer, indexes_are_sealed
+        from tidegate.log.partitions.sealing import Sealer, remove_seal, seal_of_end
 
         self.place = place
         self.folder = folder
@@ -61,17 +61,20 @@ class OpenPartition:
         self._lock = lock_partition(files, folder, clock, briefly=briefly)
         try:
             base = last_segment_base(files, folder)
-            clean = was_closed_cleanly(files, folder) and (
-                base is not None and indexes_are_sealed(files, folder, base)
-            )
+            seal = None
+            if base is not None and was_closed_cleanly(files, folder):
+                seal = seal_of_end(files, folder, base)
+            clean = seal is not None
+            if seal is not None:
+                remove_seal(files, folder, seal.base_offset)  # before loading changes an index
             forget_closed(files, folder)
             self._watermark = WatermarkFile(files, folder)
             last = self._watermark.newest
-            strategy = (
-                SafeRecovery(files, last.durable_end, last.high_watermark)
-                if recovery == "safe"
-                else recovery_named(recovery, files)
-            )
+            strategy = recovery_named(recovery, files)
+            if recovery == "safe":
+                strategy = SafeRecovery(
+                    files, last.durable_end, last.high_watermark, self._watermark.was_certain, end=seal
+                )
             try:
                 if self._watermark.was_found and not clean:
                     self._watermark.begin_change()  # recovery may rename and cut
@@ -92,10 +95,12 @@ class OpenPartition:
                 if recovery == "safe" and self._watermark.was_found:
                     self._require_all_there(last)
                 if self.log.read_only_reason is None:
-                    Sealer.attach(self.log, files)
+                    Sealer.attach(self.log, files, seal)
                 if sync and not clean and self.log.read_only_reason is None:
                     self.log.flush()  # what recovery kept is shown to readers, so it must be on the disk
                 self._changed()
+                if not self._watermark.was_certain:
+                    self._tell_readers()  # so that both slots are whole again
             except BaseException:
                 self._watermark.close()
                 raise
@@ -108,6 +113,8 @@ class OpenPartition:
 
     def _require_all_there(self, last: Watermark) -> None:
         """A log that is shorter than it was, at either end, has lost files: that is not for us to accept."""
+        if self.log.read_only_reason is not None:  # damage, which is named and keeps writers out
+            return
         first, end = self.log.segments[0].base_offset, self.log.log_end_offset
         if first <= last.log_start and end >= last.durable_end:
             return

@@ -216,21 +216,25 @@ class OwnedPartitions:
                 failures.append(failure)
         try:
             if opened:
-                self._leave_behind(clean, all_clean=len(clean) == len(opened))
+                failures += self._leave_behind(clean, all_clean=len(clean) == len(opened))
         finally:
             for partition in opened:
                 partition.release()
         if failures:
             raise failures[0]
 
-    def _leave_behind(self, clean: Sequence[OpenPartition], *, all_clean: bool) -> None:
+    def _leave_behind(self, clean: Sequence[OpenPartition], *, all_clean: bool) -> list[Exception]:
         path = self._contents.path
+        failures: list[Exception] = []
         with changing_folder(self._files, path, self._clock):
             positions = {partition.place: partition.position() for partition in clean}
             merge_checkpoints(self._files, path, positions)
             for partition in clean:
-                mark_closed(self._files, partition.folder)
-            if all_clean:
+                try:
+                    mark_closed(self._files, partition.folder)
+                except (TidegateError, OSError) as failure:
+                    failures.append(failure)
+            if all_clean and not failures:
                 topics = self._contents.read().topics
                 folders = [
                     path / f"{name}-{number}"
@@ -238,6 +242,7 @@ class OwnedPartitions:
                     for number in range(entry.partitions)
                 ]
                 mark_folder_clean(self._files, path, folders)
+        return failures
 
 
 def no_partition(description: TopicDescription, partition: int) -> InvalidError:

@@ -5,8 +5,8 @@ reader may go. Reading itself is `fetching`'s, over the `LogView` made here; dec
 writes.
 
 How far: what the partition's writer publishes in `tidegate.watermark`. A folder without that file (a
-broker's) is read up to its last whole batch; one whose file is from before a power failure, up to its last
-sound batch and at least to what was durable.
+broker's) is read up to its last whole batch; one whose file is damaged or from before a power failure, up to its
+last sound batch and at least to what was durable.
 
 V1  nothing below the published log start offset is returned, even from a file that is still open.
 V2  a read that a removal or a replacement of log segments came between is done again on the new files.
@@ -19,6 +19,7 @@ Thread rule: one reader, one view.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,14 @@ from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, U
 from tidegate.files import File, Files
 from tidegate.log.access.closing import was_changed_since
 from tidegate.log.access.open_partition import require_folder
-from tidegate.log.access.watermark import Watermark, boot_mark, read_watermark
+from tidegate.log.access.watermark import (
+    WATERMARK_NAME,
+    Watermark,
+    boot_mark,
+    is_certain,
+    newest,
+    read_slots,
+)
 from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, LOG_STARTS, read_offsets
 from tidegate.log.partitions.fetching import (
@@ -50,8 +58,11 @@ from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.randomness import SeededRandomness
 
+logger = logging.getLogger("tidegate.log")
+
 _CHANGING_WAIT_MS = 10_000
 _CHANGING_PAUSE_MS = 5
+_TORN_LOOKS = 5
 NO_GENERATION = -2  # even, as a folder that is not being changed
 
 
@@ -90,20 +101,44 @@ class PartitionView:
         self._known: SegmentList | None = None
         self._generation = NO_GENERATION
         self._boot = boot_mark(files)
-        self._tail: tuple[int, int, int] | None = None  # base, size, end: an unpublished end, remembered
+        self._tail: tuple[object, int] | None = (
+            None  # version of the file, end: an unpublished end, remembered
+        )
+        self._damaged_slots: bytes | None = None  # of the watermark file, remembered: told once
 
     # -- how far ---------------------------------------------------------------------------------
 
     def bounds(self) -> Bounds:
         """What may be read now."""
-        mark = read_watermark(self._files, self.folder)
+        mark, is_sure = self._published()
         is_stale = mark is not None and mark.boot and self._boot and mark.boot != self._boot
-        if mark is None or is_stale or self._was_written_by_others():
+        if mark is None or is_stale or not is_sure or self._was_written_by_others():
             return self._unpublished_bounds(mark)
         if mark.generation != self._generation:
             self._known = None
             self._generation = mark.generation
         return Bounds(mark.log_start, mark.high_watermark, mark.last_stable, mark.generation)
+
+    def _published(self) -> tuple[Watermark | None, bool]:
+        """What the writer published last, and whether it is that and not only a lower bound of it."""
+        slots = read_slots(self._files, self.folder)
+        for _ in range(_TORN_LOOKS):
+            if slots is None or is_certain(slots) or slots == self._damaged_slots:
+                break
+            self._clock.sleep_ms(1)  # a slot that is just being written is whole in a moment
+            slots = read_slots(self._files, self.folder)
+        if slots is None:
+            return None, False
+        mark = newest(slots)
+        if is_certain(slots) or (mark is not None and mark.generation % 2 == 1):  # odd: wait for its writer
+            return mark, True
+        if slots != self._damaged_slots:
+            self._damaged_slots = slots
+            logger.warning(
+                "%s is damaged; the log is read up to its last sound batch. Open the log for writing once to "
+                "write the file anew", self.folder / WATERMARK_NAME,
+            )  # fmt: skip
+        return mark, False
 
     def _was_written_by_others(self) -> bool:
         """Whether a broker, say, went on where our writer had stopped; until one of ours takes over again."""
@@ -159,20 +194,26 @@ class PartitionView:
                 )
 
     def offset_for_time(self, time_ms: int, bounds: Bounds) -> int | None:
-        """The first offset whose record is at or after the time; None when there is none below the end."""
+        """The first offset whose record is at or after the time; None when there is none below the end.
+
+        Damage that may hide an earlier such record raises `CorruptError`.
+        """
         segments = self._segments().segments
-        for segment in segments:
+        gaps_below = self.gaps_below()
+        for number, segment in enumerate(segments):
+            is_last = number + 1 == len(segments)
             # The index of the last one may lag behind what was written, so that one is always searched.
-            if segment is not segments[-1] and segment.largest_timestamp < time_ms:
-                continue
-            try:
-                found = find_by_timestamp(segment, time_ms, bounds.log_start, gaps_below=self.gaps_below())
-            except CorruptError as error:
-                if not self._ends_in_zeros(segment, error):
-                    raise
-                found = None
-            if found is not None:
-                return found.offset if found.offset < bounds.high_watermark else None
+            if is_last or not segment.is_older_than(time_ms):
+                found = find_by_timestamp(
+                    segment, time_ms, bounds.log_start, below=bounds.high_watermark, gaps_below=gaps_below
+                )
+                if found is not None:
+                    return found.offset if found.offset < bounds.high_watermark else None
+            following = 0 if is_last else segments[number + 1].base_offset
+            if following > max(gaps_below, bounds.log_start):
+                end = segment.read_next_offset() if segment.seal is None else segment.seal.next_offset
+                if end < following:
+                    self._require_explained(max(end, bounds.log_start), following)
         return None
 
     def next_sound_offset(self, offset: int) -> int | None:
@@ -312,16 +353,14 @@ class PartitionView:
         if old is not None:
             start = max(start, old.log_start)
         last = segments.last
-        if self._tail is None or self._tail[:2] != (last.base_offset, last.size):
+        found = self._files.stat(last.path)  # its size alone says nothing: it may be preallocated
+        version = (last.base_offset, None if found is None else found.version)
+        if self._tail is None or self._tail[0] != version:
             end = _end_of_last_batch(last) if old is None else _end_of_last_sound_batch(last)
-            self._tail = (last.base_offset, last.size, end)
+            self._tail = (version, end)
         # Less than what was durable is damage, and is read up to, so that it is told.
-        end = max(self._tail[2], start, 0 if old is None else old.durable_end)
+        end = max(self._tail[1], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
-
-    def _ends_in_zeros(self, segment: LogSegment, error: CorruptError) -> bool:
-        """Whether a walk ended at the zeros of a preallocated file rather than at damage."""
-        return error.position is not None and not any(segment.read_at(error.position, HEADER_SIZE))
 
 
 _UNUSED_CHANCE = SeededRandomness(0)  # a log segment draws its roll jitter; nobody rolls a read-only one

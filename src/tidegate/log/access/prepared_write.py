@@ -30,19 +30,15 @@ class PreparedWrite:
         batches: Sequence[tuple[bytearray, RecordFacts]],
         store: Callable[[bytearray, RecordFacts], Written],
         turn: threading.Lock,
-        begin: Callable[[], None],
     ) -> None:
         self._left = deque(batches)
         self._store = store
         self._turn = turn
-        self._begin = begin
         self._written: list[Written] = []
 
     def append(self) -> list[Written]:
         """Store what is not stored yet, and answer all that is; after an error, call it again to go on."""
         with self._turn:
-            if not self._written:
-                self._begin()
             while self._left:
                 self._written.append(self._store(*self._left[0]))
                 self._left.popleft()

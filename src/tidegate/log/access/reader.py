@@ -8,7 +8,8 @@ R1  only whole batches below the high watermark are returned (below the last sta
 R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records at a
     time, whatever the size of the log.
 R3  records before damage are returned first; then `CorruptError` names the place and where to go on.
-R4  an offset that aged out is an `OffsetOutOfRangeError`, never a silent jump.
+R4  Tidegate's own control records are left out unless asked for; positions and offsets count them.
+R5  an offset that aged out is an `OffsetOutOfRangeError`, never a silent jump.
 
 Thread rule: one reader, one thread.
 """
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from tidegate.durations import DurationLike, SizeLike, milliseconds, size_bytes
 from tidegate.errors import CorruptError, InvalidError
+from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
 from tidegate.log.batches.batch_table import BatchTable, check_crcs, scan_batches
@@ -74,9 +76,11 @@ class Reader:
         max_bytes: SizeLike = DEFAULT_MAX_BYTES,
         max_piece_bytes: SizeLike = DEFAULT_PIECE_BYTES,
         check_crcs: bool = True,
+        control_records: bool = False,
         buffer: bytearray | None = None,
     ) -> None:
-        """`buffer` is memory to fetch into, for callers that make many readers, one after the other."""
+        """`control_records` hands out Tidegate's own records, too, which a writer with `integrity=True` puts between
+        the others. `buffer` is memory to fetch into, for callers that make many readers, one after the other."""
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidError(f"isolation={isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         description = log.describe(topic)
@@ -90,6 +94,7 @@ class Reader:
         self.max_bytes = max(size_bytes(max_bytes), 1)
         self._limits = DecodeLimits(max_piece_bytes=max(size_bytes(max_piece_bytes), 1))
         self._check_crcs = check_crcs
+        self._control_records = control_records
         self._clock = log.clock
         self._records = log.metrics.counter(
             "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
@@ -212,6 +217,14 @@ class Reader:
         return view.last_stable(bounds) if self.isolation == "read_committed" else bounds.high_watermark
 
     def _next_batch(self) -> pa.RecordBatch | None:
+        """The next records that are wanted."""
+        while (batch := self._next_piece()) is not None and not self._control_records:
+            batch = data_records(batch)
+            if batch.num_rows:
+                break
+        return batch
+
+    def _next_piece(self) -> pa.RecordBatch | None:
         """What is left of the last fetch, else the next partition's turn."""
         while True:
             batch = next(self._pieces, None)

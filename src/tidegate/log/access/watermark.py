@@ -1,7 +1,7 @@
 """How far readers in other processes may read: `<partition>/tidegate.watermark`.
 
-Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence, so a slot torn
-by a crash or read half-written costs nothing but the newest value.
+Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence. Which one is the
+newest is certain only while the other one is its predecessor: next to a damaged slot, the valid one is a lower bound.
 
 | at | bytes | field |
 |---|---|---|
@@ -19,6 +19,7 @@ W1  written after the data it speaks of is acknowledged, never before.
 W2  not synced with each write: the death of its writer costs nothing, but a power failure may leave it behind
     or ahead of the data. A slot of an earlier start of the machine is therefore only a lower bound (what is
     durable is there), until opening the partition for writing writes it anew.
+W3  a damaged slot hides nothing: readers then search the log for its end, and recovery keeps a copy of all it cuts.
 
 One writer (the holder of the partition lock); any number of readers.
 """
@@ -86,13 +87,30 @@ def newest(slots: bytes) -> Watermark | None:
     return max(first, second)
 
 
-def read_watermark(files: Files, partition_folder: Path) -> Watermark | None:
-    """What the partition's writer last published; None when nothing valid is there."""
+def is_certain(slots: bytes) -> bool:
+    """Whether `newest` is what was written last: both slots are whole and follow each other (W3).
+
+    A file that is empty, or whose first value is its only one, is whole, too.
+    """
+    first, second = parse_slot(slots[:SLOT_BYTES]), parse_slot(slots[SLOT_BYTES : 2 * SLOT_BYTES])
+    if first is None:
+        return not any(slots[:SLOT_BYTES]) and (not slots if second is None else second.sequence == 1)
+    return second is not None and abs(first.sequence - second.sequence) == 1
+
+
+def read_slots(files: Files, partition_folder: Path) -> bytes | None:
+    """The bytes of the file; None when there is none."""
     try:
         with files.open(partition_folder / WATERMARK_NAME) as file:
-            return newest(file.read_at(0, 2 * SLOT_BYTES))
+            return file.read_at(0, 2 * SLOT_BYTES)
     except FileNotFoundError:
         return None
+
+
+def read_watermark(files: Files, partition_folder: Path) -> Watermark | None:
+    """What the partition's writer last published; None when nothing valid is there."""
+    slots = read_slots(files, partition_folder)
+    return None if slots is None else newest(slots)
 
 
 def boot_mark(files: Files) -> int:
@@ -111,8 +129,10 @@ class WatermarkFile:
 
     def __init__(self, files: Files, partition_folder: Path) -> None:
         self._file: File = files.open(partition_folder / WATERMARK_NAME, create=True)
-        found = newest(self._file.read_at(0, 2 * SLOT_BYTES))
+        slots = self._file.read_at(0, 2 * SLOT_BYTES)
+        found = newest(slots)
         self.was_found = found is not None
+        self.was_certain = is_certain(slots)
         if found is None:
             found = Watermark(0, 0, 0, 0, 0, 0)
         # A writer that died in the middle of a change left an odd number; whoever opens has finished it.

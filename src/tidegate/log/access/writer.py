@@ -8,8 +8,12 @@ with no timestamp gets the time of the write.
 
 D1  `write` returns after everything it wrote is acknowledged: on the disk (`durability="disk"`, one sync per
     partition and call, shared with other writers of this process) or with the operating system (`"os"`).
-D2  with a producer id, a write that failed may be repeated as it was: batches that arrived are recognised by
-    their sequence numbers and not stored twice. All batches are cut and checked before the first is stored.
+D2  with a producer id, a write that failed may be repeated with the same rows: what arrived of it is not stored
+    again. A repetition is recognised by its rows, so other rows written after a failure are stored as new ones.
+    Sequence numbers always continue after the last batch that is in the log. All batches are cut and checked
+    before the first is stored.
+D3  a batch counts as a duplicate only if the stored batch holds the same records; one that reuses the sequence
+    numbers of other records is refused.
 
 Thread rule: a writer may be shared; appends take turns, syncs are shared.
 """
@@ -18,19 +22,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.access.prepared_write import PreparedWrite, check_appendable
-from tidegate.log.batches.batch import BatchHeader, Codec, next_sequence
+from tidegate.log.batches.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, Codec, next_sequence
+from tidegate.log.batches.decode import decode
 from tidegate.log.batches.encode import ProducerStamp, encode_with_facts
 from tidegate.log.batches.record_facts import RecordFacts
 from tidegate.log.batches.records import RecordColumns, coerce
-from tidegate.log.partitions.appending import AppendInfo
+from tidegate.log.partitions.appending import LOG_APPEND_TIME, AppendInfo, duplicate_of
+from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.topics.topic_config import TopicConfig
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_BYTES = 1 << 20
 CODECS = {codec.label: codec for codec in Codec}
 _UNCOMPRESSED = ("producer", "uncompressed", "none")
+_REMEMBERED_FAILURES = 16
 Encoded: TypeAlias = "tuple[bytearray, RecordFacts]"
 
 
@@ -57,6 +66,36 @@ class Written(NamedTuple):
     @property
     def records(self) -> int:
         return self.last_offset - self.first_offset + 1
+
+
+class _Arrived(NamedTuple):
+    """A batch that is in the log: where, and under which number of its producer."""
+
+    info: AppendInfo
+    base_sequence: int
+
+
+@dataclass(slots=True)
+class _NumberedWrite:
+    """One call of `write` of an idempotent writer, and which of its batches arrived (D2)."""
+
+    columns: RecordColumns
+    explicit: pa.Array | None
+    first_sequences: Mapping[int, int]
+    parts: list[tuple[int, RecordColumns]]
+    arrived: dict[int, list[_Arrived]] = field(default_factory=dict)
+    partitions: dict[int, OpenPartition] = field(default_factory=dict)
+
+    def has_same_rows(self, other: _NumberedWrite) -> bool:
+        return (
+            len(self.columns) == len(other.columns)
+            and self.first_sequences == other.first_sequences
+            and _are_equal(self.explicit, other.explicit)
+            and all(
+                _are_equal(getattr(self.columns, name), getattr(other.columns, name))
+                for name in ("timestamp", "key", "value", "headers")
+            )
+        )
 
 
 class Writer:
@@ -97,8 +136,7 @@ class Writer:
         self._records = log.metrics.counter(
             "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
         )
-        self._sequences: dict[int, int] = {}
-        self._unfinished: dict[tuple[int, int, int], AppendInfo] = {}
+        self._failed: list[_NumberedWrite] = []
 
     def __enter__(self) -> Writer:
         return self
@@ -116,28 +154,17 @@ class Writer:
         """Store the rows; one entry per batch. Returns when they are acknowledged (D1).
 
         `partition` sends all rows there. `first_sequences` numbers the batches of some partitions anew, as a
-        producer does that repeats what it sent before; without it numbering goes on from the last write, also
-        over a restart.
+        producer does that repeats what it sent before; without it numbering continues after the last batch of
+        this producer in the log, also over a restart. After an error, call `write` with the same rows again:
+        what arrived the first time comes back as a duplicate and is not stored twice (D2).
         """
         columns = coerce(table)
         explicit = _partition_column(table, partition, len(columns))
         self._log.refresh()
-        with self._lock:
-            prepared = [
-                (number, self._log.open_partition(self.topic, number), rows)
-                for number, rows in self._partitioner.split(columns, explicit)
-            ]
-            if self.producer_id is None:
-                plain = [
-                    (number, opened, self._encode(opened.log.config, rows, None))
-                    for number, opened, rows in prepared
-                ]
-                written = self._append_all(plain)
-            else:
-                written = self._append_numbered(prepared, first_sequences or {})
-        for _, opened, _ in prepared:
-            opened.check_owner()
-            opened.log.acknowledge(sync=self.durability == "disk")
+        if self.producer_id is None:
+            written = self._write_plain(columns, explicit)
+        else:
+            written = self._write_numbered(columns, explicit, first_sequences or {})
         for batch in written:
             self._count(batch)
         return written
@@ -150,27 +177,27 @@ class Writer:
         self._log.refresh()
         opened = self._log.open_partition(self.topic, partition)
         config, where = opened.log.config, f"{self.topic}-{partition}"
-        sequence = None if self.producer_id is None else self._sequence(partition, opened)
+        sequence = None if self.producer_id is None else self._sequence(opened)
         batches: list[Encoded] = []
+        now_ms = self._log.clock.now_ms()
         for rows in pieces:
-            for batch, facts in self._encode(config, rows, sequence):
+            for batch, facts in self._encode(config, rows, sequence, now_ms):
                 _require_fits(batch, config, where)
-                check_appendable(batch, facts, config, where, self._log.clock.now_ms())
+                check_appendable(batch, facts, config, where, now_ms)
                 batches.append((batch, facts))
             if sequence is not None:
                 sequence = next_sequence(sequence, len(rows))
 
         def store(batch: bytearray, facts: RecordFacts) -> Written:
             opened.check_owner()
-            written = Written(partition, *opened.log.append(batch, facts=facts))
+            info = opened.log.append(batch, facts=facts)
+            if info.duplicate:
+                _require_same_records(opened, batch, info)
+            written = Written(partition, *info)
             self._count(written)
             return written
 
-        def begin() -> None:
-            if sequence is not None:
-                self._sequences[partition] = sequence
-
-        return PreparedWrite(batches, store, self._lock, begin)
+        return PreparedWrite(batches, store, self._lock)
 
     def acknowledge(self, partitions: Iterable[int]) -> None:
         """Wait until what was appended to these partitions counts as written (D1)."""
@@ -187,46 +214,128 @@ class Writer:
         verdict = "duplicate" if written.duplicate else "written"
         self._records.add(written.records, topic=self.topic, partition=written.partition, verdict=verdict)
 
-    def _append_numbered(
-        self, prepared: list[tuple[int, OpenPartition, RecordColumns]], first_sequences: Mapping[int, int]
-    ) -> list[Written]:
-        """Cut and number everything, then store it, then let the numbers count (D2)."""
-        ready: list[tuple[int, OpenPartition, Iterable[Encoded]]] = []
-        following: dict[int, int] = {}
-        for number, opened, rows in prepared:
-            first = first_sequences.get(number)
-            sequence = self._sequence(number, opened) if first is None else first
-            batches = list(self._encode(opened.log.config, rows, sequence))
-            for batch, _ in batches:
-                _require_fits(batch, opened.log.config, f"{self.topic}-{number}")
-            following[number] = next_sequence(sequence, len(rows))
-            ready.append((number, opened, batches))
-        written = self._append_all(ready)
-        self._sequences.update(following)
-        self._unfinished.clear()
+    def _write_plain(self, columns: RecordColumns, explicit: pa.Array | None) -> list[Written]:
+        written: list[Written] = []
+        now_ms = self._log.clock.now_ms()
+        with self._lock:
+            prepared = [
+                (number, self._log.open_partition(self.topic, number), rows)
+                for number, rows in self._partitioner.split(columns, explicit)
+            ]
+            for number, opened, rows in prepared:
+                opened.check_owner()
+                for batch, facts in self._encode(opened.log.config, rows, None, now_ms):
+                    written.append(Written(number, *opened.log.append(batch, facts=facts)))
+        self._acknowledge(opened for _, opened, _ in prepared)
         return written
 
-    def _append_all(self, ready: Iterable[tuple[int, OpenPartition, Iterable[Encoded]]]) -> list[Written]:
+    def _acknowledge(self, partitions: Iterable[OpenPartition]) -> None:
+        for opened in partitions:
+            opened.check_owner()
+            opened.log.acknowledge(sync=self.durability == "disk")
+
+    # -- idempotent writes -------------------------------------------------------------------------
+
+    def _write_numbered(
+        self, columns: RecordColumns, explicit: pa.Array | None, first_sequences: Mapping[int, int]
+    ) -> list[Written]:
+        """Store what of the rows is not in the log yet; remember what arrived if that fails (D2)."""
+        with self._lock:
+            sending = self._repeated(_NumberedWrite(columns, explicit, first_sequences, []))
+            try:
+                written = self._append_numbered(sending)
+            except BaseException:
+                self._remember(sending)
+                raise
+        try:
+            self._acknowledge(sending.partitions.values())
+        except BaseException:
+            with self._lock:
+                self._remember(sending)
+            raise
+        return written
+
+    def _repeated(self, write: _NumberedWrite) -> _NumberedWrite:
+        """The failed write that this one repeats, taken off the list; else this one, split over partitions."""
+        for number, failed in enumerate(self._failed):
+            if failed.has_same_rows(write):
+                del self._failed[number]
+                return failed
+        write.parts = list(self._partitioner.split(write.columns, write.explicit))
+        return write
+
+    def _remember(self, failed: _NumberedWrite) -> None:
+        if any(failed.arrived.values()):  # else repeating it is a first write
+            self._failed = [*self._failed, failed][-_REMEMBERED_FAILURES:]
+
+    def _append_numbered(self, sending: _NumberedWrite) -> list[Written]:
+        """Cut, number and check everything that is not in the log, then store it."""
+        ready: list[tuple[int, OpenPartition, list[Encoded]]] = []
+        now_ms = self._log.clock.now_ms()
+        for number, rows in sending.parts:
+            opened = self._log.open_partition(self.topic, number)
+            arrived = sending.arrived.get(number, [])
+            if arrived and sending.partitions.get(number) is not opened:  # reopened: recovery may have cut it
+                arrived = [batch for batch in arrived if self._is_in_log(opened, batch)]
+            sending.arrived[number], sending.partitions[number] = arrived, opened
+            done = sum(batch.info.last_offset - batch.info.first_offset + 1 for batch in arrived)
+            first = None if done else sending.first_sequences.get(number)
+            sequence = self._sequence(opened) if first is None else first
+            left = rows.slice(done)
+            batches = list(self._encode(opened.log.config, left, sequence, now_ms)) if len(left) else []
+            for batch, _ in batches:
+                _require_fits(batch, opened.log.config, f"{self.topic}-{number}")
+            ready.append((number, opened, batches))
         written: list[Written] = []
         for number, opened, batches in ready:
             opened.check_owner()
+            arrived = sending.arrived[number]
+            written += [Written(number, *batch.info._replace(duplicate=True, size=0)) for batch in arrived]
             for batch, facts in batches:
-                written.append(Written(number, *self._append(number, opened, batch, facts)))
+                info = self._append_one(opened, batch, facts, arrived, now_ms)
+                written.append(Written(number, *info))
         return written
 
-    def _append(self, number: int, opened: OpenPartition, batch: bytearray, facts: RecordFacts) -> AppendInfo:
-        if self.producer_id is None:
-            return opened.log.append(batch, facts=facts)
+    def _append_one(
+        self,
+        opened: OpenPartition,
+        batch: bytearray,
+        facts: RecordFacts,
+        arrived: list[_Arrived],
+        now_ms: int,
+    ) -> AppendInfo:
         header = BatchHeader.parse(batch)
-        identity = (number, header.base_sequence, header.last_sequence)
-        arrived = self._unfinished.get(identity)
-        if arrived is not None:  # the log itself remembers only the last five batches of a producer
-            return arrived._replace(duplicate=True, size=0)
-        appended = opened.log.append(batch, facts=facts)
-        self._unfinished[identity] = appended
-        return appended
+        try:
+            info = opened.log.append(batch, facts=facts)
+        except BaseException:
+            # What follows the write of the bytes may fail, too: the log knows whether they are in it.
+            entry = opened.log.active_producers.get(header.producer_id)
+            known = (
+                None
+                if entry is None
+                else entry.find_batch(header.producer_epoch, header.base_sequence, header.last_sequence)
+            )
+            if known is not None:
+                arrived.append(_Arrived(duplicate_of(known), header.base_sequence))
+            raise
+        if info.duplicate:
+            _require_same_records(opened, batch, info, unstamped_ms=now_ms)
+        arrived.append(_Arrived(info, header.base_sequence))
+        return info
 
-    def _encode(self, config: TopicConfig, rows: RecordColumns, sequence: int | None) -> Iterator[Encoded]:
+    def _is_in_log(self, opened: OpenPartition, batch: _Arrived) -> bool:
+        """Whether a batch that arrived is still there after its partition was closed and opened again."""
+        stored = _stored_batch(opened, batch.info)
+        if stored is None:  # beyond the end, or compacted away meanwhile
+            return batch.info.last_offset < opened.log.log_end_offset
+        header = BatchHeader.parse(stored)
+        return (header.producer_id, header.producer_epoch, header.base_sequence) == (
+            self.producer_id, self.producer_epoch, batch.base_sequence,
+        )  # fmt: skip
+
+    def _encode(
+        self, config: TopicConfig, rows: RecordColumns, sequence: int | None, now_ms: int
+    ) -> Iterator[Encoded]:
         codec = self._codec(config)
         producer = None
         if self.producer_id is not None and sequence is not None:
@@ -238,7 +347,7 @@ class Writer:
             codec=codec,
             level=_level(codec, config),
             producer=producer,
-            now_ms=self._log.clock.now_ms(),
+            now_ms=now_ms,
         )
 
     def _codec(self, config: TopicConfig) -> Codec:
@@ -246,15 +355,60 @@ class Writer:
         wanted = config.compression_type if config.compression_type != "producer" else self.compression
         return Codec.NONE if wanted is None or wanted in _UNCOMPRESSED else CODECS[wanted]
 
-    def _sequence(self, number: int, opened: OpenPartition) -> int:
-        """The number after the last one this producer used here, as far as the log remembers."""
-        known = self._sequences.get(number)
-        if known is not None:
-            return known
+    def _sequence(self, opened: OpenPartition) -> int:
+        """The number after the last one of this producer in the log; 0 when the log knows none."""
         entry = opened.log.active_producers.get(self.producer_id if self.producer_id is not None else -1)
         if entry is None or entry.epoch != self.producer_epoch or entry.last_sequence < 0:
             return 0
         return next_sequence(entry.last_sequence, 1)
+
+
+def _are_equal(one: pa.Array | None, other: pa.Array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    equal: bool = one.equals(other)
+    return equal
+
+
+def _stored_batch(opened: OpenPartition, info: AppendInfo) -> memoryview | None:
+    """The bytes of the batch that was stored at `info`'s first offset; None when it is not there any more."""
+    log = opened.log
+    if not log.log_start_offset <= info.first_offset < log.log_end_offset:
+        return None
+    fetched = log.fetch(info.first_offset, max_bytes=HEADER_SIZE, isolation=Isolation.LOG_END)
+    data = memoryview(fetched.data)
+    if len(data) < HEADER_SIZE or (header := BatchHeader.parse(data)).base_offset != info.first_offset:
+        return None
+    return data[: header.size]
+
+
+def _require_same_records(
+    opened: OpenPartition, sent: bytearray, info: AppendInfo, *, unstamped_ms: int | None = None
+) -> None:
+    """Refuse a batch that has the sequence numbers, but not the records, of a stored one (D3).
+
+    Records that got the time `unstamped_ms` because they came without one had another when they came first.
+    """
+    stored = _stored_batch(opened, info)
+    if stored is None:
+        return  # retention or compaction removed it: there is nothing to compare with
+    ours, theirs = decode(sent, topic="", partition=0), decode(stored, topic="", partition=0)
+    ours = ours.take(pc.subtract(theirs.column("offset"), info.first_offset))
+    is_same = all(ours.column(name).equals(theirs.column(name)) for name in ("key", "value", "headers"))
+    if is_same and opened.log.config.message_timestamp_type != LOG_APPEND_TIME:
+        times = ours.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP)
+        before = theirs.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP)
+        differ = times.filter(pc.not_equal(times, before))
+        is_same = set(differ.to_pylist()) <= {unstamped_ms}
+    if is_same:
+        return
+    header = BatchHeader.parse(sent)
+    raise InvalidError(
+        f"sequence {header.base_sequence} of producer {header.producer_id} in {opened.place} belongs to other "
+        f"records, stored at offset {info.first_offset}, so these were not written; leave first_sequences out to "
+        f"write them as new ones, or give the records that were sent with that number",
+        kafka_name="OUT_OF_ORDER_SEQUENCE_NUMBER",
+    )
 
 
 def _partition_column(table: pa.Table | pa.RecordBatch, partition: int | None, rows: int) -> pa.Array | None:

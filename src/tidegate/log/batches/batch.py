@@ -55,6 +55,7 @@ LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
+_USED_BITS: Final = CODEC_MASK | LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
 
 MAX_SEQUENCE: Final = 2**31 - 1
 
@@ -268,12 +269,17 @@ def stamp(
 ) -> BatchHeader:
     """Patch what a leader decides into the batch, in place, and return the header it has now.
 
-    The CRC is recomputed only when a checksummed field really changes (B1).
+    The CRC is recomputed only when a checksummed field really changes (B1). A new time clears the attribute bits that
+    have no meaning, as a broker does.
     """
     before = BatchHeader.parse(batch)
     attributes = before.attributes
-    if timestamp_type is not None:
-        attributes = attributes & ~LOG_APPEND_TIME_BIT | (LOG_APPEND_TIME_BIT if timestamp_type else 0)
+    is_new_time = max_timestamp not in (None, before.max_timestamp) or (
+        timestamp_type not in (None, before.timestamp_type)
+    )
+    if is_new_time:
+        kind = before.timestamp_type if timestamp_type is None else timestamp_type
+        attributes = attributes & _USED_BITS & ~LOG_APPEND_TIME_BIT | (LOG_APPEND_TIME_BIT if kind else 0)
     header = before._replace(
         base_offset=before.base_offset if base_offset is None else base_offset,
         leader_epoch=before.leader_epoch if leader_epoch is None else leader_epoch,

@@ -220,6 +220,7 @@ class Housekeeping:
                 randomness=self._randomness,
                 settings=CleanerSettings.of(self._broker),
             )
+        self._checkpoint_of_cleaner.begin(*_place(log), part.first_uncleanable)
         try:
             report = self._cleaner.clean(log, part)
         except ConflictError:
@@ -230,7 +231,7 @@ class Housekeeping:
             if not isinstance(error, UnavailableError):
                 self._uncleanable[_place(log)] = str(error)
             raise
-        self._checkpoint_of_cleaner.put(*_place(log), report.next_dirty)
+        self._checkpoint_of_cleaner.end(*_place(log), report.next_dirty)
         return report
 
     # -- checkpoints -----------------------------------------------------------------------------

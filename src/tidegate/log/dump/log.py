@@ -1,7 +1,7 @@
 """Dumping a `.log` (or KRaft `.checkpoint`) file: batch by batch, record by record, in bounded memory.
 
 Owns what is read of the file and in which order it reaches the sink. A whole window is decoded at once; only
-when that fails are its batches taken one by one, so that everything before the malformed one is printed.
+when that fails are its batches taken one by one, so that everything before the malformed record is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.log.dump.batches import BatchRun, BatchWalk, LegacyMessage, OddBat
 from tidegate.log.dump.dump import MAX_INT, Control, DumpOptions, Findings, Sink, Target
 from tidegate.log.dump.legacy import inner_records, read_message
 from tidegate.log.dump.messages import CONTROL_RECORDS, read_versionless
-from tidegate.log.dump.records import RecordColumns, read_records
+from tidegate.log.dump.records import RecordColumns, read_records, readable_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,12 +68,24 @@ class _LogDumper:
             controls = _controls(run, records, self.target)
         except (CorruptError, InvalidError):  # InvalidError: unfolds to more than fits at once
             if len(run.table) == 1:
-                self.sink.run(run, valid, None, {})
+                self._as_far_as_possible(run, valid)
                 raise
             for single in _singles(run):
                 self.run(single)
             return
         self._note_gaps(records.offsets)
+        self.sink.run(run, valid, records, controls)
+
+    def _as_far_as_possible(self, run: BatchRun, valid: NDArray[np.bool_]) -> None:
+        """Print a batch that cannot be decoded, and those of its records that lie before the malformed one."""
+        try:
+            part = readable_part(run)
+            records = None if part is None else read_records(part, self.target.path)
+            controls = {} if part is None or records is None else _controls(part, records, self.target)
+        except (CorruptError, InvalidError):
+            records, controls = None, {}
+        if records is not None:
+            self._note_gaps(records.offsets)
         self.sink.run(run, valid, records, controls)
 
     def legacy(self, message: LegacyMessage) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import CorruptError
+from tidegate.log.batches.batch import CODEC_MASK, HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader
+from tidegate.log.batches.one_record import read_record
 from tidegate.log.dump.batches import BatchRun
 
 if TYPE_CHECKING:
@@ -99,6 +101,36 @@ def read_records(run: BatchRun, path: Path) -> RecordColumns:
         header_keys=_header_keys(batch.column("headers")),
         batch=batch,
     )
+
+
+def readable_part(run: BatchRun) -> BatchRun | None:
+    """The first records of a single batch, up to the one that is malformed, as a batch of their own.
+
+    None when not even the first record, or the codec's bytes, can be read. For printing only: its CRC is not right.
+    """
+    from tidegate.log.batches.bodies import DEFAULT_LIMITS
+    from tidegate.log.batches.codecs import decompress
+    from tidegate.log.batches.decode import scan_batches
+
+    header = BatchHeader.parse(run.data)
+    count = end = 0
+    try:
+        packed = run.data[HEADER_SIZE : header.size]
+        body = decompress(header.codec, packed, limit=DEFAULT_LIMITS.max_decompressed_bytes)
+        while count < header.count and end < len(body):
+            end = read_record(body, end).end
+            count += 1
+    except CorruptError:
+        pass
+    if count == 0:
+        return None
+    plain = header._replace(
+        count=count,
+        attributes=header.attributes & ~CODEC_MASK,
+        length=HEADER_SIZE + end - LENGTH_OVERHEAD,
+    )
+    data = memoryview(plain.pack() + bytes(body[:end]))
+    return BatchRun(run.position, data, scan_batches(data))
 
 
 def _header_keys(column: Any) -> Any:

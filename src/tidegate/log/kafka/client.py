@@ -2,32 +2,67 @@
 
 Settings arrive under Kafka's names, as in the properties files of Kafka's own tools; the client knows most of
 them, and the few that only a JVM has are translated or refused with the name to use. The client's errors
-leave as the errors of this house, `kafka_name` kept.
+leave as the errors of this house, under Kafka's own name of the condition (`kafka_name`).
+
+E1  what passes by itself while a partition's leader moves (Kafka's retriable errors) is asked again for `PATIENCE_MS`
+    where asking twice does no harm, and is an `UnavailableError` after that; never the end of a run as a wrong call is.
+E2  a client that is not let in only says that it cannot reach the cluster. Why is told beside that (`error_cb`): it is
+    kept, and leaves as an `AuthenticationError`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, Final, TypeVar
 
-from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
+from tidegate.clock import SystemClock
+from tidegate.errors import (
+    AuthenticationError,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidegateError,
+    UnavailableError,
+)
 
 TIMEOUT_SECONDS = 10.0
+PATIENCE_MS: Final = 15_000
+"""How long is asked again while a leader moves; electing one takes seconds at most."""
+_FIRST_PAUSE_MS: Final = 50
+_LONGEST_PAUSE_MS: Final = 1_000
 _JAAS = re.compile(r"(username|password)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 _JVM_ONLY = {
     "ssl.truststore.location": "ssl.ca.location (a PEM file)",
     "ssl.truststore.password": "no password: ssl.ca.location is a PEM file",
     "ssl.keystore.password": "ssl.key.password",
 }
-_UNREACHABLE = {
-    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "_MSG_TIMED_OUT",
-    "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "NOT_ENOUGH_REPLICAS",
-    "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "COORDINATOR_NOT_AVAILABLE", "BROKER_NOT_AVAILABLE", "_QUEUE_FULL",
-    "NETWORK_EXCEPTION", "THROTTLING_QUOTA_EXCEEDED",
+_MOVING = {
+    "LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REPLICA_NOT_AVAILABLE", "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "LISTENER_NOT_FOUND", "NOT_CONTROLLER",
+    "STALE_CTRL_EPOCH", "STALE_BROKER_EPOCH", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE",
+    "UNKNOWN_TOPIC_ID", "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH",
     "_NOENT",  # "no leaders found": what offsets are asked of is not there at the moment
 }  # fmt: skip
+"""Told by brokers while leadership moves; a moment later another one answers (E1)."""
+_UNREACHABLE = _MOVING | {
+    "_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_RESOLVE", "_WAIT_COORD", "_WAIT_CACHE",
+    "_MSG_TIMED_OUT", "_QUEUE_FULL", "_RETRY", "_ISR_INSUFF", "_UNKNOWN_BROKER", "_DESTROY_BROKER",
+    "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "BROKER_NOT_AVAILABLE",
+    "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS",
+    "UNSTABLE_OFFSET_COMMIT", "NETWORK_EXCEPTION", "THROTTLING_QUOTA_EXCEEDED", "REBOOTSTRAP_REQUIRED",
+}  # fmt: skip
 _FENCED = {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"}
+_LOGIN = {"_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE"}
+_TLS = {"_SSL"}
+_KAFKA_NAMES = {
+    "UNKNOWN_TOPIC_OR_PART": "UNKNOWN_TOPIC_OR_PARTITION", "NOT_LEADER_FOR_PARTITION": "NOT_LEADER_OR_FOLLOWER",
+    "INVALID_MSG": "CORRUPT_MESSAGE", "MSG_SIZE_TOO_LARGE": "MESSAGE_TOO_LARGE",
+    "INVALID_MSG_SIZE": "INVALID_FETCH_SIZE", "STALE_CTRL_EPOCH": "STALE_CONTROLLER_EPOCH",
+    "TOPIC_EXCEPTION": "INVALID_TOPIC_EXCEPTION",
+}  # fmt: skip
+"""Where the client's name for a condition is not Kafka's."""
 
 Result = TypeVar("Result")
 
@@ -64,27 +99,98 @@ def client_settings(servers: str, given: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def calling(what: str, servers: str, call: Callable[[], Result]) -> Result:
-    """Make one call of the client; its errors become ours, saying what was being done."""
-    module = load_client()
-    try:
-        return call()
-    except module.KafkaException as error:
-        raise translated(error.args[0], what, servers) from None
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidError(f"could not {what}: {error}") from None
+class Heard:
+    """What a client said beside its answers: why it was not let in (E2), until a call succeeds."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))
+        user, protocol = settings.get("sasl.username"), settings.get("security.protocol", "plaintext")
+        self._login = f"user {user!r} with sasl.mechanism={mechanism}, security.protocol={protocol}"
+        self._protocol = protocol
+        self.error: Any = None
+
+    def __call__(self, error: Any) -> None:
+        """Called by the client, whenever it is asked for news."""
+        if error.name() in _LOGIN | _TLS:
+            self.error = error
+
+    def refusal(self, what: str, servers: str) -> AuthenticationError | None:
+        """Why the client was not let in, None where it did not say so."""
+        if self.error is None:
+            return None
+        name, reason = self.error.name(), self.error.str()
+        if name in _TLS:
+            return AuthenticationError(
+                f"could not {what} at {servers}: no secure connection with security.protocol={self._protocol}: "
+                f"{reason}; check security.protocol, and ssl.ca.location or the client's ssl.certificate.location",
+                kafka_name=name,
+            )
+        return AuthenticationError(
+            f"could not {what}: {servers} does not let in {self._login}: {reason}; check sasl.username, sasl.password "
+            "and sasl.mechanism",
+            kafka_name="SASL_AUTHENTICATION_FAILED" if name == "_AUTHENTICATION" else name,
+        )
+
+
+def admin_client(servers: str, settings: Mapping[str, Any]) -> Any:
+    """A client for questions about a cluster; what it says beside its answers is in `heard`."""
+    heard = Heard(settings)
+    make = import_module("confluent_kafka.admin").AdminClient
+    made = calling("configure the Kafka client", servers, lambda: make({**settings, "error_cb": heard}))
+    made.heard = heard
+    return made
+
+
+def calling(
+    what: str, servers: str, call: Callable[[], Result], *, admin: Any = None, patience_ms: int = 0
+) -> Result:
+    """Make one call of the client; its errors become ours, saying what was being done.
+
+    With the `admin` that is called, being refused is told from being out of reach (E2); with `patience_ms` the call is
+    made again while a leader moves, for so long (E1).
+    """
+    module, clock, tries, pause_ms = load_client(), SystemClock(), 1, _FIRST_PAUSE_MS
+    heard: Heard | None = getattr(admin, "heard", None)
+    deadline_ms = clock.monotonic_ms() + patience_ms
+    while True:
+        try:
+            answer = call()
+        except module.KafkaException as error:
+            failure = error.args[0]
+            if failure.name() in _MOVING and clock.monotonic_ms() < deadline_ms:
+                clock.sleep_ms(pause_ms)
+                tries, pause_ms = tries + 1, min(2 * pause_ms, _LONGEST_PAUSE_MS)
+                continue
+            refusal = None
+            if heard is not None and failure.name() in _UNREACHABLE:
+                admin.poll(0)  # which tells `heard`
+                refusal = heard.refusal(what, servers)
+            if tries > 1:
+                what = f"{what} ({tries} times, for {patience_ms // 1000} s)"
+            raise refusal or translated(failure, what, servers) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidError(f"could not {what}: {error}") from None
+        if heard is not None:
+            heard.error = None
+        return answer
 
 
 def translated(error: Any, what: str, servers: str) -> TidegateError:
     """The client's error as one of ours."""
     name, reason = error.name(), error.str()
+    kafka_name = _KAFKA_NAMES.get(name, name)
     message = f"could not {what} at {servers}: {reason}"
     if name in _UNREACHABLE:
         return UnavailableError(
-            f"{message}; check the address, the network and security settings, then retry", kafka_name=name
+            f"{message}; check the address, the network and security settings, then retry",
+            kafka_name=kafka_name,
+        )
+    if name in _LOGIN:
+        return AuthenticationError(
+            f"{message}; check sasl.username, sasl.password and sasl.mechanism", kafka_name=kafka_name
         )
     if name in _FENCED:
-        return FencedError(f"{message}; a newer producer has taken over", kafka_name=name)
+        return FencedError(f"{message}; a newer producer has taken over", kafka_name=kafka_name)
     if name == "TOPIC_ALREADY_EXISTS":
-        return ConflictError(f"{message}; alter it, or create it with --if-not-exists", kafka_name=name)
-    return InvalidError(message, kafka_name=name)
+        return ConflictError(f"{message}; alter it, or create it with --if-not-exists", kafka_name=kafka_name)
+    return InvalidError(message, kafka_name=kafka_name)

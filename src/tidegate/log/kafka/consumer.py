@@ -45,14 +45,20 @@ class MessageConsumer:
         self._messages = np.zeros(most, np.int64)
         self._end = weakref.finalize(self, _end, self._library, consumer, queue)
 
+    @property
+    def is_open(self) -> bool:
+        return self._end.alive
+
     def assign(self, offsets: Mapping[int, int]) -> None:
         """Fetch these partitions, from these offsets on."""
+        self._require_open()
         error = self._library.assign(self._consumer, self._topic, offsets)
         if error is not None:
             raise translated(error, f"read topic {self._topic}", self._servers)
 
     def fetch(self, timeout_ms: int) -> Fetched | None:
         """What has come, after waiting for the first of it at most so long; None for nothing."""
+        self._require_open()
         calls, room = self._library.calls, self._messages
         first = calls["rd_kafka_consumer_poll"](self._consumer, timeout_ms)
         if not first:
@@ -68,6 +74,10 @@ class MessageConsumer:
 
     def close(self) -> None:
         self._end()
+
+    def _require_open(self) -> None:
+        if not self.is_open:  # its memory is gone: asking the library would end the process
+            raise InvalidError(f"the reader of {self._topic} was closed; open another")
 
 
 class Fetched:

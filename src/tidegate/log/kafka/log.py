@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, TidegateError
 from tidegate.log.access.numbered_writer import numbered
-from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, client_settings, load_client
+from tidegate.log.kafka.client import (
+    PATIENCE_MS,
+    TIMEOUT_SECONDS,
+    admin_client,
+    calling,
+    client_settings,
+    load_client,
+)
 from tidegate.log.kafka.offsets import Offsets
 from tidegate.log.topics.catalog import unknown_topic
 from tidegate.log.topics.topic_config import ConfigEntry, Origin, Source, TopicConfig
@@ -49,9 +56,7 @@ class KafkaLog:
         self.client = client_settings(servers, client)
         load_client()
         self._admin_module: Any = import_module("confluent_kafka.admin")
-        self._held: Any = calling(
-            "configure the Kafka client", servers, lambda: self._admin_module.AdminClient(self.client)
-        )
+        self._held: Any = admin_client(servers, self.client)
 
     def __enter__(self) -> KafkaLog:
         return self
@@ -81,7 +86,7 @@ class KafkaLog:
 
         Ids come from the controller; they are empty while there is none that can be asked.
         """
-        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
+        found = self._listed()
         names = [topic for topic in topics if topic in found.topics]
         if not names or found.controller_id not in found.brokers:
             return {name: TopicState("", len(found.topics[name].partitions)) for name in names}
@@ -106,8 +111,12 @@ class KafkaLog:
         """Partitions and settings, with the broker's source of each."""
         metadata = self._topic_metadata(topic)
         resource = self._resource(topic)
-        future = self._admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource]
-        found = self._calling(f"describe topic {topic}", future.result)
+        admin = self._admin
+
+        def ask() -> Any:
+            return admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS)[resource].result()
+
+        found = self._calling(f"describe topic {topic}", ask, patience_ms=PATIENCE_MS)
         entries = tuple(
             ConfigEntry(name, entry.value or "", _source(entry.source))
             for name, entry in sorted(found.items())
@@ -232,6 +241,9 @@ class KafkaLog:
         first, end = offsets.first(numbers), offsets.end(numbers)
         return {number: (first[number], end[number]) for number in numbers}
 
+    def compacted_below(self, topic: str, partition: int) -> None:
+        """A cluster does not tell how far its cleaners have come."""
+
     def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
         """The first offset of a record as new as that; None where there is none."""
         found = Offsets(self.servers, self._admin, topic, "read_uncommitted").at({partition: time_ms})
@@ -254,9 +266,14 @@ class KafkaLog:
         return held
 
     def _metadata(self) -> dict[str, Any]:
-        found = self._calling("list topics", lambda: self._admin.list_topics(timeout=TIMEOUT_SECONDS))
-        topics: dict[str, Any] = found.topics
+        topics: dict[str, Any] = self._listed().topics
         return topics
+
+    def _listed(self) -> Any:
+        admin = self._admin
+        return self._calling(
+            "list topics", lambda: admin.list_topics(timeout=TIMEOUT_SECONDS), patience_ms=PATIENCE_MS
+        )
 
     def _await_listed(self, topic: str) -> None:
         """A cluster that has made a topic needs a moment until every broker lists it."""
@@ -279,8 +296,8 @@ class KafkaLog:
     def _wait(self, what: str, future: Any) -> None:
         self._calling(what, future.result)
 
-    def _calling(self, what: str, call: Any) -> Any:
-        return calling(what, self.servers, call)
+    def _calling(self, what: str, call: Any, *, patience_ms: int = 0) -> Any:
+        return calling(what, self.servers, call, admin=self._admin, patience_ms=patience_ms)
 
 
 def _formatted(config: Mapping[str, Any]) -> dict[str, str]:

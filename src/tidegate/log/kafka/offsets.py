@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from tidegate.errors import UnavailableError
-from tidegate.log.kafka.client import TIMEOUT_SECONDS, calling, load_client
+from tidegate.log.kafka.client import PATIENCE_MS, TIMEOUT_SECONDS, calling, load_client
 
 
 class Offsets:
@@ -48,10 +48,17 @@ class Offsets:
     def _asked(self, wanted: Mapping[int, Any]) -> dict[int, int]:
         places = {self._module.TopicPartition(self._topic, number): what for number, what in wanted.items()}
 
+        tries = 0
+
         def ask() -> dict[int, int]:
+            nonlocal tries
+            tries += 1
+            if tries > 1:  # who leads is remembered for minutes; what it was told is out of date
+                self._admin.list_topics(timeout=TIMEOUT_SECONDS)
             futures = self._admin.list_offsets(
                 places, isolation_level=self._level, request_timeout=TIMEOUT_SECONDS
             )
             return {place.partition: int(future.result().offset) for place, future in futures.items()}
 
-        return calling(f"ask for the offsets of {self._topic}", self._servers, ask)
+        what = f"ask for the offsets of {self._topic}"
+        return calling(what, self._servers, ask, admin=self._admin, patience_ms=PATIENCE_MS)

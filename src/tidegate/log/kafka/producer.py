@@ -109,11 +109,8 @@ class MessageProducer:
         self.outstanding -= len(rows)
         failed = np.flatnonzero(rows["error"])
         if len(failed) and self.failure is None:
-            first = int(failed[0])
-            said = self._library.calls["rd_kafka_message_errstr"](int(messages[first]))
-            self.failure = self._library.error(
-                int(rows["error"][first]), (said or b"").decode("utf-8", "replace")
-            )
+            # not the message's own text of the error, which for a producer is the row's value
+            self.failure = self._library.error(int(rows["error"][failed[0]]))
         self._told.append(rows[rows["error"] == 0])
 
 

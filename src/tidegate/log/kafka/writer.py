@@ -1,5 +1,8 @@
 """Arrow tables to a Kafka cluster. A write returns when all in-sync replicas have acknowledged it.
 
+W1  what a write says is about its own rows: the client of a write that failed is ended, with all it had not sent yet,
+    and the next write has a new one. Whether rows of a failed write are stored is unknown.
+
 Thread rule: one writer, one thread.
 """
 
@@ -16,7 +19,7 @@ from tidegate.clock import SystemClock
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import coerce
+from tidegate.log.batches.records import RecordColumns, coerce
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
 
@@ -70,7 +73,9 @@ class KafkaWriter:
         self._flush_seconds = _FLUSH_SECONDS if timeout_seconds is None else timeout_seconds + _CLIENT_SECONDS
         self._servers = servers
         self._clock = SystemClock()
-        self._held = MessageProducer(settings, servers, topic)
+        self._settings = settings
+        self._held: MessageProducer | None = MessageProducer(settings, servers, topic)
+        self._closed = False
 
     def __enter__(self) -> KafkaWriter:
         return self
@@ -89,15 +94,23 @@ class KafkaWriter:
         if first_sequences:
             raise InvalidError("sequence numbers are the broker client's own; leave --first-sequence out")
         columns = coerce(table)
+        partitions = _partitions(table, len(columns), partition)
         producer = self._producer
-        producer.stored()  # what an earlier write that failed has left
-        producer.send(columns, _partitions(table, len(columns), partition))
+        try:
+            return self._write(producer, columns, partitions)
+        except BaseException:
+            self._end()  # W1
+            raise
+
+    def _write(
+        self, producer: MessageProducer, columns: RecordColumns, partitions: npt.NDArray[np.int64]
+    ) -> list[Written]:
+        producer.send(columns, partitions)
         deadline_ms = self._clock.monotonic_ms() + int(self._flush_seconds * 1000)
         while producer.outstanding and (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
             producer.serve(min(left_ms, _SERVE_MS))
         if producer.failure is not None:
-            failure, producer.failure = producer.failure, None
-            raise translated(failure, f"write to topic {self.topic}", self._servers)
+            raise translated(producer.failure, f"write to topic {self.topic}", self._servers)
         if producer.outstanding:
             raise UnavailableError(
                 f"{producer.outstanding} records for {self.topic} were not acknowledged by {self._servers} within "
@@ -107,13 +120,21 @@ class KafkaWriter:
 
     def close(self) -> None:
         """Nothing is pending after a write; the client ends here and now, as that of `KafkaLog.close`."""
-        self._held.close()
+        self._closed = True
+        self._end()
 
     @property
     def _producer(self) -> MessageProducer:
-        if not self._held.is_open:
+        if self._closed:
             raise InvalidError(f"the writer of {self.topic} was closed; open another")
+        if self._held is None:
+            self._held = MessageProducer(self._settings, self._servers, self.topic)
         return self._held
+
+    def _end(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
 
 
 def _partitions(table: pa.Table | pa.RecordBatch, rows: int, partition: int | None) -> npt.NDArray[np.int64]:

@@ -77,7 +77,7 @@ def _retention_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap
             f"segment.bytes={max(14, config.retention_bytes // 10)}",
         )
     if config.message_timestamp_type == "CreateTime" and (
-        config.message_timestamp_after_max_ms > _LATEST_SANE_SKEW_MS
+        config.timestamp_bounds_ms[1] > _LATEST_SANE_SKEW_MS
     ):
         yield Trap(
             "future-timestamps",

@@ -212,7 +212,7 @@ def _check_records(facts: RecordFacts, header: BatchHeader, to: Appending) -> No
         if header.attributes & LOG_APPEND_TIME_BIT:
             raise _bad_time(to, "its timestamp type is LogAppendTime, but it has no timestamp")
         return
-    before, after = config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms
+    before, after = config.timestamp_bounds_ms
     if to.now_ms - facts.min_timestamp > before or facts.max_timestamp - to.now_ms > after:
         raise _bad_time(
             to,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import CorruptError, OffsetOutOfRangeError
 from tidegate.log.batches.batch import BatchHeader
-from tidegate.log.segments.batch_file import headers
+from tidegate.log.segments.batch_file import headers, sound_headers
 from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_list import SegmentList
 from tidegate.log.segments.time_index import TimestampOffset
@@ -237,25 +237,45 @@ def find_by_timestamp(
     from_offset: int,
     end: int | None = None,
     *,
+    below: int = GAPS_ANYWHERE,
     gaps_below: int = GAPS_ANYWHERE,
 ) -> TimestampOffset | None:
-    """The segment's first record at or after `timestamp` with an offset of at least `from_offset`.
+    """The segment's first record at or after `timestamp` with offset `from_offset` or more, but under `below`.
 
-    From `gaps_below` on offsets follow each other without a gap; one there is damage, which raises.
+    What lies before it is sound, else `CorruptError` is raised: a damaged batch may be the one looked for. From
+    `gaps_below` on offsets follow each other without a gap; one there is damage. So is a segment that holds no
+    such record though its seal says so.
     """
     file, position, expected = segment.open_before(timestamp, from_offset)
     end = segment.size if end is None else end
+    is_met = from_offset > segment.base_offset  # then it may be a record below that which the seal speaks of
     with file:
-        for start, header in headers(file, position, end):
-            if start > position and header.base_offset < expected:
-                raise _out_of_place(segment, start, header.base_offset, expected)
-            if header.base_offset > expected >= gaps_below:
-                raise _out_of_place(segment, start, header.base_offset, expected)
-            if header.max_timestamp >= timestamp:
-                found = _first_record(file, start, header, timestamp, from_offset)
-                if found is not None:
-                    return found
-            expected = header.next_offset
+        try:
+            for start, header in sound_headers(file, position, end):
+                if start > position and header.base_offset < expected:
+                    raise _out_of_place(segment, start, header.base_offset, expected)
+                if header.base_offset > expected >= gaps_below:
+                    raise _out_of_place(segment, start, header.base_offset, expected)
+                if header.base_offset >= below:
+                    return None
+                if header.max_timestamp >= timestamp:
+                    is_met = True  # compaction may have left nothing but the header
+                    found = _first_record(file, start, header, timestamp, from_offset)
+                    if found is not None:
+                        return found
+                expected = header.next_offset
+        except CorruptError:
+            if expected < below:  # behind that, a batch may be on its way, or zeros of a preallocated file
+                raise
+            return None
+    seal = segment.seal
+    if not is_met and seal is not None and seal.max_timestamp >= timestamp:
+        raise CorruptError(
+            f"{segment.path} holds no record at or after time {timestamp}, though it held one up to offset "
+            f"{seal.max_timestamp_offset} when it was sealed; `tidegate verify` shows the extent of the damage",
+            path=segment.path,
+            offset=seal.max_timestamp_offset,
+        )
     return None
 
 

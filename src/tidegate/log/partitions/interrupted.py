@@ -2,7 +2,8 @@
 
 Owns the meaning of second suffixes at start-up, as a Kafka 3.9 broker reads them. `*.deleted` and `*.tmp` are
 leftovers and go. A swap (see `retiring`) whose `.cleaned` files are not all `.swap` yet did not happen: its files
-go. One with all `.swap` names did happen: the segments it replaces go, the `.swap` files get their final names.
+go. One with all `.swap` names did happen: the segments it replaces go, with their seals first, and the `.swap` files
+get their final names.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Final
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
+from tidegate.log.segments.seals import SUFFIX as SEAL
+from tidegate.log.segments.seals import seal_path
 from tidegate.log.segments.segment import CLEANED, DELETED, LOG, SWAP, LogSegment
 
 OFFSET_NAME: Final = re.compile(r"([0-9]+)\.(.+)")
@@ -48,11 +51,23 @@ def finish_interrupted_work(
 
 def _complete_swap(folder: Path, names: list[str], new: list[LogSegment], files: Files) -> None:
     if new:
-        first = min(segment.base_offset for segment in new)
-        stop = max(segment.read_next_offset() for segment in new)
-        for name in files.list(folder):
-            matched = OFFSET_NAME.fullmatch(name)
-            if matched and not name.endswith(SWAP) and first <= int(matched[1]) < stop:
+        taken = {segment.base_offset for segment in new}
+        first, stop = min(taken), max(segment.read_next_offset() for segment in new)
+        replaced = [
+            (int(matched[1]), name)
+            for name in files.list(folder)
+            if (matched := OFFSET_NAME.fullmatch(name)) and not name.endswith(SWAP)
+        ]
+        # Seals first: one never stands beside files that it does not speak of. A segment may come back empty, so
+        # that its own offset is not below where the new ones end.
+        seals = [base for base, name in replaced if name.endswith(SEAL)]
+        for base in seals:
+            if base in taken or first <= base < stop:
+                files.unlink(seal_path(folder, base), missing_ok=True)
+        if seals:
+            files.sync_folder(folder)
+        for base, name in replaced:
+            if not name.endswith(SEAL) and first <= base < stop:
                 files.unlink(folder / name, missing_ok=True)
     for name in names:
         files.rename(folder / name, folder / name.removesuffix(SWAP))

@@ -255,7 +255,7 @@ class Loader:
     # -- epochs ----------------------------------------------------------------------------------
 
     def _open_epochs(self) -> tuple[LeaderEpochs, bool]:
-        """The epochs of the checkpoint; none, to be rebuilt from the log, when it is damaged."""
+        """The epochs of the checkpoint; none, to be rebuilt from the log, when it is damaged or missing."""
         path, files = self._folder / LEADER_EPOCHS, self._ports.files
         try:
             return LeaderEpochs(path, files=files), False
@@ -263,7 +263,8 @@ class Loader:
             return LeaderEpochs.empty(path, files=files), True
 
     def _trim_epochs(self, log_end: int) -> None:
-        if self._are_epochs_damaged:
+        is_missing = self._epochs.latest is None and self._segments.size > 0
+        if self._are_epochs_damaged or is_missing:
             self._epochs.clear()
             for segment in self._segments:
                 for _, header in segment.batches():

@@ -170,6 +170,12 @@ class PartitionLog:
         return self._state.recovery_point
 
     @property
+    def leader_epoch(self) -> int:
+        """The epoch of the last leader that wrote here, a broker perhaps; 0 when none did. It never goes back."""
+        latest = self._state.epochs.latest
+        return 0 if latest is None else latest.epoch
+
+    @property
     def size(self) -> int:
         return self.view.segments.size
 
@@ -238,19 +244,21 @@ class PartitionLog:
         batch: Buffer,
         *,
         origin: Origin = Origin.CLIENT,
-        leader_epoch: int = 0,
+        leader_epoch: int | None = None,
         facts: RecordFacts | None = None,
     ) -> AppendInfo:
         """Write one encoded batch (a replica: consecutive ones) at the end of the log.
 
         A bytearray is stamped in place; other buffers are copied. `facts` spares reading the records of a batch
-        the caller encoded itself. The high watermark does not move: `acknowledge` does that.
+        the caller encoded itself. Without a `leader_epoch` the log stays in the one it is in. The high watermark
+        does not move: `acknowledge` does that.
         """
         state = self._state
         with state.lock:
             state.require_writable()
             now_ms = state.ports.clock.now_ms()
-            to = Appending(state.where, state.config, state.view.end.offset, leader_epoch, now_ms)
+            epoch = self.leader_epoch if leader_epoch is None else leader_epoch
+            to = Appending(state.where, state.config, state.view.end.offset, epoch, now_ms)
             prepared = prepare(batch, origin, to, facts)
             if prepared is None:
                 return nothing_appended(to.next_offset)
@@ -317,6 +325,8 @@ class PartitionLog:
         with state.lock:
             if self.high_watermark < point.offset <= self.log_end_offset:
                 state.move_high_watermark(point)
+            elif not state.is_progress_told:
+                state.tell_progress()
             return self.high_watermark
 
     def flush(self) -> None:

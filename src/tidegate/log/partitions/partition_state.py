@@ -71,6 +71,7 @@ class PartitionState:
         self.lock = threading.RLock()
         self.read_only = loaded.read_only
         self.is_closed = False
+        self.is_progress_told = True
         self.retirement = Retirement(folder, self.producers, files=ports.files, scheduler=ports.scheduler)
         self.last_flush_ms = ports.clock.monotonic_ms()
         self.finished: list[LogSegment] = []  # rolled, not synced since
@@ -190,8 +191,10 @@ class PartitionState:
 
     def tell_progress(self) -> None:
         view = self.view
+        self.is_progress_told = False  # until every hook was told: one may fail, and is told again then
         for hook in self.hooks.on_acknowledged:
             hook(view.high_watermark.offset, view.log_start, self.recovery_point)
+        self.is_progress_told = True
 
     # -- the disk --------------------------------------------------------------------------------
 

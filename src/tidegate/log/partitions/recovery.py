@@ -17,7 +17,8 @@ file, or `recovery="kafka"`, which keeps a copy of what it cuts, is the way out.
 
 Invariants:
 V1  no byte below the durable end is ever removed here;
-V2  what is cut is a torn batch, or is kept beside the log;
+V2  what is cut is a torn batch, or is kept beside the log; where the watermark file is damaged, both offsets are only
+    lower bounds, so that a torn batch is kept, too;
 V3  recovering twice, or again after a crash in the middle, ends in the same files.
 """
 
@@ -26,7 +27,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import File, Files
@@ -35,10 +36,12 @@ from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, Segm
 from tidegate.log.producers.producer_state import ProducerStates
 from tidegate.log.segments.batch_file import sound_headers
 from tidegate.log.segments.resync import next_sound_batch, sound_batches
-from tidegate.log.segments.seals import read_seal
+from tidegate.log.segments.seals import Seal, read_seal
 from tidegate.log.segments.segment import LOG, LogSegment
 
 logger = logging.getLogger("tidegate.log")
+
+_LOOK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,17 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class SafeRecovery:
-    """The default strategy; both offsets as the last writer left them, 0 when unknown."""
+    """The default strategy; both offsets as the last writer left them, 0 when unknown.
+
+    `is_certain` is False when they may have been larger, because the file that holds them is damaged. `end` is the
+    seal that the last segment had, if it is as it was closed.
+    """
 
     files: Files
     durable_end: int = 0
     high_watermark: int = 0
+    is_certain: bool = True
+    end: Seal | None = None
     damages: list[Damage] = field(default_factory=list)
     _known: dict[int, Known] = field(default_factory=dict)
 
@@ -86,7 +95,8 @@ class SafeRecovery:
         if (known := self._known.get(segment.base_offset)) is not None:
             return known
         try:
-            seal = read_seal(self.files, segment.folder, segment.base_offset)
+            is_end = self.end is not None and self.end.base_offset == segment.base_offset
+            seal = self.end if is_end else read_seal(self.files, segment.folder, segment.base_offset)
         except CorruptError as error:
             logger.warning("%s; the log segment is read instead", error)
             return None
@@ -110,7 +120,7 @@ class SafeRecovery:
         if self.damages or offset < promised:
             self._keep(segment, bad_at, offset)
             return 0
-        if behind is not None:
+        if behind is not None or not (self.is_certain or _is_zero(segment, bad_at)):
             keep_cut(segment, bad_at, self.files)
         self._tell_cut(segment, bad_at, offset)
         return recover_segment(segment, producers, epochs)
@@ -153,6 +163,15 @@ def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
         segment.path, len(tail), bad_at, path.name,
     )  # fmt: skip
     return path
+
+
+def _is_zero(segment: LogSegment, start: int) -> bool:
+    """Whether nothing but the zeros of a preallocated file follows."""
+    with segment.reader() as file:
+        for position in range(start, segment.size, _LOOK_BYTES):
+            if any(file.read_at(position, min(_LOOK_BYTES, segment.size - position))):
+                return False
+    return True
 
 
 def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[int, int]:

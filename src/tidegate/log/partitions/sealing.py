@@ -28,6 +28,7 @@ from tidegate.log.segments.seals import (
     BlockSums,
     FileSum,
     Seal,
+    last_block_matches,
     mismatches,
     read_seal,
     seal_path,
@@ -81,16 +82,19 @@ class Tally:
 class Sealer:
     """Keeps the seals of one partition; `attach` it before the partition is written to."""
 
-    def __init__(self, log: PartitionLog, files: Files) -> None:
+    def __init__(self, log: PartitionLog, files: Files, end: Seal | None) -> None:
         self._log = log
         self._files = files
         self._folder = log.folder
-        self._sums, self._tally = self._take_up(log.active_segment)
+        self._sums, self._tally = self._take_up(log.active_segment, end)
 
     @classmethod
-    def attach(cls, log: PartitionLog, files: Files) -> Sealer:
-        """Start listening. Seals of segments that are gone are removed, and the active one's (L4)."""
-        sealer = cls(log, files)
+    def attach(cls, log: PartitionLog, files: Files, end: Seal | None = None) -> Sealer:
+        """Start listening. Seals of segments that are gone are removed, and the active one's (L4).
+
+        `end` is the seal that the active one had, if that was removed already (`seal_of_end`).
+        """
+        sealer = cls(log, files, end)
         sealer._remove_strays()
         hooks = log.hooks
         hooks.on_append.append(sealer._appended)
@@ -127,10 +131,11 @@ class Sealer:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _take_up(self, active: LogSegment) -> tuple[BlockSums, Tally]:
+    def _take_up(self, active: LogSegment, end: Seal | None) -> tuple[BlockSums, Tally]:
         """Go on where a clean close stopped, or measure what is there."""
         with suppress(CorruptError):
-            seal = read_seal(self._files, self._folder, active.base_offset)
+            is_end = end is not None and end.base_offset == active.base_offset
+            seal = end if is_end else read_seal(self._files, self._folder, active.base_offset)
             if seal is not None and seal.files[LOG].size == active.size:
                 return BlockSums(seal.files[LOG]), Tally.of_seal(seal)
         return _measure(active, self._files)
@@ -143,10 +148,7 @@ class Sealer:
                 self._remove(int(stem))
 
     def _remove(self, base_offset: int) -> None:
-        path = seal_path(self._folder, base_offset)
-        if self._files.exists(path):
-            self._files.unlink(path, missing_ok=True)
-            self._files.sync_folder(self._folder)
+        remove_seal(self._files, self._folder, base_offset)
 
     def _write(self, base_offset: int, log_sum: FileSum, tally: Tally) -> None:
         write_seal(
@@ -156,13 +158,28 @@ class Sealer:
         )
 
 
-def indexes_are_sealed(files: Files, folder: Path, base_offset: int) -> bool:
-    """Whether the index files of a segment are what its seal says; False when there is none to ask."""
+def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
+    """The seal of the last segment, if its index files and the end of its `.log` are what it says.
+
+    The end is its last block of up to 64 KiB: lengths can survive a power failure that the bytes did not, and new
+    batches must not be written behind a hole.
+    """
     try:
         seal = read_seal(files, folder, base_offset)
     except CorruptError:
-        return False
-    return seal is not None and not mismatches(files, folder, seal, INDEX_SUFFIXES)
+        return None
+    if seal is None or mismatches(files, folder, seal, INDEX_SUFFIXES):
+        return None
+    path = segment_file(folder, base_offset, LOG)
+    return seal if last_block_matches(files, path, seal.files[LOG]) else None
+
+
+def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
+    """The segment's files are about to change: nothing vouches for them any more."""
+    path = seal_path(folder, base_offset)
+    if files.exists(path):
+        files.unlink(path, missing_ok=True)
+        files.sync_folder(folder)
 
 
 def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:

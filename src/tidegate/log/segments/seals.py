@@ -159,6 +159,18 @@ def sum_file(files: Files, path: Path, *, limit: int | None = None) -> FileSum |
     return sums.sum()
 
 
+def last_block_matches(files: Files, path: Path, expected: FileSum) -> bool:
+    """Whether the file has the size, and in its last block the bytes, that its checksums were taken of."""
+    with files.open(path) as file:
+        if file.size() != expected.size:
+            return False
+        if expected.size == 0:
+            return True
+        start = (expected.size - 1) // BLOCK_BYTES * BLOCK_BYTES
+        last = crc32.iscsi(file.read_at(start, expected.size - start))
+    return struct.pack(">I", last) == expected.blocks[-4:]
+
+
 def seal_path(folder: Path, base_offset: int) -> Path:
     return folder / f"{base_offset:020d}{SUFFIX}"
 

@@ -30,12 +30,20 @@ from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Bytes, File, Files
 from tidegate.log.batches.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
-from tidegate.log.segments.batch_file import WINDOW_BYTES, BatchFile, BatchPlace, find_offset, headers
+from tidegate.log.segments.batch_file import (
+    WINDOW_BYTES,
+    BatchFile,
+    BatchPlace,
+    find_offset,
+    headers,
+    sound_headers,
+)
 from tidegate.log.segments.index_file import INT32_MAX as MAX_RELATIVE_OFFSET
 from tidegate.log.segments.index_trust import IndexTrust
 from tidegate.log.segments.offset_index import OffsetIndex
 from tidegate.log.segments.resync import find_around
 from tidegate.log.segments.seals import SUFFIX as SEAL
+from tidegate.log.segments.seals import Seal
 from tidegate.log.segments.segment_indexes import (
     CLEANED,
     DELETED,
@@ -165,6 +173,34 @@ class LogSegment:
         """What retention goes by: the largest record timestamp, or the file's when no record has one."""
         timestamp = self.largest.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms
+
+    @property
+    def seal(self) -> Seal | None:
+        """The segment's seal, if it speaks of a `.log` of this size."""
+        return self._trust.seal(self.size)
+
+    def is_older_than(self, timestamp: int) -> bool:
+        """Whether it is known that no record is as new as `timestamp`; False where only a walk can tell.
+
+        The seal knows. Without one the time index is believed as far as the log confirms it: its last entry is
+        that of its batch, and the sound batches behind that one are not newer.
+        """
+        if (seal := self.seal) is not None:
+            return seal.max_timestamp < timestamp
+        try:
+            with self._guard:
+                entry = self._indexes.times.last_entry
+            if not 0 <= entry.timestamp < timestamp:
+                return False
+            file, hint = self.open_near(entry.offset)
+            with file:
+                place = self.locate_in(file, hint, entry.offset, self.size)
+                if place is None or place.base_offset > entry.offset:
+                    return False
+                times = [header.max_timestamp for _, header in sound_headers(file, place.position, self.size)]
+        except CorruptError:
+            return False
+        return times[0] == entry.timestamp and max(times) < timestamp
 
     @property
     def first_timestamp(self) -> int:
@@ -381,8 +417,12 @@ class LogSegment:
     # -- life of the files -----------------------------------------------------------------------
 
     def become_inactive(self) -> None:
-        """Finish the segment: final time-index entry, exact file sizes, nothing open."""
+        """Finish the segment: final time-index entry, exact file sizes, nothing open.
+
+        One that is written to again, after recovery say, counts from zero to its next index entry, as a broker does.
+        """
         largest = self.largest
+        self._since_entry = 0
         with self._guard:
             self._indexes.finish(largest)
         self._log.trim()

@@ -58,7 +58,9 @@ class SegmentList:
         return self.segments[index] if self._bases[index : index + 1] == [base_offset] else None
 
     def between(self, start: int, stop: int) -> tuple[LogSegment, ...]:
-        """From the segment `start` belongs to, to the last whose base is below `stop`."""
+        """From the segment `start` belongs to, to the last whose base is below `stop`; none unless `start` is."""
+        if stop <= start:
+            return ()
         return self.segments[max(self.floor_index(start), 0) : bisect_left(self._bases, stop)]
 
     def next_base(self, base_offset: int) -> int | None:

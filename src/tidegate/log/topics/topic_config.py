@@ -9,10 +9,11 @@ C2  both are immutable; an altered topic gets a new one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidegate.config import LONG_MAX, SettingValue
 from tidegate.errors import InvalidError
@@ -25,6 +26,10 @@ from tidegate.log.topics.topic_settings import (
 )
 
 __all__ = ["BrokerConfig", "ConfigEntry", "Source", "TopicConfig"]
+
+
+_THROTTLED: Final = re.compile(r"(\d+:\d+( *, *\d+:\d+)*)?")
+_VERSION: Final = re.compile(r"(0\.(8|9|10|11)\.\d|1\.[01]|2\.[0-8]|3\.\d)(\.\d+)*(-IV\d)?")
 
 
 class Source(Enum):
@@ -157,9 +162,14 @@ class TopicConfig:
     message_timestamp_type: str = "CreateTime"
     message_timestamp_before_max_ms: int = LONG_MAX
     message_timestamp_after_max_ms: int = LONG_MAX
+    message_timestamp_difference_max_ms: int = LONG_MAX
+    message_format_version: str = "3.0-IV1"
+    message_downconversion_enable: bool = True
     preallocate: bool = False
     min_insync_replicas: int = 1
     unclean_leader_election_enable: bool = False
+    leader_replication_throttled_replicas: str = ""
+    follower_replication_throttled_replicas: str = ""
     remote_storage_enable: bool = False
     local_retention_ms: int = -2
     local_retention_bytes: int = -2
@@ -219,6 +229,16 @@ class TopicConfig:
         """Age at which a log segment rolls: compaction's maximum lag shortens it."""
         return min(self.max_compaction_lag_ms, self.segment_ms) if self.compacts else self.segment_ms
 
+    @property
+    def timestamp_bounds_ms(self) -> tuple[int, int]:
+        """How far a timestamp may lie in the past and in the future.
+
+        The deprecated `message.timestamp.difference.max.ms` stands in for either that is not limited.
+        """
+        either = self.message_timestamp_difference_max_ms
+        before, after = self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms
+        return (either if before == LONG_MAX else before, either if after == LONG_MAX else after)
+
     def value(self, key: str) -> str:
         """One value, as Kafka prints it."""
         setting = TOPIC_SETTINGS.find(key)
@@ -253,6 +273,18 @@ class TopicConfig:
             raise InvalidError(
                 f"min.compaction.lag.ms={self.min_compaction_lag_ms} is above "
                 f"max.compaction.lag.ms={self.max_compaction_lag_ms}; lower the first or raise the second",
+                kafka_name="INVALID_CONFIG",
+            )
+        for key in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
+            replicas = getattr(self, _field(key))
+            if replicas != "*" and not _THROTTLED.fullmatch(replicas):
+                raise InvalidError(
+                    f"{key}={replicas}: not * or a list of PARTITION:BROKER", kafka_name="INVALID_CONFIG"
+                )
+        if not _VERSION.fullmatch(self.message_format_version):
+            raise InvalidError(
+                f"message.format.version={self.message_format_version}: not a version of Kafka up to 3.9, "
+                f"such as 3.0-IV1",
                 kafka_name="INVALID_CONFIG",
             )
         if self.compression_gzip_level == 0:

@@ -17,7 +17,9 @@
 | checkpoint | warning | a checkpoint file that does not parse or contradicts the log |
 | leader-epoch | warning | a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC) |
 | tail | warning or notice | the log ends in part of a batch, as after a crash; a notice where it is zeros |
+| suspect | warning | a gap that compaction may explain, but in front of a record that it has not reached |
 | duplicate | notice | records that were written twice, with the cause |
+| tolerated | notice | integrity metadata: a gap that compaction explains; where that matters, fail on it |
 | head | notice | a producer's first records aged out before the log's first offset |
 | restart | notice | a producer began at sequence 0 again within an epoch |
 | open-transaction | notice | a transaction without an end |
@@ -54,7 +56,9 @@ KINDS: Final = (
     "checkpoint",
     "leader-epoch",
     "tail",
+    "suspect",
     "duplicate",
+    "tolerated",
     "head",
     "restart",
     "open-transaction",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.watermark import read_watermark
+from tidegate.log.access.watermark import WATERMARK_NAME, Watermark, is_certain, newest, read_slots
 from tidegate.log.partitions.checkpoints import has_clean_shutdown, read_offsets
 from tidegate.log.topics.catalog import LogFolder
 from tidegate.log.topics.topics import (
@@ -110,7 +110,7 @@ class _Surroundings:
     def target(self, folder: Path) -> PartitionTarget:
         name = folder.resolve().name
         place = parse_folder_name(name) or TopicPartition(name, 0)
-        mark = read_watermark(self._files, folder)
+        mark = self._watermark(folder)
         compaction, because = self._compaction(place)
         log_start = self._known("log start", place)
         acknowledged = self._known("high watermark", place)
@@ -120,6 +120,23 @@ class _Surroundings:
             log_start = max(log_start, mark.log_start)
             acknowledged = max(acknowledged, mark.high_watermark)
         return PartitionTarget(folder, place, compaction, because, log_start, acknowledged)
+
+    def _watermark(self, folder: Path) -> Watermark | None:
+        slots = read_slots(self._files, folder)
+        if slots is not None and not is_certain(slots):
+            slots = read_slots(self._files, folder)  # its writer may have been in the middle of one
+        if slots is None:
+            return None
+        if not is_certain(slots):
+            self._findings.add(
+                "checkpoint",
+                folder / WATERMARK_NAME,
+                "it does not match its checksums, so how far the log was acknowledged is not known for sure; "
+                "readers go to the last sound batch",
+                "open the log for writing once: the file is written anew from the log",
+                severity=Severity.WARNING,
+            )
+        return newest(slots)
 
     def _compaction(self, place: TopicPartition) -> tuple[Compaction, str]:
         description = self._descriptions.get(place.topic)

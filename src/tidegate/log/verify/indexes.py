@@ -34,6 +34,17 @@ _OFFSET_ENTRY: Final = np.dtype([("offset", ">i4"), ("position", ">i4")])
 _TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
+def index_path(folder: Path, base: int, kind: str, files: Files) -> Path:
+    """The index file that belongs to a log segment.
+
+    Between the renames of a compaction that died, a new `.log` stands beside old indexes, and the new ones still
+    have their `.swap` names; opening the log finishes that.
+    """
+    staged = folder / f"{base:020d}{kind}.swap"
+    is_log_in_place = not files.exists(folder / f"{base:020d}.log.swap")
+    return staged if is_log_in_place and files.exists(staged) else folder / f"{base:020d}{kind}"
+
+
 class IndexCheck:
     """Both indexes of one log segment: feed it the runs in order, then `finish`."""
 
@@ -43,8 +54,8 @@ class IndexCheck:
         self._is_last = is_last
         self._max_timestamp = -1
         self._severity = Severity.FAULT
-        stem = f"{base:020d}"
-        self._offset_path, self._time_path = folder / f"{stem}.index", folder / f"{stem}.timeindex"
+        self._offset_path = index_path(folder, base, ".index", files)
+        self._time_path = index_path(folder, base, ".timeindex", files)
         offsets = self._load(self._offset_path, _OFFSET_ENTRY, files)
         times = self._load(self._time_path, _TIME_ENTRY, files)
         self._offsets = offsets["offset"].astype(np.int64) + base

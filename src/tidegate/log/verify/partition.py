@@ -23,12 +23,12 @@ from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction
 from tidegate.log.verify.indexes import IndexCheck
 from tidegate.log.verify.parsing import CheckedRun, RecordTap, Unparsed, parse_records
-from tidegate.log.verify.producers import SequenceCheck
+from tidegate.log.verify.producers import COORDINATED_TOPICS, SequenceCheck
 from tidegate.log.verify.ranges import GatheredRun, GatheredScan, RangeEvidence
 from tidegate.log.verify.report import PartitionReport
 from tidegate.log.verify.scan import SegmentScan, SoundMessage, SoundRun
 from tidegate.log.verify.tracks import Sent
-from tidegate.log.verify.transactions import TransactionCheck, check_snapshot
+from tidegate.log.verify.transactions import Growing, TransactionCheck, check_snapshot
 
 Progress = Callable[[int, int, int], None]
 """Called with bytes, records and faults that came since the last call."""
@@ -86,6 +86,7 @@ class Audit:
             self._findings,
             compacted=self._report.compaction is Compaction.YES,
             has_beginning=beginning,
+            counts=self._target.place.topic not in COORDINATED_TOPICS,
             read_back=self._read_back,
         )
         self._transactions = TransactionCheck(self._findings, files=self._files)
@@ -149,6 +150,7 @@ class Audit:
             base,
             self._target.log_start,
             compacted=self._report.compaction is Compaction.YES,
+            growing=Growing(path, scan.next_offset, scan.position) if is_last else None,
         )
 
     def _run(self, run: SoundRun | GatheredRun, path: Path, base: int, limit: int) -> None:

@@ -17,7 +17,8 @@ The rules for data batches with a producer id and a sequence (every epoch counts
 The same records with the same timestamps under a new epoch or a new producer id are a duplicate, too (causes:
 epoch bump, new producer); only the first batches after such a change are compared, with the last of before.
 
-Compaction removes batches, so in a compacted partition only epochs are judged.
+Compaction removes batches, so in a compacted partition only epochs are judged. So it is in the topics that a broker's
+coordinators write: an offset commit within a transaction has its producer's id, but always the sequence 0.
 Memory: about 1.5 KiB per producer, for at most 100,000 of them; beyond that the longest silent are forgotten.
 """
 
@@ -36,6 +37,7 @@ from tidegate.log.verify.tracks import CACHED_BATCHES, MODULO, BatchColumns, Gap
 if TYPE_CHECKING:
     from tidegate.log.verify.parsing import CheckedRun
 
+COORDINATED_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 _HALF: Final = 2**30
 _OPEN_GAPS: Final = 64
 MAX_TRACKS: Final = 100_000
@@ -47,7 +49,8 @@ _HARMLESS: Final = "deduplicate when reading, or look for retries without idempo
 class SequenceCheck:
     """Feed it the windows of a partition in offset order; `finish` reports the gaps that stayed open.
 
-    `read_back` reads a batch again from its file, to compare records byte by byte.
+    `read_back` reads a batch again from its file, to compare records byte by byte. `counts` is False for topics
+    whose batches carry a sequence that means nothing.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class SequenceCheck:
         compacted: bool,
         has_beginning: bool,
         read_back: Callable[[Sent], bytes],
+        counts: bool = True,
     ) -> None:
         self.tracks: dict[int, ProducerTrack] = {}
         self.records_with_sequence = 0
@@ -65,6 +69,7 @@ class SequenceCheck:
         self._findings = findings
         self._compacted = compacted
         self._has_beginning = has_beginning
+        self._counts = counts
         self._read_back = read_back
         self._last_of: dict[tuple[int, int, int, int], tuple[int, Sent]] = {}
         self._compared = 0
@@ -73,7 +78,7 @@ class SequenceCheck:
         table = run.table
         control = (table.attributes & CONTROL_BIT) != 0
         named = table.producer_id >= 0
-        numbered = named & ~control & (table.base_sequence >= 0)
+        numbered = named & ~control & (table.base_sequence >= 0) & self._counts
         self.records_with_sequence += int(table.count[numbered].sum())
         self._compared = 0
         if not named.any():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tidegate.log.batches.control import ControlType, read_control
 from tidegate.log.producers.producer_snapshot import read_snapshot
 from tidegate.log.segments.transaction_index import AbortedTxn, TransactionIndex
 from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.verify.indexes import index_path
 from tidegate.log.verify.tracks import ProducerTrack
 
 if TYPE_CHECKING:
@@ -31,12 +32,21 @@ if TYPE_CHECKING:
 _REBUILD: Final = "move it away; the log rebuilds it when it is opened for writing"
 
 
+class Growing(NamedTuple):
+    """The last log segment, which somebody may be writing to: how far it was walked, in offsets and in bytes."""
+
+    log: Path
+    walked_to: int
+    walked_bytes: int
+
+
 class TransactionCheck:
     """Feed it the runs of a partition; call `segment_ended` after each log segment."""
 
     def __init__(self, findings: Findings, *, files: Files) -> None:
         self._findings = findings
         self._files = files
+        self._growing: Growing | None = None
         self._open: dict[int, int] = {}
         self._aborts: dict[int, tuple[int, int | None]] = {}  # marker offset → producer, first offset
 
@@ -58,13 +68,18 @@ class TransactionCheck:
             elif flags & TRANSACTIONAL_BIT:
                 self._marker(run, position, size, base, producer, path)
 
-    def segment_ended(self, folder: Path, base: int, log_start: int, *, compacted: bool) -> None:
+    def segment_ended(
+        self, folder: Path, base: int, log_start: int, *, compacted: bool, growing: Growing | None = None
+    ) -> None:
         """Compare the log segment's transaction index with the aborts seen in it.
 
-        Compaction drops aborted records first, so that the log may show a later beginning than the index.
+        Compaction drops aborted records first, so that the log may show a later beginning than the index. A broker
+        may be writing to the last segment: it writes a marker and then its entry, so that behind the end of the walk
+        the index may know more (`growing`), and of the very last marker less.
         """
         aborts, self._aborts = self._aborts, {}
-        path = folder / f"{base:020d}.txnindex"
+        self._growing = growing
+        path = index_path(folder, base, ".txnindex", self._files)
         index = TransactionIndex(path, base, files=self._files, read_only=True)
         if not index.exists:
             for offset, (producer, first) in aborts.items():
@@ -78,7 +93,8 @@ class TransactionCheck:
             self._bad(path, str(error), error.position, base, None)
             return
         for number, entry in enumerate(listed):
-            self._compare(path, number, entry, aborts, log_start, compacted)
+            if growing is None or entry.last_offset < growing.walked_to or not self._has_grown(growing):
+                self._compare(path, number, entry, aborts, log_start, compacted)
         known = {entry.last_offset for entry in listed}
         for offset, (producer, first) in aborts.items():
             if first is not None and offset not in known:
@@ -149,21 +165,38 @@ class TransactionCheck:
                 entry.producer_id,
             )
 
+    def _has_grown(self, growing: Growing) -> bool:
+        found = self._files.stat(growing.log)
+        return found is not None and found.size > growing.walked_bytes
+
     def _unlisted(self, path: Path, offset: int, producer: int, first: int) -> None:
+        growing = self._growing
+        is_last_batch = growing is not None and offset == growing.walked_to - 1
         self._bad(
             path,
-            f"the transaction {first} to {offset} was aborted but is not listed: readers would see it",
+            f"the transaction {first} to {offset} was aborted but is not listed: readers would see it"
+            + (", unless its entry is just being written" if is_last_batch else ""),
             None,
             offset,
             producer,
+            Severity.WARNING if is_last_batch else Severity.FAULT,
         )
 
-    def _bad(self, path: Path, what: str, position: int | None, offset: int, producer: int | None) -> None:
+    def _bad(
+        self,
+        path: Path,
+        what: str,
+        position: int | None,
+        offset: int,
+        producer: int | None,
+        severity: Severity = Severity.FAULT,
+    ) -> None:
         self._findings.add(
             "index",
             path,
             what,
             _REBUILD,
+            severity=severity,
             position=position,
             offset=offset,
             producer=None if producer is None else str(producer),

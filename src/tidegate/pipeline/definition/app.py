@@ -31,6 +31,7 @@ from tidegate.pipeline.definition.stream import Stream
 from tidegate.storage import StorageConfig
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.tables.serdes.windowed import windowed
+from tidegate.windows.operators.windows import Emit
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
@@ -55,7 +56,10 @@ class App:
     """A name, a log, a state, and flows.
 
     `storage` bounds what a worker process may use, `client` are settings of the Kafka client. A source partition
-    without records for `idle_after` does not hold re-keyed windows of the others back.
+    without records for `idle_after` holds back neither re-keyed windows of the others nor records that are worked on in
+    one order of all partitions (`explain` says which flows do that). At the end of a run `until="caught_up"` partitions
+    that were read to their end are not waited for either. With None every partition is waited for, always: results
+    never depend on when records came, and what waits is told in `progress.waiting_for`.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class App:
         state: str | Path | None = None,
         storage: StorageConfig | Mapping[str, Any] | None = None,
         client: Mapping[str, str] | None = None,
-        idle_after: DurationLike = "30s",
+        idle_after: DurationLike | None = "30s",
     ) -> None:
         if not isinstance(name, str) or not _NAME.match(name):
             raise InvalidError(
@@ -83,7 +87,7 @@ class App:
                 f"log is the folder {self.log}; give log='kafka://HOST:PORT', or leave them out"
             )
         self.storage = storage if isinstance(storage, StorageConfig) else StorageConfig.of(storage or {})
-        self.idle_after_ms = duration_ms(idle_after)
+        self.idle_after_ms = None if idle_after is None else duration_ms(idle_after)
         self._flows: list[Flow] = []
         self._streams: list[Stream] = []  # what each flow was made of
         self._opened_log: Any = None
@@ -119,13 +123,21 @@ class App:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
         key_format: Literal["changelog", "topic"] = "changelog",
+        emit: Emit | Literal["update", "close"] | None = None,
+        grace: DurationLike | None = None,
         start: Literal["earliest", "latest"] = "earliest",
         on_bad: OnBad = "fail",
     ) -> Stream:
         """The changes of a table as a stream: what `.to(topic)` of another flow sends, or a Kafka Streams changelog.
 
         Say `window_size`, which is not in the bytes, or `sessions=True`. Columns are `window_start`, `window_end`
-        and those of the value; deletions are no events, and are left out.
+        and those of the value. Event time is the last millisecond of the window.
+
+        `emit` is how the topic is written: `"update"`, a window's new value whenever it changes (the default, and what
+        Kafka Streams writes), or `"close"`, each window once. Of updates, windows behind it take back what a row was,
+        so that every row counts once, with its last value; deletions take a row back. `emit` is known of what this
+        app itself writes. `grace` is for topics that Tidegate did not write, whose records do not say which windows
+        are final: for how long after its end a window may still change (its grace; of sessions gap and grace).
         """
         if (window_size is None) is not sessions:
             raise InvalidError(
@@ -137,7 +149,8 @@ class App:
             if window_size is None
             else windowed(inner, size=window_size, key_format=key_format)
         )
-        return Stream(self, Source(topic, inner, value, None, start, on_bad, wrapped))
+        written, settles_ms = known_topics.changelog(self._flows, topic, emit, grace)
+        return Stream(self, Source(topic, inner, value, None, start, on_bad, wrapped, written, settles_ms))
 
     @property
     def flows(self) -> tuple[Flow, ...]:
@@ -188,10 +201,13 @@ class App:
                 )
             if _is_same(known, stream):
                 self._check_circle(stream.source.topic, name)
-                self._flows[place] = Flow(known.source, known.steps, (*flow.sinks, sink))
+                grown = Flow(known.source, known.steps, (*flow.sinks, sink))
+                known_topics.check_reading([*self._flows[:place], grown, *self._flows[place + 1 :]])
+                self._flows[place] = grown
                 return
         made = Flow(stream.source, stream.steps, (sink,))
         self._check_circle(stream.source.topic, name)
+        known_topics.check_reading([*self._flows, made])
         self._flows.append(made)
         self._streams.append(stream)
 

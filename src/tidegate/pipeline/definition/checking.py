@@ -21,6 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.rules import policy_of
+from tidegate.integrity.state import NEVER
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
@@ -39,6 +41,7 @@ from tidegate.pipeline.definition.steps import (
     KeyBy,
     Lookup,
     Map,
+    OnErrors,
     Select,
     Sink,
     Source,
@@ -49,18 +52,28 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.resolving import RETRACTABLE, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.identities import check_columns
 from tidegate.windows.operators.windows import Emit
 
 MAX_SHARDS = 1024
 _CHOICES = {
-    "on_fault": ("warn", "stop", "quarantine"),
     "on_bad": ("fail", "skip", "keep"),
     "start": ("earliest", "latest"),
     "key_format": ("changelog", "topic"),
 }
+
+
+_UPDATES = "{topic} has a window's new value whenever it changes (emit='update')."
+_ON_CLOSE = (
+    "have it written with aggregate(…, emit='close'), each window once when it is final, and read it with "
+    "app.changes(…, emit='close')"
+)
+_A_NEW_VALUE_IS_NO_COPY = (
+    "A new value is no copy of the one before it, and dropping it would leave a wrong one; leave deduplicate out "
+    f"(one value counts for each window), or {_ON_CLOSE}"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +120,10 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
     _check_order(where, before, step)
     match step:
         case Validate():
-            _choice(where, "on_fault", step.on_fault)
+            _check_policy(where, "on_error", step.on_error)
+            _check_policy(where, "during_push", step.during_push)
+            if step.max_age_ms < NEVER:
+                raise InvalidError(f"{where}: max_age is {step.max_age_ms} ms; None is never")
             return shape.then(schema, key)
         case Filter():
             _check_condition(where, step, schema, key)
@@ -121,13 +137,17 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
             _check_key(where, step, schema, key)
             return shape.then(schema, step.serde)
         case Dedupe():
+            if source.has_updates:
+                raise InvalidError(
+                    f"{where}: {_UPDATES.format(topic=source.topic)} {_A_NEW_VALUE_IS_NO_COPY}"
+                )
             for name in step.rule.columns:
                 if name not in schema.names:
                     raise unknown_column(where, name, schema)
             check_columns(step.rule.columns, schema)
             return shape.then(schema, key)
         case Aggregate():
-            return shape.then(_check_aggregate(where, step, schema), key)
+            return shape.then(_check_aggregate(where, step, schema, source), key)
         case Lookup():
             return shape.then(_check_lookup(where, step, schema, key), key)
     raise TypeError(f"{step!r} is no step")
@@ -204,7 +224,7 @@ def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
     if any(isinstance(each, Aggregate) for each in before):
         raise InvalidError(
             f"{where}: windows are the last step of a stream; send the results somewhere with .to(topic), "
-            "and go on from there with app.changes(topic, …)"
+            "and go on from there with app.changes(topic, …), which takes back what a window was when it changes"
         )
     if isinstance(step, Validate) and before:
         raise InvalidError(
@@ -258,10 +278,14 @@ def _check_key(where: str, step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> N
         ) from None
 
 
-def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema) -> pa.Schema:
+def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema, source: Source) -> pa.Schema:
     if not isinstance(step.kind, Hopping | Sliding | Session | Unlimited):
         raise TypeError(
             f"{where}: {step.kind!r} is no kind of window; use Tumbling, Hopping, Sliding, Session or Unlimited"
+        )
+    if step.compat not in (None, "kafka-streams"):
+        raise InvalidError(
+            f"{where}: compat is {step.compat!r}; only 'kafka-streams' is known, or leave it out"
         )
     if step.emit is Emit.CLOSE and isinstance(step.kind, Unlimited):
         raise InvalidError(f"{where}: an unlimited window never closes; use emit='update'")
@@ -270,8 +294,19 @@ def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema) -> pa.Schem
             f"{where}: the future guard sets records aside in the late table, and late=None leaves none; "
             "give late=LateSettings(…), or future=FutureGuard(…, policy='keep'), or future=None"
         )
+    if source.has_updates and isinstance(step.kind, Session | Sliding):
+        raise InvalidError(
+            f"{where}: {_UPDATES.format(topic=source.topic)} {step.kind.name.capitalize()} windows lie where records "
+            f"lie, so a row that changes could not be taken back out of them; {_ON_CLOSE}"
+        )
+    for each in step.aggregates if source.has_updates else ():
+        if each.kind not in RETRACTABLE:
+            raise InvalidError(
+                f"{where}: {_UPDATES.format(topic=source.topic)} {each.name} = {each.kind}({', '.join(each.columns)}) "
+                f"cannot take back what a window was before; {', '.join(RETRACTABLE)} can. For {each.kind}, {_ON_CLOSE}"
+            )
     try:
-        return resolve(step.aggregates, schema).result_schema
+        return resolve(step.aggregates, schema, retractable=source.has_updates).result_schema
     except InvalidError as error:
         raise InvalidError(f"{where}: {error}") from None
 
@@ -307,6 +342,13 @@ def _check_timestamp(where: str, name: str, schema: pa.Schema) -> None:
             f"{where}: timestamp={name!r} is {kind}; event time is a timestamp, or a long of milliseconds. "
             f"The columns are {described(schema)}"
         )
+
+
+def _check_policy(where: str, name: str, said: OnErrors) -> None:
+    try:
+        policy_of(said)
+    except InvalidError as error:
+        raise InvalidError(f"{where}: {name} is {error}") from None
 
 
 def _choice(where: str, name: str, value: object) -> None:

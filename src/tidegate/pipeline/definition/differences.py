@@ -11,6 +11,7 @@
 | a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
 | aggregates appended after those there are | goes on; windows there are have them for records from now on |
 | any step of a flow that keeps no state | there is none; from now on |
+| of windows over changes (`emit="update"`): grace, more aggregates | refused: rows of before could not be taken back |
 | anything else | does not fit, or would mean two things at once: refused, with the ways out |
 
 A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
@@ -103,6 +104,7 @@ def _source(name: str, old: Document, new: Document) -> list[Change]:
                 else "records from the next round on are read so"
             )
             changes.append(Change(name, not stateful, f"how it reads {field} changed", means))
+    changes += _emitted(name, old, new)
     if was["start"] != now["start"]:
         means = "nothing: only a new flow begins there, this one goes on where it is"
         changes.append(Change(name, True, f"start was {was['start']} and is {now['start']}", means))
@@ -112,9 +114,48 @@ def _source(name: str, old: Document, new: Document) -> list[Change]:
     return changes
 
 
+def _emitted(name: str, old: Document, new: Document) -> list[Change]:
+    """How a changelog that is read was written; earlier releases did not say, and added every change up."""
+    was, now = old["source"].get("emit"), new["source"].get("emit")
+    before, after = old["source"].get("settles_ms", 0), new["source"].get("settles_ms", 0)
+    changes = []
+    if was != now:
+        said = f"its source is read as emit={now!r}, and was as {'plain records' if was is None else f'emit={was!r}'}"
+        fits = now == "close" and was is None
+        if fits or not (_keeps_state(old) or _keeps_state(new)):
+            changes.append(Change(name, True, said, "changes are read so from now on"))
+        else:
+            means = (
+                "what is kept does not know what rows were before, so their changes could not be taken back"
+            )
+            changes.append(Change(name, False, said, means))
+    elif was == "update":
+        changes += _unlike_before(name, old["steps"], new["steps"])
+    if was == now and before != after:
+        said = f"how long its source's windows may change was {before} ms and is {after} ms"
+        changes.append(Change(name, True, said, "late changes are judged so from now on"))
+    return changes
+
+
+def _unlike_before(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    """What state of records could follow, and state of rows that are taken back cannot."""
+    before = next((step for step in was if step["step"] == "aggregate"), None)
+    after = next((step for step in now if step["step"] == "aggregate"), None)
+    if before is None or after is None:
+        return []
+    changes = []
+    if len(after["aggregates"]) > len(before["aggregates"]):
+        means = "of rows that were added before, it would take back what it never had; a replay makes it"
+        changes.append(Change(name, False, "an aggregate over changes is new", means))
+    if before["kind"].get("grace_ms") != after["kind"].get("grace_ms"):
+        means = "rows of windows that were final are not kept, so their changes could not be taken back"
+        changes.append(Change(name, False, "the grace of windows over changes is another", means))
+    return changes
+
+
 def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
-    before = next((step["on_fault"] for step in was if step["step"] == "validate"), None)
-    after = next((step["on_fault"] for step in now if step["step"] == "validate"), None)
+    before = next((step for step in was if step["step"] == "validate"), None)
+    after = next((step for step in now if step["step"] == "validate"), None)
     if before == after:
         return []
     if before is None:
@@ -125,7 +166,11 @@ def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> 
                 name, True, "it does not validate any more", "faults of producers are not seen from here on"
             )
         ]
-    return [Change(name, True, f"on_fault was {before} and is {after}", "faults are treated so from now on")]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    said = ", ".join(
+        f"{each} was {before.get(each, 'not said')} and is {after.get(each, 'not said')}" for each in names
+    )
+    return [Change(name, True, said, "faults are treated so from now on")]
 
 
 def _ends(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
@@ -225,6 +270,9 @@ def _aggregate(name: str, was: Document, now: Document, lone: Sequence[str]) -> 
         changes.append(
             Change(name, False, said, "which windows were sent as final is not known for the other one")
         )
+    if was.get("compat") != now.get("compat"):
+        said = f"compat was {was.get('compat')!r} and is {now.get('compat')!r}"
+        changes.append(Change(name, False, said, "the windows that are kept were made by the other rules"))
     for field in ("future", "idle_close_ms"):
         if was[field] != now[field]:
             changes.append(

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import TidegateError
+from tidegate.integrity.rules import OnError, ValidationRules, policy_of
+from tidegate.integrity.state import NEVER, Phase
+from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import described
-from tidegate.pipeline.definition.sampling import Fields, Sample, sample_flow
+from tidegate.pipeline.definition.sampling import Fields, Sample, gap_doubts, sample_flow
 from tidegate.pipeline.definition.sizing import ASSUMED, StateSize, state_sizes
 from tidegate.pipeline.definition.steps import (
     Aggregate,
@@ -46,9 +49,9 @@ _BAD = {
     "keep": "left out, kept as dead letters",
 }
 _FAULTS = {
-    "warn": "counted and told, records go on",
-    "stop": "their partition stops there, and says how to resume",
-    "quarantine": "the records of that producer are left out and counted",
+    OnError.FAIL: "its partition stops there, and says how to resume",
+    OnError.DROP: "left out and counted",
+    OnError.KEEP: "left out, kept as a dead letter",
 }
 
 
@@ -62,7 +65,8 @@ def explain_app(app: App, *, sample: bool | None) -> str:
         found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
         if looks:
             found = sample_flow(flow, app.log, app.client)
-        lines += ["", *_flow_lines(flow, found[0], app.storage), *_field_lines(found[1])]
+        doubts = gap_doubts(flow, app.log, app.client) if looks and _validate(flow) is not None else []
+        lines += ["", *_flow_lines(flow, found[0], doubts, app), *_field_lines(found[1])]
         tables = sorted({step.table for step in flow.steps if isinstance(step, Lookup)})
         if tables:
             lines += ["  looked-up tables", *(f"    {each}" for each in _lookup_lines(app, tables, looks))]
@@ -86,18 +90,46 @@ def explain_steps(source: Source, steps: Sequence[Step], shape: Shape) -> str:
     return "\n".join(lines)
 
 
-def _flow_lines(flow: Flow, found: Sample | str, storage: StorageConfig) -> Iterator[str]:
+def _flow_lines(flow: Flow, found: Sample | str, doubts: Sequence[str], app: App) -> Iterator[str]:
     yield f"Flow {flow.name}"
     yield from _step_lines(flow.source, flow.steps, flow.schemas)
     for sink in flow.sinks:
         yield f"    → {_sink(flow, sink)}"
     yield f"  plan   {flow.why}"
+    if flow.rekey_at is not None:
+        yield from _order_lines(flow, app.idle_after_ms)
     yield f"  tasks  {_tasks(flow, found)}"
     yield "  where each record goes"
     for what, where in _fates(flow):
         yield f"    {what:<24} {where}"
+    for doubt in doubts:
+        yield f"    {'a gap that is no fault':<24} {doubt}"
     if flow.is_stateful:
-        yield from _size_lines(flow, found, storage)
+        yield from _size_lines(flow, found, app.storage)
+
+
+def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
+    """In which order records of several partitions are worked on, and which partitions are waited for."""
+    topic = flow.source.topic
+    if flow.is_ordered:
+        yield (
+            f"  order  by stream time, partition of {topic} and offset: a record waits until every partition has "
+            "come as far"
+        )
+    else:
+        yield f"  order  any: these windows come to the same in whatever order partitions of {topic} are read"
+    closes_ms = None if flow.window is None else flow.window.idle_close_ms
+    silent_ms = min((each for each in (idle_after_ms, closes_ms) if each is not None), default=None)
+    if silent_ms is None:
+        yield "         every partition is waited for, however long it is silent (idle_after=None)"
+        return
+    setting = "idle_after" if silent_ms == idle_after_ms else "idle_close"
+    yield f"         a partition that was silent for {format_duration(silent_ms)} ({setting}) is not waited for"
+    if flow.is_ordered and idle_after_ms is not None:
+        yield (
+            "         nor, at the end of a run until caught up, one that was read to its end; what comes later is "
+            "worked on later. idle_after=None waits for all"
+        )
 
 
 def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]:
@@ -132,7 +164,13 @@ def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]
 def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -> Iterator[str]:
     value = "bytes" if source.value is None else source.value.name
     time = "the record's timestamp" if source.timestamp is None else f"column {source.timestamp}"
+    if source.windows is not None:
+        time = "the last millisecond of the window where state is kept"
     yield f"    {source.topic} from {source.start}: key {source.key.name}, value {value}, time is {time}"
+    if source.has_updates:
+        yield "      changes of windows: where state is kept, what a window was is taken back for its new value"
+    elif source.emit is not None:
+        yield "      windows that are final, each once"
     yield f"      {described(schemas[0])}"
     for step, before, after in zip(steps, schemas[:-1], schemas[1:], strict=True):
         yield f"    → {_step(step)}"
@@ -143,7 +181,11 @@ def _step_lines(source: Source, steps: Sequence[Step], schemas: Sequence[Any]) -
 def _step(step: Step) -> str:
     match step:
         case Validate():
-            return f"validate: producers' numbering and checksums; on a fault: {step.on_fault}"
+            forgotten = "never" if step.max_age_ms == NEVER else f"after {format_duration(step.max_age_ms)}"
+            return (
+                f"validate: producers' numbering and checksums; on a fault: {step.on_error}, before the end of a push: "
+                f"{step.during_push}; silent producers are forgotten {forgotten}"
+            )
         case Filter():
             return f"filter {shown(step.condition)}"
         case Select():
@@ -165,7 +207,8 @@ def _step(step: Step) -> str:
         case Aggregate():
             aggregates = ", ".join(map(_aggregate, step.aggregates))
             when = "on update, once a round" if step.emit is Emit.UPDATE else "on close, once"
-            return f"window {_kind(step.kind)}: {aggregates}; sent {when}"
+            rules = "" if step.compat is None else "; by the rules of Kafka Streams"
+            return f"window {_kind(step.kind)}: {aggregates}; sent {when}{rules}"
         case Lookup():
             columns = [column if column == name else f"{column} as {name}" for column, name in step.columns]
             missing = "left out" if step.required else "null"
@@ -213,14 +256,19 @@ def _tasks(flow: Flow, found: Sample | str) -> str:
     return f"one for each partition of {flow.source.topic}"
 
 
+def _validate(flow: Flow) -> Validate | None:
+    return next((step for step in flow.steps if isinstance(step, Validate)), None)
+
+
 def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
     """What becomes of every kind of record, in the order it is decided."""
-    validate = next((step for step in flow.steps if isinstance(step, Validate)), None)
+    validate = _validate(flow)
     if validate is not None:
-        yield "producer's fault", _FAULTS[validate.on_fault]
+        yield from _faults(validate)
     if flow.source.value is not None or flow.source.windows is not None:
         yield "cannot be read", _BAD[flow.source.on_bad]
-        yield "no value (a deletion)", "left out"
+        takes_back = flow.source.has_updates and flow.is_stateful
+        yield "no value (a deletion)", "takes back what its window was" if takes_back else "left out"
     if any(isinstance(step, Filter) for step in flow.steps):
         yield "filtered", "left out"
     for step in flow.steps:
@@ -259,6 +307,25 @@ def _window_fates(window: Aggregate) -> Iterator[tuple[str, str]]:
             "drop": "left out and counted",
         }[window.future.policy]
         yield f"clock > {ahead} ahead", f"{fate}; they close nobody's windows"
+
+
+def _faults(step: Validate) -> Iterator[tuple[str, str]]:
+    """What each kind of fault does, and what any of them does before the end of a push."""
+    rules = ValidationRules(policy_of(step.during_push), policy_of(step.on_error))
+
+    def does(verdict: Verdict, phase: Phase) -> str:
+        action = rules.action(verdict, phase)
+        goes_on = verdict in GAPS and action is not OnError.FAIL
+        return "counted and told, the record behind it goes on" if goes_on else _FAULTS[action]
+
+    kinds = sorted(FATAL)
+    for verdict in kinds:
+        yield verdict.label, does(verdict, Phase.LIVE)
+    if isinstance(step.during_push, str) and rules.action(kinds[0], Phase.PUSHING) is OnError.FAIL:
+        yield "a fault before push end", _FAULTS[OnError.FAIL]
+        return
+    for verdict in kinds:
+        yield f"{verdict.label} in a push", does(verdict, Phase.PUSHING)
 
 
 def _kept_late(step: Dedupe | Aggregate) -> str:

@@ -29,6 +29,7 @@ from tidegate.pipeline.definition.steps import (
     KeyBy,
     Lookup,
     Map,
+    OnErrors,
     Select,
     Source,
     To,
@@ -105,9 +106,15 @@ def document(said: Any) -> Document:
                 "start": said.start,
                 "on_bad": said.on_bad,
                 "windows": None if said.windows is None else serde(said.windows),
+                **({} if said.emit is None else {"emit": str(said.emit), "settles_ms": said.settles_ms}),
             }
         case Validate():
-            return {"step": "validate", "on_fault": said.on_fault}
+            return {
+                "step": "validate",
+                "on_error": _policy(said.on_error),
+                "during_push": _policy(said.during_push),
+                "max_age_ms": said.max_age_ms,
+            }
         case Filter():
             return {"step": "filter", "condition": expression(said.condition)}
         case Select():
@@ -142,6 +149,7 @@ def document(said: Any) -> Document:
                 "keep_late": _late(said),
                 "future": None if said.future is None else [said.future.ahead_ms, said.future.policy],
                 "idle_close_ms": said.idle_close_ms,
+                **({} if said.compat is None else {"compat": said.compat}),
             }
         case Lookup():
             return {
@@ -296,3 +304,7 @@ def _code_parts(code: CodeType) -> Iterator[str]:
             yield repr(sorted(constant, key=repr))
         else:
             yield repr(constant)
+
+
+def _policy(said: OnErrors) -> Any:
+    return said if isinstance(said, str) else dict(sorted(said.items()))

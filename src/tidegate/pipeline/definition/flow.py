@@ -32,7 +32,7 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.tables.serdes.plain import Serde
-from tidegate.windows.kinds import as_table
+from tidegate.windows.kinds import Session, as_table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,6 +101,21 @@ class Flow:
     @property
     def is_stateful(self) -> bool:
         return bool(self.operators)
+
+    @cached_property
+    def is_ordered(self) -> bool:
+        """Whether events of several source partitions meet in a step whose result depends on their order.
+
+        That is `deduplicate`, sessions and a user's own `reduce` behind a `key_by`. Other aggregates of other windows
+        come to the same in any order.
+        """
+        if self.rekey_at is None:
+            return False
+        window = self.window
+        return any(isinstance(step, Dedupe) for step in self.steps) or (
+            window is not None
+            and (isinstance(window.kind, Session) or any(each.kind == "reduce" for each in window.aggregates))
+        )
 
     @cached_property
     def operators(self) -> dict[int, str]:

@@ -14,10 +14,11 @@ from typing import Any, Literal, TypeAlias
 from tidegate.durations import DurationLike, duration_ms, format_duration
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.definition.steps import To
+from tidegate.pipeline.definition.steps import Aggregate, To, WindowKind
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.plain import Serde, String
-from tidegate.windows.kinds import Hopping, Session, Sliding
+from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
+from tidegate.windows.operators.windows import Emit
 
 TableKind: TypeAlias = Literal["windowed_table", "sessioned_table", "table"]
 
@@ -48,14 +49,7 @@ def check_kind(flows: Sequence[Flow], topic: str, wanted: TableKind) -> None:
 def window_size(flows: Sequence[Flow], topic: str, size: DurationLike | None) -> DurationLike:
     """The size of a topic's windows: as said, or as known; both must agree."""
     known = find(flows, topic)
-    kind = None if known is None or known[0].window is None else known[0].window.kind
-    here = (
-        kind.size_ms
-        if isinstance(kind, Hopping)
-        else kind.difference_ms
-        if isinstance(kind, Sliding)
-        else None
-    )
+    here = None if known is None or known[0].window is None else _size_ms(known[0].window.kind)
     if size is None:
         if here is None:
             raise InvalidError(
@@ -68,6 +62,69 @@ def window_size(flows: Sequence[Flow], topic: str, size: DurationLike | None) ->
             f"makes windows of {format_duration(here)}; leave it out"
         )
     return size
+
+
+def changelog(
+    flows: Sequence[Flow], topic: str, emit: Emit | str | None, grace: DurationLike | None
+) -> tuple[Emit, int]:
+    """How a changelog is written, and for how long after its end a window may change: as said, or as known."""
+    known = find(flows, topic)
+    window = None if known is None else known[0].window
+    try:
+        written = (Emit.UPDATE if window is None else window.emit) if emit is None else Emit(emit)
+    except ValueError:
+        raise InvalidError(f"changes of {topic}: emit is {emit!r}; choose 'update' or 'close'") from None
+    if grace is None:
+        return written, 0 if window is None else settles_ms(window)
+    return written, duration_ms(grace)
+
+
+def settles_ms(window: Aggregate) -> int:
+    """For how long after its end a window's rows may still be sent, by the largest timestamp sent before."""
+    kind = window.kind
+    if window.emit is Emit.CLOSE or isinstance(kind, Unlimited):
+        return 0  # rows come in the order of their windows' ends
+    if isinstance(kind, Session):
+        return kind.gap_ms + kind.grace_ms
+    return kind.grace_ms + (1 if isinstance(kind, Sliding) else 0)
+
+
+def check_reading(flows: Sequence[Flow]) -> None:
+    """Refuse flows that read what another one writes as something it is not: their numbers would be wrong."""
+    for flow in flows:
+        known = find(flows, flow.source.topic)
+        window = None if known is None else known[0].window
+        source = flow.source
+        if window is None or not flow.is_stateful:
+            continue
+        if source.windows is None:
+            raise InvalidError(
+                f"{source.topic} has {window.kind.name} windows, whose keys and changes app.stream does not know: read "
+                f"it with app.changes({source.topic!r}, …)"
+            )
+        if isinstance(window.kind, Unlimited):
+            raise InvalidError(
+                f"{source.topic} has unlimited windows, which have no end to go by in other windows; read it with "
+                f"app.table, or window the records that it is made of"
+            )
+        size = None if isinstance(window.kind, Session) else _size_ms(window.kind)
+        if source.windows.size_ms != size:
+            said, made = (
+                "sessions" if each is None else f"windows of {format_duration(each)}"
+                for each in (source.windows.size_ms, size)
+            )
+            raise InvalidError(f"changes of {source.topic} are read as {said}, and the app writes {made}")
+        if source.emit is not window.emit:
+            raise InvalidError(
+                f"changes of {source.topic} are read as emit={str(source.emit)!r}, and the app writes them with "
+                f"emit={str(window.emit)!r}: leave emit= out of app.changes, after the flow that writes the topic"
+            )
+
+
+def _size_ms(kind: WindowKind) -> int | None:
+    if isinstance(kind, Hopping):
+        return kind.size_ms
+    return kind.difference_ms if isinstance(kind, Sliding) else None
 
 
 def key_format(flows: Sequence[Flow], topic: str) -> str:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
-from tidegate.integrity.columns import read_columns
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest
@@ -82,6 +82,26 @@ def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample
     return _measured(flow, _last_minute(events), read, len(numbers)), fields
 
 
+def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
+    """Where loss in the flow's topic would not show to a validator, each reason once; none where nobody can tell."""
+    if not is_kafka(log) and not Path(log).is_dir():
+        return []
+    settings: dict[str, Any] = {} if is_kafka(log) else {"read_only": True}
+    topic = flow.source.topic
+    try:
+        with open_log(log, client=client or None, **settings) as opened:
+            if topic not in opened.topics():
+                return []
+            found = [
+                (number, tolerance_of(opened, topic, number).doubt())
+                for number in opened.describe(topic).partition_numbers
+            ]
+    except TidegateError:  # told with the sample
+        return []
+    told = (f"{topic}-{number}: {doubt}" if "offset" in doubt else doubt for number, doubt in found if doubt)
+    return list(dict.fromkeys(told))
+
+
 def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
     """What the newest records of an open log say about the fields of flows; nothing where there are none."""
     counts = log.partition_counts()
@@ -105,9 +125,7 @@ def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
 def _newest(log: Any, topic: str, partitions: int, most: int) -> Iterator[pa.RecordBatch]:
     """The last records of every partition, without those that only carry the numbering."""
     with log.reader(topic, start=-max(1, most // partitions)) as reader:
-        for batch in reader:
-            control = read_columns(batch.column("headers")).is_control
-            yield batch.filter(pa.array(~control)) if control.any() else batch
+        yield from reader
 
 
 def _events(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[EventBatch]:

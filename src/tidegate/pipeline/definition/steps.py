@@ -9,13 +9,14 @@ Thread rule: values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
@@ -23,12 +24,14 @@ from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimite
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 WindowKind: TypeAlias = Tumbling | Hopping | Sliding | Session | Unlimited
 ArrowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
 Expression: TypeAlias = "str | pc.Expression | ArrowFunction"
-OnFault: TypeAlias = Literal["warn", "stop", "quarantine"]
+OnError: TypeAlias = Literal["fail", "drop", "keep"]
+OnErrors: TypeAlias = "OnError | Mapping[str, OnError]"
+"""One answer to every fault, or one for each kind: `{"missing": "fail"}`; a kind that is not named is kept."""
 OnBad: TypeAlias = Literal["fail", "skip", "keep"]
 
 
@@ -57,7 +60,9 @@ class Source(ByContent):
     `on_bad` is what becomes of values that cannot be read: stop, leave out and count, or keep as dead letters.
 
     With `windows` the topic is the changelog of a table: its keys are read by it, an event's key is the key inside,
-    and the columns `window_start` and `window_end` come before those of the value.
+    and the columns `window_start` and `window_end` come before those of the value. `emit` is then what its writer
+    sends: each window's new value whenever it changes, or each window once. `settles_ms` is for how long after its end
+    (in the writer's stream time) a window may still change, where records do not say which are final.
     """
 
     topic: str
@@ -67,13 +72,23 @@ class Source(ByContent):
     start: Literal["earliest", "latest"] = "earliest"
     on_bad: OnBad = "fail"
     windows: WindowedSerde[Any] | None = None
+    emit: Emit | None = None
+    settles_ms: int = 0
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether one row of a table may come several times, each time with its new value."""
+        return self.emit is Emit.UPDATE
 
 
-@dataclass(frozen=True)
-class Validate:
-    """Producers' numbering and checksums are followed; `on_fault` is what a fault does."""
+@dataclass(frozen=True, eq=False)
+class Validate(ByContent):
+    """Producers' numbering and checksums are followed; `on_error` is what a fault does, `during_push` what it does
+    before a push has ended. Producers silent for longer than `max_age_ms` are forgotten, -1 for never."""
 
-    on_fault: OnFault = "warn"
+    on_error: OnErrors = "keep"
+    during_push: OnErrors = "fail"
+    max_age_ms: int = DEFAULT_MAX_AGE_MS
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +142,7 @@ class Aggregate(ByContent):
     future: FutureGuard | None = None
     idle_close_ms: int | None = None
     layout: StateLayout | None = None  # of a store from before; None: what suits the kind
+    compat: Compat | None = None  # whose rules apply where they differ; None: Tidegate's
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
+from tidegate.integrity.checkpoint import max_age_of
 from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import described, key_serde_for
@@ -32,7 +33,7 @@ from tidegate.pipeline.definition.steps import (
     KeyBy,
     Lookup,
     Map,
-    OnFault,
+    OnErrors,
     Select,
     Source,
     Step,
@@ -45,7 +46,7 @@ from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
@@ -87,13 +88,21 @@ class Stream:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def validate(self, on_fault: OnFault = "warn") -> Stream:
-        """Follow how producers numbered and check-summed their records; it comes first.
+    def validate(
+        self,
+        on_error: OnErrors = "keep",
+        *,
+        during_push: OnErrors = "fail",
+        max_age: DurationLike | None = "7d",
+    ) -> Stream:
+        """Check how producers numbered and check-summed their records; it comes first.
 
-        `"warn"` counts faults and goes on, `"stop"` stops the partition with a fault, `"quarantine"` leaves records
-        of the faulty producer out.
+        A corrupt record never counts: `"keep"` sets it aside as a dead letter, `"drop"` leaves it out, `"fail"` stops
+        its partition there. Where records are missing, `"fail"` stops and the others count the gap and go on. A
+        mapping has a word for each kind: `{"missing": "fail", "corrupt": "drop"}`. `during_push` is for faults before
+        a push has ended. Producers silent for longer than `max_age` are forgotten, None for never.
         """
-        return self._then(Validate(on_fault))
+        return self._then(Validate(on_error, during_push, max_age_of(max_age)))
 
     def filter(self, condition: Expression) -> Stream:
         """Only records for which the condition is true: `filter("amount > 0")`; null is not true."""
@@ -249,6 +258,7 @@ class WindowedStream:
         late: LateSettings | None = KEEP_LATE,
         future: FutureGuard | None = GUARD,
         idle_close: DurationLike | None = None,
+        compat: Compat | None = None,
         **aggregates: AggregateDefinition,
     ) -> Stream:
         """What to make of a window's records: `aggregate(orders=count(), revenue=sum("amount"))`.
@@ -256,6 +266,7 @@ class WindowedStream:
         `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
         come after that are kept as `late` says. `future` keeps records from clocks that run ahead from closing
         windows for all others. After `idle_close` without records a silent partition is not waited for any more.
+        `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs: differences-from-kafka-streams).
         """
         given = [*unnamed]
         for name, each in aggregates.items():
@@ -273,6 +284,7 @@ class WindowedStream:
             late,
             future,
             None if idle_close is None else duration_ms(idle_close),
+            compat=compat,
         )
         return self._stream._then(step)
 

@@ -131,7 +131,7 @@ def _source(said: Document) -> Source:
 def _step(said: Document) -> Step:
     match said["step"]:
         case "validate":
-            return Validate(said["on_fault"])
+            return Validate()  # a table is read without it
         case "filter":
             return Filter(_sql(said["condition"]) or _all_true)
         case "select":
@@ -160,6 +160,7 @@ def _step(said: Document) -> Step:
                 _late(said["keep_late"]),
                 None if future is None else FutureGuard(format_duration(future[0]), future[1]),
                 said["idle_close_ms"],
+                compat=said.get("compat"),
             )
         case other:
             raise TypeError(f"a step {other!r}")

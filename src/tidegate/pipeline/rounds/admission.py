@@ -15,7 +15,7 @@ Thread rule: one master, one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -80,13 +80,17 @@ class Brake:
         commit: CommitRecord,
         braked: Sequence[Source],
         waiting: Sequence[str],
+        held: Container[str] = (),
     ) -> int:
-        """How many records each braked source may read nevertheless; `OverloadError` when that leads nowhere."""
+        """How many records each braked source may read nevertheless; `OverloadError` when that leads nowhere.
+
+        Flows that have `held` events back free them as the partition comes on that is behind, whatever windows keep.
+        """
         for flow in sorted({flow for flow, _ in braked}):
             time = _least_time(commit, flow)
             began = self._since.setdefault(flow, time)
             kept_ms = flows[flow].kept_ms
-            if kept_ms is not None and time - began > 2 * kept_ms + BUCKETS_MS:
+            if flow not in held and kept_ms is not None and time - began > 2 * kept_ms + BUCKETS_MS:
                 raise self.overload(flows, commit, waiting)
         used = max(self._used(flows, commit).values(), default=0)
         if used * 1000 >= self.limit_bytes * FULL_PERMILLE:

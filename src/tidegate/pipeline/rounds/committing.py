@@ -160,6 +160,7 @@ def _tasks(plan: PlanRecord, before: CommitRecord, results: Iterable[TaskResult]
             each.backlog_bytes,
             each.memory_bytes,
             plan.tick.now_ms,
+            each.held,
         )
     return tuple(lines[task] for task in sorted(lines))
 

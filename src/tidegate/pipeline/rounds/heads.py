@@ -16,10 +16,11 @@ from tidegate.log.topics.topics import TopicState
 
 
 class Head(NamedTuple):
-    """Offsets from `start` up to `end` can be read."""
+    """Offsets from `start` up to `end` can be read; `goes_on`: the log has more, but this run reads no further."""
 
     start: int
     end: int
+    goes_on: bool = False
 
 
 class Heads:

@@ -27,6 +27,7 @@ from tidegate.pipeline.rounds.orders import (
     TaskOrder,
     TaskResult,
 )
+from tidegate.pipeline.tasks.held_events import Frontiers
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness
@@ -82,8 +83,14 @@ class LocalEngine:
         for _, pieces in split:
             for shard, events in pieces:
                 parts.setdefault(shard, []).append(events)
+        reached: dict[str, dict[int, tuple[int, int]]] = {}
+        for result, _ in split:
+            reached.setdefault(result.flow, {})[result.partition] = (result.stream_time, result.next_offset)
+        frontiers = {flow: order.frontiers_after(flow, reached.get(flow, {})) for flow in rekeyed}
         gathered = [
-            self._threads.submit(self._work, order, task, parts.pop((task.flow, task.task), []))
+            self._threads.submit(
+                self._work, order, task, parts.pop((task.flow, task.task), []), frontiers[task.flow]
+            )
             for task in order.tasks
             if task.flow in rekeyed
         ]
@@ -110,8 +117,15 @@ class LocalEngine:
         result = self._work(order, task, reading)
         return reading.result(), result
 
-    def _work(self, order: RoundOrder, task: TaskOrder, events: Iterable[EventBatch]) -> TaskResult:
-        return self._worker.work(task, order.tick_of(task.flow), order.round, events, life=order.life)
+    def _work(
+        self,
+        order: RoundOrder,
+        task: TaskOrder,
+        events: Iterable[EventBatch],
+        frontiers: Frontiers | None = None,
+    ) -> TaskResult:
+        tick = order.tick_of(task.flow)
+        return self._worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
 
     def _read_and_split(
         self, order: RoundOrder, source: SourceOrder

@@ -132,7 +132,10 @@ class Master:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, *, targets: Targets | None = None, closing: bool = False) -> StepOutcome:
-        """One round, or rest when there is nothing to do; reading goes no further than the targets."""
+        """One round, or rest when there is nothing to do; reading goes no further than the targets.
+
+        With targets the run ends there: what only waits for records behind them waits no longer (`planning`, P4).
+        """
         try:
             return self._step(targets, closing)
         except FencedError:
@@ -148,7 +151,7 @@ class Master:
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
         if found is None:
-            planned = plan_round(self._situation(closing), self._brake)
+            planned = plan_round(self._situation(closing, ending=targets is not None), self._brake)
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
@@ -239,7 +242,7 @@ class Master:
                 head = heads[topic][number]
                 # A target never cuts what was read already: the app may stand behind it.
                 limit = max(end, positions.get((topic, number), 0))
-                heads[topic][number] = Head(head.start, min(head.end, limit))
+                heads[topic][number] = Head(head.start, min(head.end, limit), head.end > limit)
         self.heads = heads
 
     def _states(self) -> dict[str, str]:
@@ -260,7 +263,7 @@ class Master:
                 furthest[source] = max(furthest.get(source, 0), line.next_offset)
         return furthest
 
-    def _situation(self, closing: bool) -> Situation:
+    def _situation(self, closing: bool, *, ending: bool) -> Situation:
         now_ms = self._clock.monotonic_ms()
         silent = {
             (line.flow, line.partition): now_ms
@@ -282,6 +285,8 @@ class Master:
             size=self._sizes.records,
             on_loss=self._settings.on_loss,
             closing=closing,
+            ending=ending,
+            closes=self._settings.close,
             lookups=self._tables.newest(tables),
             topic_ids=self._topic_ids,
         )
@@ -322,6 +327,14 @@ class Master:
             ),
             ticks=plan.ticks,
             life=self.commit.life,
+            frontiers={
+                flow: {
+                    number: (sources[flow, number].stream_time, sources[flow, number].next_offset)
+                    for number in tick.waits
+                }
+                for flow, tick in plan.ticks.items()
+                if tick.waits
+            },
         )
 
     def _looked_up(self, plan: PlanRecord, flow: str) -> dict[str, int]:

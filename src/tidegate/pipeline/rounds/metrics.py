@@ -49,6 +49,11 @@ class RunInstruments:
             "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
         )
         self.memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
+        self.held = metrics.gauge(
+            "tidegate_held_records",
+            "Records that were read and wait for another partition to come as far",
+            ("app", "flow"),
+        )
         self.records = metrics.counter(
             "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
         )
@@ -56,6 +61,11 @@ class RunInstruments:
             "tidegate_late_total",
             "Records that came too late or lie too far ahead",
             ("app", "flow", "policy"),
+        )
+        self.late_windows = metrics.counter(
+            "tidegate_late_windows_total",
+            "Windows that did not take a record because they were final",
+            ("app", "flow"),
         )
         self.duplicates = metrics.counter(
             "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
@@ -95,6 +105,8 @@ class RoundMetrics:
                 if is_late(name):
                     policy = name.partition(".")[2]
                     self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
+                elif name.partition(".")[2] == "late_windows":
+                    self._to.late_windows.add(count, app=self._app, flow=task.flow)
                 elif is_duplicate(name):
                     self._to.duplicates.add(count, app=self._app, flow=task.flow)
         for loss in commit.losses:
@@ -117,8 +129,10 @@ class RoundMetrics:
             self._to.lookup_lag.set(lag, app=self._app, table=table)
         backlog = dict.fromkeys(self._flows, 0)
         memory = dict.fromkeys(self._flows, 0)
+        held = dict.fromkeys(self._flows, 0)
         for task in commit.tasks:
             if task.flow in backlog:
+                held[task.flow] += 0 if task.held is None else task.held.events
                 backlog[task.flow] += task.backlog_bytes
                 memory[task.flow] += task.memory_bytes
         for line in commit.sources:
@@ -132,6 +146,7 @@ class RoundMetrics:
         for flow in self._flows:
             self._to.backlog.set(backlog[flow], app=self._app, flow=flow)
             self._to.memory.set(memory[flow], app=self._app, flow=flow)
+            self._to.held.set(held[flow], app=self._app, flow=flow)
             self._to.lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
             time = min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
             if self._moved.get(flow, (None, 0))[0] != time:

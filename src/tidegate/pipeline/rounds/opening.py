@@ -38,7 +38,7 @@ from tidegate.pipeline.rounds.records import (
     Records,
     SourceLine,
 )
-from tidegate.pipeline.rounds.topics import make_topics
+from tidegate.pipeline.rounds.topics import make_topics, require_one_writer
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import Randomness
 
@@ -77,6 +77,7 @@ def open_app(
     commit, digest, flows, notes = opening.changed(opening.newest())
     facts = opening.facts(flows)
     sinks = make_topics(log, records.backend, setup.app, flows, facts)
+    require_one_writer(flows, facts, sinks)
     sources = {flow.topic: flow.partitions for flow in facts.values()}
     known = replace(setup, flows=flows, partitions={**setup.partitions, **sources, **sinks})
     return Opened(known, facts, records, generation, commit, digest, heads, notes)

@@ -12,6 +12,7 @@ Thread rule: values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +26,20 @@ class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     now_ms: int
     watermark: int | None = None  # re-keyed flows: no source's stream time is behind this any more
     closing: bool = False
+    waits: tuple[int, ...] = ()  # source partitions that held-back events wait for (`tasks.held_events`)
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events that a task has read and not worked on yet, because an earlier one may still come.
+
+    `waits_for` is how far the source partition has come that is furthest behind: stream time, partition, next offset.
+    Nothing that is held back is below it. Partition -1: nobody is waited for, there are too many to work on at once.
+    `offsets` are, by source partition, offsets that nothing held back is below.
+    """
+
+    events: int
+    waits_for: tuple[int, int, int]
+    offsets: dict[int, int]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,6 +108,8 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `ticks` are those of flows that have their own (a watermark, an end of input); ask `tick_of`. `life` tells an
     app from the one it was before it was reset or replayed: what has names or numbers for good begins anew with it.
+    `frontiers` are, for each flow, the partitions that held-back events wait for: stream time and next offset before
+    this round.
     """
 
     app: str
@@ -103,9 +120,19 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tasks: tuple[TaskOrder, ...]
     ticks: dict[str, Tick] = {}
     life: str = ""
+    frontiers: dict[str, dict[int, tuple[int, int]]] = {}
 
     def tick_of(self, flow: str) -> Tick:
         return self.ticks.get(flow, self.tick)
+
+    def frontiers_after(
+        self, flow: str, reached: Mapping[int, tuple[int, int]]
+    ) -> dict[int, tuple[int, int]]:
+        """How far the partitions that are waited for have come, with what this round `reached` in some of them."""
+        waited = self.frontiers.get(flow, {})
+        return {
+            partition: max(before, reached.get(partition, before)) for partition, before in waited.items()
+        }
 
 
 class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,6 +163,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backlog_bytes: int = 0
     memory_bytes: int = 0
     timings_ms: dict[str, float] = {}
+    held: Held | None = None
 
 
 class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

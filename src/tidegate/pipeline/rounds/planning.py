@@ -6,7 +6,12 @@ P2  a round is planned when there is something to read, a tick is due, an end of
     something left is never "caught up".
 P3  a co-partitioned task takes part when its source has records or its tick is due; the tasks of a re-keyed flow take
     part together.
-P4  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
+P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
+    back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
+    for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
+    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a
+    full backlog, a run without such a mark reads nothing more that would only wait.
+P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
     recorded as a loss for ever ("accept"), also when they took it out before.
 P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
     taken out whatever its offsets are: the new topic's records at these offsets are other ones.
@@ -16,13 +21,13 @@ Thread rule: pure functions, but for the brake's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidegate.pipeline.rounds.admission import Brake, Source
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Head
-from tidegate.pipeline.rounds.orders import Stop, Tick
+from tidegate.pipeline.rounds.orders import Held, Stop, Tick
 from tidegate.pipeline.rounds.records import (
     VERSION,
     CommitRecord,
@@ -55,6 +60,8 @@ class Situation:
     size: int
     on_loss: OnLoss = "stop"
     closing: bool = False
+    ending: bool = False  # this run reads no further than the heads, and ends there
+    closes: bool = False  # and says then that the input ends
     lookups: Mapping[str, int] = field(default_factory=dict)
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,11 +102,13 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
     draft = _Draft()
     sources = _by_source(now)
     lags = _lags(now, sources, draft)
-    marks = _tick(now, sources, draft)
     lag = sum(lags.values())
-    _admit(now, brake, lags, marks, draft)
+    held = held_of(now.flows, now.commit)
+    marks = _tick(now, sources, draft)
+    _order(now, sources, marks, held, draft, is_read=not lag and not draft.halts)
+    _admit(now, brake, _not_ahead(now, lags, held), marks, held, draft)
     if now.closing and not lag and not draft.halts:
-        _close(now, sources, draft)
+        _close(now, sources, held, draft)
     for (flow, partition), each in draft.ranges.items():
         if each.stop > each.start:
             draft.tasks.update(_tasks_of(now.flows[flow], partition))
@@ -107,6 +116,27 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
         return Rest(min(draft.wake_ms, default=None), lag, tuple(draft.waiting))
     read = sum(each.stop - each.start for each in draft.ranges.values())
     return Planned(_record(now, draft), lag - read, tuple(draft.waiting))
+
+
+def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
+    """What flows hold back for the sake of order, all tasks together; flows that hold nothing back are left out."""
+    found: dict[str, Held] = {}
+    for line in commit.tasks:
+        if line.held is None or line.flow not in flows:
+            continue
+        have = found.get(line.flow)
+        if have is None:
+            found[line.flow] = line.held
+            continue
+        offsets = dict(have.offsets)
+        for partition, offset in line.held.offsets.items():
+            offsets[partition] = min(offset, offsets.get(partition, offset))
+        found[line.flow] = Held(
+            have.events + line.held.events,
+            min(have.waits_for, line.held.waits_for),
+            dict(sorted(offsets.items())),
+        )
+    return found
 
 
 def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf) -> int:
@@ -146,7 +176,7 @@ def _by_source(now: Situation) -> dict[Source, SourceLine]:
 
 
 def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[Source, int]:
-    """Offsets to read by source; what is not in the log any more is dealt with here (P4)."""
+    """Offsets to read by source; what is not in the log any more is dealt with here (P5)."""
     lags: dict[Source, int] = {}
     for source, line in sources.items():
         topic = now.flows[line.flow].topic
@@ -212,6 +242,7 @@ def _admit(
     brake: Brake,
     lags: Mapping[Source, int],
     marks: Mapping[str, Watermark],
+    held: Mapping[str, Held],
     draft: _Draft,
 ) -> None:
     """Ranges within the round's size and the brake (A1)."""
@@ -226,15 +257,17 @@ def _admit(
         )
         if draft.tasks:
             return  # a tick can free something: let it
-        held = {flow: marks[flow] for flow, _ in wanted if flow in marks and marks[flow].changes_at_ms}
-        if held:  # a partition will count as silent soon, and the watermark move
+        waits = {flow: marks[flow] for flow, _ in wanted if flow in marks and marks[flow].changes_at_ms}
+        if waits:  # a partition will count as silent soon, and the watermark move
             draft.waiting += [
                 f"{now.flows[flow].topic}-{number}, which brings nothing, to count as silent"
-                for flow, mark in held.items()
+                for flow, mark in waits.items()
                 for number in mark.holders[:3]
             ]
             return
-        count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1])
+        if not now.ending and all(flow in held and number in held[flow].offsets for flow, number in wanted):
+            return  # they would only add to what waits; who is waited for was named
+        count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
         admitted = {source: min(count, lags[source]) for source in wanted}
     for source, count in admitted.items():
         if count:
@@ -279,7 +312,74 @@ def _tick(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
     return marks
 
 
-def _close(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> None:
+def _order(
+    now: Situation,
+    sources: Mapping[Source, SourceLine],
+    marks: Mapping[str, Watermark],
+    held: Mapping[str, Held],
+    draft: _Draft,
+    *,
+    is_read: bool,
+) -> None:
+    """Which partitions ordered flows wait for, and rounds without records for events that need not wait any more."""
+    for flow in now.flows.values():
+        if not flow.is_ordered:
+            continue
+        waits = marks[flow.name].moving
+        if now.closing:
+            ends = all(each in now.commit.closed for each in flow.upstream)
+        else:
+            guesses = now.ending and not now.closes and now.watch.idle_after_ms is not None
+            ends = guesses and not held.keys() & flow.upstream
+        if ends and is_read:  # of most there is nothing more to come
+            heads = now.heads[flow.topic]
+            waits = tuple(
+                each
+                for each in waits
+                if sources[flow.name, each].stopped is not None or (heads[each].goes_on and not now.closing)
+            )
+        tick = draft.ticks.get(flow.name, Tick(now.watch.now_ms))
+        draft.ticks[flow.name] = Tick(tick.now_ms, tick.watermark, tick.closing, waits)
+        if flow.name not in held:
+            continue
+        lines = [sources[flow.name, each] for each in waits]
+        least = min(lines, key=lambda line: (line.stream_time, line.partition), default=None)
+        if (
+            least is None
+            or (least.stream_time, least.partition, least.next_offset) > held[flow.name].waits_for
+        ):
+            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+            continue
+        if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:
+            continue  # it comes on as it is read
+        goes_on = now.heads[flow.topic][least.partition].goes_on
+        why = "goes on behind what this run reads" if goes_on else "has no more records"
+        why = why if least.stopped is None else "is stopped"
+        draft.waiting.append(
+            f"{flow.topic}-{least.partition}, which {why}: {held[flow.name].events} records of {flow.name} are held "
+            "back until it has come as far as they are"
+        )
+        silent_at_ms = marks[flow.name].silent_at_ms
+        draft.wake_ms += [] if silent_at_ms is None else [silent_at_ms]
+
+
+def _not_ahead(now: Situation, lags: Mapping[Source, int], held: Mapping[str, Held]) -> dict[Source, int]:
+    """The sources to read: of a flow that holds back more than a round, those of which it holds nothing back (P4)."""
+    chosen = dict(lags)
+    for flow, each in held.items():
+        if each.events <= now.size:
+            continue
+        own = [source for source in lags if source[0] == flow]
+        behind = [source for source in own if source[1] not in each.offsets]
+        if behind:
+            for source in set(own) - set(behind):
+                del chosen[source]
+    return chosen
+
+
+def _close(
+    now: Situation, sources: Mapping[Source, SourceLine], held: Mapping[str, Held], draft: _Draft
+) -> None:
     """The input ends: every task that has all of its input takes part, unless it was told before."""
     for flow in now.flows.values():
         stopped = {
@@ -287,9 +387,13 @@ def _close(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) 
         }
         if flow.name in now.commit.closed or (flow.is_rekeyed and stopped):
             continue
+        if flow.name in held:
+            continue  # first come the events that waited for the end
         if any(each not in now.commit.closed for each in flow.upstream):
             continue  # what ends there is still to come here
-        watermark = draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
+        watermark = (
+            draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
+        )  # nothing waits any more
         draft.ticks[flow.name] = Tick(now.watch.now_ms, watermark, closing=True)
         draft.tasks.update(
             (flow.name, task) for task in range(flow.tasks) if flow.is_rekeyed or task not in stopped

@@ -69,9 +69,12 @@ class Progress:
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)  # those of the verdicts that are faults
+    new_faults: int = 0  # those that nobody acknowledged
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
     duplicates: int = 0
+    held: int = 0  # records that were read and wait for another partition to come as far
     nulls: Mapping[str, float] = field(default_factory=dict)
     """FLOW.COLUMN → the share of records without it, of the columns that ids and aggregates are made of."""
     stopped: tuple[StoppedPartition, ...] = ()
@@ -87,6 +90,7 @@ class Progress:
                 f"{table} {lag:,} records behind" for table, lag in self.lookup_lag_records.items()
             )
             or None,
+            "held back": f"{self.held:,} records" if self.held else None,
             "waits for": ", ".join(self.waiting_for) or None,
             "backlog": f"{format_size(self.backlog_bytes)} of {format_size(self.backlog_limit_bytes)}",
             "memory": f"{format_size(self.memory_bytes)} of {format_size(self.memory_limit_bytes)}",

@@ -37,7 +37,7 @@ from urllib.parse import quote
 import msgspec
 
 from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError
-from tidegate.pipeline.rounds.orders import Delivery, Stop, Tick, decode, encode
+from tidegate.pipeline.rounds.orders import Delivery, Held, Stop, Tick, decode, encode
 from tidegate.storage.backends.port import StorageBackend, check_name
 
 VERSION: Final = 2
@@ -100,6 +100,7 @@ class TaskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backlog_bytes: int = 0
     memory_bytes: int = 0
     ticked_ms: int = -1  # the time of the last round it took part in
+    held: Held | None = None  # what it has read and holds back
 
 
 class Loss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

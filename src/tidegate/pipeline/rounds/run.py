@@ -25,6 +25,7 @@ from tidegate.notebook import cell
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
 from tidegate.pipeline.rounds.opening import Opened
+from tidegate.pipeline.rounds.planning import held_of
 from tidegate.pipeline.rounds.progress import Progress, StoppedPartition, null_text
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.pipeline.rounds.settings import RunSettings
@@ -59,14 +60,32 @@ class Summary:
         first = (
             f"{self.app}: {self.records:,} records in {rounds}, {self.seconds:.1f} s{rate} ({self.engine})"
         )
-        lines = [f"{first}; {state}"]
+        lines = [f"{first}; {state}{_held_back(self.progress)}"]
         if self.progress.nulls:
             lines.append(f"without a value: {null_text(self.progress.nulls)} of the records")
         lines += [f"note: {note}" for note in self.notes]
+        lines += self._fault_lines()
         lines += [
             f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
         ]
         return "\n".join(lines)
+
+    def _fault_lines(self) -> list[str]:
+        """What validation found in all that the app has read, and what it could not look at."""
+        progress, lines = self.progress, list[str]()
+        if progress.faults:
+            found = ", ".join(f"{count:,} {kind}" for kind, count in progress.faults.items())
+            counters = progress.counters
+            fates = (("faulty_kept", "set aside as dead letters"), ("faulty_dropped", "dropped"))
+            done = [f"{counters[name]:,} {fate}" for name, fate in fates if counters.get(name)]
+            lines.append(f"faults: {found}" + (f" ({', '.join(done)})" if done else ""))
+        if progress.new_faults:
+            lines.append(f"  when they are known: tidegate app acknowledge {self.app}")
+        if unchecked := progress.counters.get("unchecked"):
+            lines.append(
+                f"note: {unchecked:,} records are numbered and check-summed, and nobody looked; add .validate()"
+            )
+        return lines
 
     def _repr_html_(self) -> str:
         return f"<p>{cell(str(self).splitlines()[0])}</p>" + self.progress._repr_html_()
@@ -98,6 +117,7 @@ class Run:
         self._resources = resources
         self._look = look
         self._show = show
+        self._flows = opened.flows
         self._topics = {name: flow.topic for name, flow in opened.flows.items()}
         self._depth = sum(1 for flow in opened.flows.values() if flow.upstream)
         self._changed = threading.Condition()
@@ -158,7 +178,8 @@ class Run:
     def await_caught_up(self, timeout: int | DurationLike | None = None) -> Progress:
         """Wait until what is in the log now is committed and its results are delivered.
 
-        Partitions that a fault stopped are not waited for. Raises what the run ended with when it ends before.
+        Partitions that a fault stopped are not waited for, nor what is held back because of them. Raises what the run
+        ended with when it ends before.
         """
         deadline_ms = None if timeout is None else self._clock.monotonic_ms() + milliseconds(timeout)
         for _ in range(1 + self._depth):  # what one flow writes, another may have to read
@@ -191,7 +212,7 @@ class Run:
                     progress = self._progress
                     raise UnavailableError(
                         f"app {self.app} has not caught up within {timeout}: {progress.lag_records} records are left "
-                        f"at {progress.records_per_second:,.0f} records/s; wait longer"
+                        f"at {progress.records_per_second:,.0f} records/s{_held_back(progress)}; wait longer"
                     )
                 self._clock.wait_ms(self._changed, min(left_ms, 1000))
 
@@ -294,12 +315,19 @@ class Run:
 
     def _has_reached(self, targets: Targets) -> bool:
         commit = self._reached
-        return commit is not None and all(
-            line.stopped is not None
-            or line.flow not in self._topics
-            or line.next_offset >= targets[self._topics[line.flow], line.partition]
-            for line in commit.sources
-        )
+        if commit is None:
+            return False
+        lines = [line for line in commit.sources if line.flow in self._topics]
+        stopped = {line.flow for line in lines if line.stopped is not None}
+        held = {
+            flow: each.offsets for flow, each in held_of(self._flows, commit).items() if flow not in stopped
+        }
+        for line in lines:
+            target = targets[self._topics[line.flow], line.partition]
+            worked_up_to = held.get(line.flow, {}).get(line.partition, line.next_offset)
+            if line.stopped is None and worked_up_to < target:
+                return False
+        return True
 
     def _summed_up(self, progress: Progress, caught_up: bool, closed: bool) -> Summary:
         return Summary(
@@ -312,6 +340,14 @@ class Run:
             closed=closed,
             progress=progress,
             stopped=progress.stopped,
-            exit_code=exit_code_of(progress.stopped),
+            exit_code=exit_code_of(progress.stopped, progress.new_faults),
             notes=self.notes,
         )
+
+
+def _held_back(progress: Progress) -> str:
+    """What is held back for the sake of order, and for whom it waits, as the end of a sentence."""
+    if not progress.held:
+        return ""
+    waits = f", waiting for {'; '.join(progress.waiting_for)}" if progress.waiting_for else ""
+    return f", {progress.held:,} records held back{waits}"

@@ -31,7 +31,7 @@ class RunSettings:
     first_round_records: int = 250_000
     target_ms: int = 2000
     on_loss: OnLoss = "stop"
-    idle_after_ms: int = 30_000
+    idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
     grace_ms: int = 1_800_000
     collect_every_ms: int = 60_000
@@ -49,7 +49,7 @@ class RunSettings:
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
         for name in ("trigger_ms", "idle_after_ms", "collect_every_ms", "grace_ms", "patience_ms"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise InvalidError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts"):
             value = getattr(self, name)

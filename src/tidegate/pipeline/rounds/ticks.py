@@ -3,7 +3,8 @@
 A re-keyed flow's watermark is the least stream time of its source partitions that are not silent. What a plan says is
 recorded in it, so a round that is repeated says the same; it never falls.
 
-W1  a partition with records to read is never silent, however long ago the last one came.
+W1  a partition with records to read is never silent, however long ago the last one came, also when this run ends before
+    them.
 W2  a partition is silent when this process watched it for `idle_after_ms` without a record, by the clock that never
     jumps; time in which nobody watched (the app was not running) does not count.
 W3  a stopped partition holds the watermark back: what it would have brought is not there, so no window over it is
@@ -35,18 +36,21 @@ class Watch:
     partition) has been watched without a record so far."""
 
     now_ms: int
-    idle_after_ms: int
+    idle_after_ms: int | None  # None: silence never counts
     silent_ms: Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Where a re-keyed flow stands: the time (-1: none), which partitions it waits for though they have nothing to
-    read, and when the first of them will count as silent."""
+    """Where a re-keyed flow stands: the time (-1: none), which partitions hold it back though they have nothing to
+    read, and when the first of them will count as silent; all partitions that are not silent (`moving`), and when the
+    first of those with nothing to read will be."""
 
     time: int
     holders: tuple[int, ...]
     changes_at_ms: int | None
+    moving: tuple[int, ...] = ()
+    silent_at_ms: int | None = None
 
 
 def watermark_of(
@@ -54,21 +58,23 @@ def watermark_of(
 ) -> Watermark:
     """The flow's watermark now, not below the one `before`."""
     closes_ms = flow.idle_close_ms
-    wait_ms = watch.idle_after_ms if closes_ms is None else min(watch.idle_after_ms, closes_ms)
+    wait_ms = min((each for each in (watch.idle_after_ms, closes_ms) if each is not None), default=None)
     moving: list[SourceLine] = []
     holders: list[int] = []
     ends_at: list[int] = []
     for line in lines:
-        left_ms = wait_ms - watch.silent_ms.get((line.flow, line.partition), 0)
+        silent_ms = watch.silent_ms.get((line.flow, line.partition), 0)
         if line.stopped is not None:
             moving.append(line)
             holders.append(line.partition)
-        elif heads[line.partition].end > line.next_offset:
+        elif heads[line.partition].end > line.next_offset or heads[line.partition].goes_on:
             moving.append(line)
-        elif left_ms > 0:
+        elif wait_ms is None or silent_ms < wait_ms:
             moving.append(line)
             holders.append(line.partition)
-            ends_at.append(watch.now_ms + left_ms)
+            if wait_ms is not None:
+                ends_at.append(watch.now_ms + wait_ms - silent_ms)
+    silent_at_ms = min(ends_at, default=None)
     newest = max((line.stream_time for line in lines), default=NO_TIME)
     if moving:
         time = min(line.stream_time for line in moving)
@@ -82,7 +88,8 @@ def watermark_of(
                 ends_at.append(watch.now_ms + TICK_EVERY_MS)
     if min(time, newest) >= newest:
         holders, ends_at = [], ends_at if not moving else []
-    return Watermark(max(time, before), tuple(holders), min(ends_at, default=None))
+    waits = tuple(line.partition for line in moving)
+    return Watermark(max(time, before), tuple(holders), min(ends_at, default=None), waits, silent_at_ms)
 
 
 def tick_due(

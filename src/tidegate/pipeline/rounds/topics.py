@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.tolerance import INTEGRITY_LAG_MS
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
+from tidegate.pipeline.definition.known_topics import find
 from tidegate.pipeline.definition.steps import To
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Heads
@@ -45,6 +47,23 @@ def make_topics(
                 )
             _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
+
+
+def require_one_writer(
+    flows: Sequence[Flow], facts: Mapping[str, FlowFacts], counts: Mapping[str, int]
+) -> None:
+    """Refuse windows over changes of a topic whose partitions several tasks write: none knows what is final for all."""
+    for flow in flows:
+        if flow.source.windows is None or not flow.is_stateful:
+            continue
+        known = find(flows, flow.source.topic)
+        if known is not None and counts[flow.source.topic] != facts[known[0].name].tasks:
+            topic, tasks = flow.source.topic, facts[known[0].name].tasks
+            raise InvalidError(
+                f"flow {flow.name} makes windows of the changes in {topic}, which has {counts[topic]} partitions and "
+                f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
+                f"partitions= out of .to({topic!r}), and let the app make the topic"
+            )
 
 
 def encoding_of(flow: Flow, sink: To) -> TopicEncoding:
@@ -80,11 +99,15 @@ def _keep_encoding(
 
 
 def sink_settings(flow: Flow, sink: To) -> dict[str, str]:
-    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says."""
+    """How a topic of results is kept: windows as Kafka Streams keeps a changelog, others as the log's default says.
+
+    Numbered records stay for a day at least before compaction may take them: a gap among younger ones is loss.
+    """
     window = flow.window
     if window is None:
         return {}
+    own = {"min.compaction.lag.ms": str(INTEGRITY_LAG_MS)} if sink.integrity else {}
     if isinstance(window.kind, Unlimited):
-        return changelog_settings("key-value")
+        return changelog_settings("key-value", own=own)
     kind: StoreKind = "session" if isinstance(window.kind, Session) else "window"
-    return changelog_settings(kind, retention=window.kind.retention_ms)
+    return changelog_settings(kind, retention=window.kind.retention_ms, own=own)

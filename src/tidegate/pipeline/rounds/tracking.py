@@ -12,8 +12,9 @@ from tidegate.clock import Clock
 from tidegate.pipeline.rounds.master import Master, StepOutcome
 from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
 from tidegate.pipeline.rounds.opening import Opened
+from tidegate.pipeline.rounds.planning import held_of
 from tidegate.pipeline.rounds.progress import Progress, null_shares
-from tidegate.pipeline.rounds.stops import stopped_of, topics_of
+from tidegate.pipeline.rounds.stops import faults_of, new_faults, stopped_of, topics_of
 
 
 class Tracker:
@@ -52,8 +53,9 @@ class Tracker:
     def _made(self, outcome: StepOutcome | None) -> Progress:
         commit = self._master.commit
         counters: Counter[str] = Counter()
-        for flow in self._topics:
-            counters.update(commit.totals.get(flow, {}))
+        totals = {flow: commit.totals.get(flow, {}) for flow in self._topics}
+        for each in totals.values():
+            counters.update(each)
         verdicts = {
             name.removeprefix("verdict."): count
             for name, count in counters.items()
@@ -83,9 +85,12 @@ class Tracker:
             memory_bytes=sum(line.memory_bytes for line in commit.tasks),
             memory_limit_bytes=self._memory_limit,
             verdicts=verdicts,
+            faults=faults_of(totals),
+            new_faults=new_faults(totals),
             counters={name: count for name, count in counters.items() if not name.startswith("verdict.")},
             late=sum(count for name, count in counters.items() if is_late(name)),
             duplicates=sum(count for name, count in counters.items() if is_duplicate(name)),
+            held=sum(each.events for each in held_of(self._topics, commit).values()),
             nulls={
                 name: share
                 for flow in self._topics

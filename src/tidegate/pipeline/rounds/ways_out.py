@@ -21,11 +21,12 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
-from tidegate.pipeline.rounds.planning import RECREATED
+from tidegate.pipeline.rounds.orders import Held
+from tidegate.pipeline.rounds.planning import RECREATED, held_of
 from tidegate.pipeline.rounds.positions import from_offsets_of, require_not_read_again
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
-from tidegate.pipeline.rounds.stops import stopped_of
+from tidegate.pipeline.rounds.stops import acknowledged, new_faults, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
@@ -51,6 +52,7 @@ class AppStatus:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
+    held: Mapping[str, Held] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ class CommitInfo:
     records: int
     positions: Mapping[str, Mapping[int, int]]
     change: str
-    stream_times: Mapping[str, int] = field(default_factory=dict)
-    """TOPIC-PARTITION → the event time it had reached; one that had none is left out."""
+    stream_times: Mapping[str, int] = field(default_factory=dict)  # TOPIC-PARTITION → event time reached
     memory_bytes: int = 0
     backlog_bytes: int = 0
 
@@ -111,6 +112,7 @@ def app_status(
         watermarks=commit.watermarks,
         losses=commit.losses,
         backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
+        held=held_of(topics, commit),
     )
 
 
@@ -212,8 +214,9 @@ def resume_partition(
 ) -> CommitInfo:
     """Go on with a stopped partition (`FLOW:3` or `TOPIC-3`), at the offset it stopped at or at `skip_to`.
 
-    What is skipped is recorded as a loss for ever. An offset below where it stopped is refused, unless the message
-    that it stopped with names it: records that are in the state would be counted twice.
+    What is skipped is recorded as a loss for ever; faults of the flow up to here count as acknowledged. An offset
+    below where it stopped is refused, unless the message that it stopped with names it: records that are in the state
+    would be counted twice.
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
@@ -236,11 +239,22 @@ def resume_partition(
             if to > line.next_offset:
                 losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
             lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
+        known = acknowledged(commit, {line.flow for line in chosen})
         return msgspec.structs.replace(
-            commit, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
+            known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
         )
 
     return _edited(backend, app, edit, clock, randomness)
+
+
+def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
+    """Say that the faults found so far are known: exit codes are about new ones from here on."""
+
+    def edit(_: Records, commit: CommitRecord) -> CommitRecord:
+        known = acknowledged(commit, commit.totals)
+        return msgspec.structs.replace(known, change=f"{new_faults(commit.totals):,} faults acknowledged")
+
+    return _edited(backend, app, edit, None, None)
 
 
 def rebase_outputs(

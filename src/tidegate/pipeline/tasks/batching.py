@@ -56,7 +56,7 @@ def in_batches(
 def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, int]:
     """How many of the first events have room, and the bytes they take; with `alone` always one."""
     fitting = min(len(piece), rows)
-    total = _bytes(piece.slice(0, fitting))
+    total = batch_bytes(piece.slice(0, fitting))
     if total <= size:
         return fitting, total
     taken = np.cumsum(row_bytes(piece.slice(0, fitting)))
@@ -65,7 +65,7 @@ def fits(piece: EventBatch, rows: int, size: int, *, alone: bool) -> tuple[int, 
     return fitting, int(taken[fitting - 1]) if fitting else 0
 
 
-def _bytes(piece: EventBatch) -> int:
+def batch_bytes(piece: EventBatch) -> int:
     """What the events are reckoned to take: the sum of `row_bytes`, without looking at rows where that is plain."""
     total = OWN_BYTES * len(piece)
     for column in (piece.key, *piece.values.columns):

@@ -23,16 +23,18 @@ from tidegate.pipeline.tasks.timing import Timings
 from tidegate.randomness import Randomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.windows.aggregates.resolving import resolve
-from tidegate.windows.events import EventBatch
-from tidegate.windows.kinds import Session, Sliding
+from tidegate.windows.events import NO_TIME, EventBatch
+from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.dedupe import DedupeOperator
+from tidegate.windows.operators.layout import window_layout
+from tidegate.windows.operators.retractions import Retractions
 from tidegate.windows.operators.sessions import SessionOperator
 from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
 from tidegate.windows.operators.sliding import SlidingOperator
-from tidegate.windows.operators.windows import WindowOperator
+from tidegate.windows.operators.windows import Emit, WindowOperator
 
 WindowOperators: TypeAlias = WindowOperator | SessionOperator | SlidingOperator
-Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless"
+Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless | Retractions"
 
 
 def cut_of(flow: Flow) -> int:
@@ -89,6 +91,9 @@ class TaskChain:
             step = flow.steps[place]
             if isinstance(step, Dedupe | Aggregate):
                 name = flow.operators[place]
+                if isinstance(step, Aggregate) and flow.source.has_updates:
+                    layout = step.layout or window_layout(step.kind)
+                    self._add(Retractions(runtime, task, name, flow.schemas[place], layout), "changes")
                 link = self._operator(runtime, task, name, place, partitions, randomness)
                 self._add(link, name)
                 place += 1
@@ -102,7 +107,19 @@ class TaskChain:
     @property
     def operators(self) -> list[DedupeOperator | WindowOperators]:
         """Those that keep state, in their order."""
-        return [link for link in self.links if not isinstance(link, Stateless)]
+        return [link for link in self.links if not isinstance(link, Stateless | Retractions)]
+
+    @property
+    def settled(self) -> int | None:
+        """Windows that end at or before this get no update any more; None where windows are not sent on update."""
+        window = self._flow.window
+        if window is None or window.emit is not Emit.UPDATE or isinstance(window.kind, Unlimited):
+            return None
+        floor = self.operators[-1].clocks.floor
+        if floor in (NO_TIME, LATEST):  # after the end of the input nothing comes, and nobody needs to know
+            return NO_TIME
+        # sliding windows include their end
+        return max(NO_TIME, window.kind.close_time(floor) - isinstance(window.kind, Sliding))
 
     def look_up(self, commits: Mapping[str, int]) -> None:
         """Of tables that are looked into, the commits to look into from now on."""
@@ -130,6 +147,9 @@ class TaskChain:
                 if isinstance(link, Stateless):
                     rows = link(rows)
                     continue
+                if isinstance(link, Retractions):
+                    rows = link.process(rows)
+                    continue
                 _count_nulls(counters, name, self._needed[name], rows)
                 output = link.process(rows, moment)
             rows = output.rows
@@ -140,14 +160,27 @@ class TaskChain:
         """Let time pass for every operator; the windows that this made final."""
         closed: WindowRows | None = None
         for link, name in zip(self.links, self._names, strict=True):
-            if isinstance(link, Stateless):
+            if isinstance(link, Stateless | Retractions):
                 continue
             with timings(name):
                 output = link.tick(moment)
             _count(counters, name, output.counters)
             if isinstance(output.rows, WindowRows) and len(output.rows):
                 closed = output.rows
+        self._forget_rows()
         return closed
+
+    def _forget_rows(self) -> None:
+        """Drop rows of tables whose changes no window takes any more."""
+        window = self._flow.window
+        if window is None or not isinstance(window.kind, Hopping):
+            return
+        floor = min((operator.clocks.floor for operator in self.operators), default=NO_TIME)
+        if floor in (NO_TIME, LATEST):
+            return
+        for link in self.links:
+            if isinstance(link, Retractions):
+                link.drop_before(floor - window.kind.grace_ms - window.kind.size_ms)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -168,7 +201,7 @@ class TaskChain:
         schema = flow.schemas[place]
         window = flow.window
         if isinstance(step, Dedupe):
-            guard = None if window is None else window.future
+            guard = None if window is None or flow.source.windows is not None else window.future
             return DedupeOperator(
                 runtime, task, name, step.rule, schema,
                 partitions=partitions, late_table=step.late, idle_close=_idle(flow, window), stamped=True,
@@ -177,16 +210,18 @@ class TaskChain:
             )  # fmt: skip
         if not isinstance(step, Aggregate):
             raise InvalidError(f"a step {type(step).__name__} keeps no state")
-        wanted = resolve(step.aggregates, schema)
+        wanted = resolve(step.aggregates, schema, retractable=flow.source.has_updates)
         settings = {
             "emit": step.emit,
             "partitions": partitions,
             "values": schema,
             "late": step.late,
-            "future": step.future,
+            # Of a changelog the source judges the records' own times: windows that are not over yet end ahead of them.
+            "future": step.future if flow.source.windows is None else None,
             "idle_close": _idle(flow, step),
             "stamped": True,
             "layout": step.layout,
+            "compat": step.compat,
             "heard": bool(flow.topics),  # a table is read where its windows are kept
         }
         if isinstance(step.kind, Session):
@@ -207,7 +242,7 @@ def _stateless(flow: Flow, start: int, stop: int, around: Around) -> Stateless:
         stage = stage_of(flow.steps[place], flow.schemas[place], flow.key_serdes[place], around)
         if stage is not None:
             stages.append(stage)
-    return Stateless(stages)
+    return Stateless(stages, flow.schemas[stop])
 
 
 def needed_columns(step: Step) -> tuple[str, ...]:

@@ -3,8 +3,15 @@
 After windows a record's key is the windowed key in Kafka Streams' bytes and its value the aggregates; a window that
 ceased to exist is a record without a value. Without windows a record keeps its key and time.
 
+Updates of windows have a header `settled`: windows that end at or before this time (8 bytes, big-endian, milliseconds)
+get no update after this record any more. Whoever makes windows of them knows by it which of theirs are final
+(`sources`): the task's partitions may be far apart in time, so timestamps alone would not tell.
+
 Which partition: a task whose number is a partition of the topic, of as many partitions as there are tasks, writes
 that partition alone, as Kafka Streams does. Otherwise the (inner) key decides, as Kafka's default partitioner does.
+
+Numbered records (`integrity`) carry all their metadata in their own headers; nothing else is written into the topic, so
+that any consumer of windowed keys and values can read it, and Kafka Streams can restore a store from it.
 
 C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
     task's checkpoint (`OutboxState`), and the time in its headers is the round's.
@@ -17,6 +24,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -25,10 +33,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
+from tidegate.integrity.chains import Chains, ChainState
 from tidegate.integrity.stamping import joined
 from tidegate.log.batches.encode import encode_together
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import KeyBy, To
 from tidegate.pipeline.definition.values import ValueFormat
@@ -36,14 +44,15 @@ from tidegate.pipeline.rounds.orders import Tick
 from tidegate.pipeline.tasks.parcels import Batches
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec
-from tidegate.windows.events import EventBatch
+from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
 from tidegate.windows.keys.layouts import KeyFormat
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.shapes import Rows
+from tidegate.windows.operators.shapes import Flags, Rows
 
 BATCH_BYTES: Final = 1 << 20
 JOINED_BYTES: Final = 1 << 20
+SETTLED: Final = "settled"
 OUTBOX: Final = "outbox"
 NAMESPACE: Final = uuid.UUID("6d1bcb5c-0d5c-4bd8-9d0b-0e5b6c4b7f0e")
 VERSION: Final = 1
@@ -76,12 +85,6 @@ class OutboxState:
             return ChainState()
         found = self._saved.positions.get(topic, {}).get(partition)
         return ChainState() if found is None else ChainState.from_bytes(found)
-
-    def positions(self, life: str) -> list[tuple[str, int]]:
-        """Topics and partitions anything was sent to in this life."""
-        if self._saved.life != life:
-            return []
-        return [(topic, number) for topic, known in self._saved.positions.items() for number in sorted(known)]
 
     def move(self, life: str, topic: str, partition: int, state: ChainState) -> None:
         if self._saved.life != life:
@@ -120,19 +123,30 @@ class Changelog:
         self._format = key_format(flow, sink)
 
     def batches(
-        self, rows: Sequence[Rows], state: OutboxState, life: str, tick: Tick, timings: Timings
+        self,
+        rows: Sequence[Rows],
+        state: OutboxState,
+        life: str,
+        tick: Tick,
+        timings: Timings,
+        *,
+        settled: tuple[int, int] | None = None,
     ) -> list[Batches]:
-        """The rows as batches, partition by partition; positions in `state` move on."""
+        """The rows as batches, partition by partition; positions in `state` move on.
+
+        `settled`: windows that end at or before these times were final before the first and after the last row; None:
+        rows do not say so.
+        """
         by_partition: dict[int, list[RecordColumns]] = {}
-        for piece in rows:
+        for number, piece in enumerate(rows, 1):
             with timings("values"):
                 columns = self._columns(piece)
+                if settled is not None and len(piece):
+                    times = np.full(len(piece), settled[0], np.int64)
+                    times[-1] = settled[number == len(rows)]
+                    columns = replace(columns, headers=settled_headers(times))
             for number, part in self._split(piece, columns):
                 by_partition.setdefault(number, []).append(part)
-        if tick.closing and self._sink.integrity:
-            for topic, number in state.positions(life):
-                if topic == self._sink.topic:
-                    by_partition.setdefault(number, [])
         made = []
         for number in sorted(by_partition):
             found = self._sealed(number, by_partition[number], state, life, tick, timings)
@@ -186,17 +200,13 @@ class Changelog:
     def _stamped(
         self, number: int, pieces: list[RecordColumns], state: OutboxState, life: str, tick: Tick
     ) -> list[RecordColumns]:
-        """The pieces numbered and check-summed, with the control records that belong between them."""
+        """The pieces numbered and check-summed."""
         topic = self._sink.topic
-        chains = Chains(sender_guid(self._app, life, topic, number, self._task), limits=ChainLimits())
+        chains = Chains(sender_guid(self._app, life, topic, number, self._task), headers_only=True)
         position = state.position(life, topic, number)
         stamped: list[RecordColumns] = []
         for piece in pieces:
             planned = chains.data(position, piece, tick.now_ms)
-            stamped += planned.pieces
-            position = planned.after
-        if tick.closing:
-            planned = chains.end(position, tick.now_ms)
             stamped += planned.pieces
             position = planned.after
         state.move(life, topic, number, position)
@@ -214,6 +224,31 @@ def key_format(flow: Flow, sink: To) -> KeyFormat:
     if flow.window is not None and isinstance(flow.window.kind, Session):
         return KeyFormat.SESSION
     return KeyFormat.CHANGELOG if sink.key_format == "changelog" else KeyFormat.TOPIC
+
+
+def settled_headers(times: Int64s) -> pa.ListArray:
+    """A headers column with one header `settled` for each record."""
+    count = len(times)
+    each = np.arange(count + 1, dtype=np.int32)
+    names = pa.py_buffer(SETTLED.encode() * count)
+    key = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(each * len(SETTLED)), names])
+    data = pa.py_buffer(times.astype(">i8"))
+    value = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(each * 8), data])
+    headers = pa.StructArray.from_arrays([key, value], fields=list(HEADER_TYPE))
+    return pa.ListArray.from_arrays(pa.array(each), headers, type=HEADERS_TYPE)
+
+
+def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
+    """The time in each record's header `settled`, and which records have one."""
+    times, has_one = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.bool_)
+    name, value = headers.flatten().flatten()
+    is_wanted = pc.and_(pc.equal(name, SETTLED), pc.equal(pc.binary_length(value), 8))
+    found = pc.filter(value, is_wanted)
+    if len(found):
+        places = pc.filter(pc.list_parent_indices(headers), is_wanted).to_numpy()
+        times[places] = np.frombuffer(b"".join(found.to_pylist()), ">i8")
+        has_one[places] = True
+    return times, has_one
 
 
 def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:

@@ -4,7 +4,9 @@ A serde that reads several columns at once (JSON with fields) gives them directl
 its fields; any other, and none, is one column `value`. A null value is no event where a serde is declared: a deletion
 in the topic of a table says nothing a stream could add up. Without a serde nothing is looked at, and it passes.
 
-A source of windowed keys gives events of the keys inside, with the windows' bounds as columns in front.
+A source of windowed keys gives events of the keys inside, with the windows' bounds as columns in front. Where state is
+kept, the event time is the last millisecond of the window, which is the same for every change of it; the record's own
+time is that of the newest record in the window.
 
 Thread rule: values.
 """
@@ -58,7 +60,7 @@ class RecordDecoder:
         key, raw = records.column("key"), records.column("value")
         found = self._columns(raw)
         absent = None
-        if self._serde is not None and raw.null_count:
+        if (self._serde is not None or self._windows is not None) and raw.null_count:
             absent = raw.is_null().to_numpy(zero_copy_only=False)
         if self._windows is not None:
             keys = decode_keys(
@@ -141,6 +143,11 @@ class RecordDecoder:
             column = column.fill_null(NO_TIME)
         times: Int64s = column.to_numpy()
         return times
+
+    def window_time(self, values: pa.RecordBatch) -> Int64s:
+        """The last millisecond of each event's window; sessions include their end, windows of time do not."""
+        ends: Int64s = values.column(1).view(pa.int64()).to_numpy()
+        return ends if self._windows is None or self._windows.size_ms is None else ends - 1
 
     def _batch(self, columns: list[pa.Array]) -> pa.RecordBatch:
         if len(columns) != len(self._schema):

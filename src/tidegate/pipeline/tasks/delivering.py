@@ -111,7 +111,7 @@ def _append(log: PartitionLog, batch: memoryview, header: BatchHeader, offset: i
     if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
         log.append(data)
         return
-    data[:HEADER_SIZE] = header._replace(base_offset=offset, leader_epoch=0).pack()
+    data[:HEADER_SIZE] = header._replace(base_offset=offset, leader_epoch=log.leader_epoch).pack()
     log.append(data, origin=Origin.REPLICATION)
 
 

@@ -56,7 +56,11 @@ class ClusterDeliverer:
                 free = self._free.setdefault(topic, [])
                 kept = free.pop() if free else None
             writer = self._writer(topic) if kept is None else kept
-            writer.write(left, partition=number)
+            try:
+                writer.write(left, partition=number)
+            except BaseException:
+                writer.close()
+                raise
             with self._guard:
                 free.append(writer)
         return int(left.num_rows)
@@ -81,7 +85,9 @@ def _delivered(log: KafkaLog, section: Section, base: int, ours: pa.RecordBatch,
         return done
     stamps = read_columns(ours.column("headers"))
     numbered = bool((stamps.state == MANAGED).all())
-    with log.reader(section.topic, [number], start={number: start}, stop={number: end}) as reader:
+    with log.reader(
+        section.topic, [number], start={number: start}, stop={number: end}, control_records=True
+    ) as reader:
         for piece in reader:
             if numbered:
                 done = max(done, _reached(section, base, ours, stamps, piece))

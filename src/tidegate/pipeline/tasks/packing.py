@@ -10,23 +10,23 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.windows.events import EventBatch
-
-_OWN = 5  # columns of the event itself; the user's follow
+from tidegate.windows.events import EventBatch, RowChanges
 
 
 def pack_events(batch: EventBatch) -> pa.Buffer:
     """A batch as one Arrow IPC stream; the user's columns come after the event's own, so that no name can clash."""
-    columns = [
+    own = [
         batch.key,
         pa.array(batch.ts),
         pa.array(batch.offset),
         pa.array(batch.partition),
         pa.array(batch.stream_time),
-        *batch.values.columns,
     ]
-    own = [pa.field(name, column.type) for name, column in zip(_NAMES, columns, strict=False)]
-    packed = pa.RecordBatch.from_arrays(columns, schema=pa.schema([*own, *batch.values.schema]))
+    if batch.changes is not None:
+        own += [batch.changes.row, pa.array(batch.changes.weight), pa.array(batch.changes.written)]
+    fields = [pa.field(name, column.type) for name, column in zip(_NAMES, own, strict=False)]
+    schema = pa.schema([*fields, *batch.values.schema], metadata={_OWN: str(len(own))})
+    packed = pa.RecordBatch.from_arrays([*own, *batch.values.columns], schema=schema)
     measure = pa.MockOutputStream()
     _write(packed, measure)
     data = pa.allocate_buffer(
@@ -45,15 +45,17 @@ def unpack_events(data: bytes | memoryview | pa.Buffer) -> EventBatch:
     """What `pack_events` made; columns lie in the given bytes."""
     with pa.ipc.open_stream(data) as reader:
         packed = reader.read_next_batch()
-    key, ts, offset, partition, stream_time, *values = packed.columns
-    schema = pa.schema(list(packed.schema)[_OWN:])
+    own = int(packed.schema.metadata[_OWN])
+    key, ts, offset, partition, stream_time, *changes = packed.columns[:own]
+    schema = pa.schema(list(packed.schema)[own:])
     return EventBatch(
         key=key,
         ts=ts.to_numpy(),
         offset=offset.to_numpy(),
         partition=partition.to_numpy(),
         stream_time=stream_time.to_numpy(),
-        values=_values(values, schema, packed.num_rows),
+        values=_values(packed.columns[own:], schema, packed.num_rows),
+        changes=RowChanges(changes[0], changes[1].to_numpy(), changes[2].to_numpy()) if changes else None,
     )
 
 
@@ -69,6 +71,17 @@ def join_events(batches: Sequence[EventBatch]) -> EventBatch:
         partition=np.concatenate([batch.partition for batch in batches]),
         stream_time=np.concatenate([batch.stream_time for batch in batches]),
         values=pa.concat_batches(values) if values[0].num_columns else _rows_alone(batches),
+        changes=_joined_changes([batch.changes for batch in batches if batch.changes is not None]),
+    )
+
+
+def _joined_changes(changes: Sequence[RowChanges]) -> RowChanges | None:
+    if not changes:
+        return None
+    return RowChanges(
+        row=pa.concat_arrays([each.row for each in changes]),
+        weight=np.concatenate([each.weight for each in changes]),
+        written=np.concatenate([each.written for each in changes]),
     )
 
 
@@ -83,4 +96,5 @@ def _values(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordB
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-_NAMES = ("key", "ts", "offset", "partition", "stream_time")
+_OWN = b"columns of the event itself"  # how many; the user's follow
+_NAMES = ("key", "ts", "offset", "partition", "stream_time", "row", "weight", "written")

@@ -6,6 +6,11 @@ Stream time is the source's own: the largest event time of all its records so fa
 the future guard, also of those that a filter leaves out. Every event carries it, and all operators judge by it,
 so that results do not depend on cuts, nor on whether the flow is re-keyed.
 
+Of a changelog it is what its records say is final (header `settled`, see `changelog`); of records that do not say it,
+their timestamp less the time for which windows may still change (`Source.settles_ms`). So a change that its writer made
+in time is late for nobody. Where the changelog has updates and the flow keeps state, events are changes of rows
+(`RowChanges`), and deletions are, too.
+
 Nothing but a function of the log, the order and the tick is in the result: a repeated order gives the same events.
 
 S1  a fault that stops the partition is data: events before it are handed out, and `result().stopped` says why, where
@@ -29,12 +34,14 @@ import pyarrow as pa
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError
 from tidegate.integrity.policy import Throttle
+from tidegate.integrity.tolerance import Tolerance
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 from tidegate.pipeline.rounds.orders import SourceOrder, SourceResult, Stop, Tick
 from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.changelog import settled_times
 from tidegate.pipeline.tasks.decoding import Decoded, RecordDecoder
 from tidegate.pipeline.tasks.letters import letters_of, write_letters
 from tidegate.pipeline.tasks.source_state import SourceState, decode_state, encode_state
@@ -43,7 +50,7 @@ from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import SourceValidation, rules_for
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.port import StorageBackend
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, RowChanges, weights
 from tidegate.windows.kinds import LATEST
 
 ROOM_BYTES = 512  # of a fetch, for each record: a small round needs no large buffer
@@ -62,7 +69,7 @@ class SourceParts:
     clock: Clock
     randomness: Randomness
     stages: Stateless
-    compaction_lag_ms: int
+    tolerance: Tolerance
     buffers: FetchBuffers
     keyless: str = ""
     """Why a record without a key stops its partition; empty: it does not."""
@@ -117,12 +124,20 @@ class Reading:
         parts.stages.look_up(order.lookups)
         self._is_cut = state.is_cut or (state.next_offset < 0 and order.start > 0)
         step = next((each for each in flow.steps if isinstance(each, Validate)), None)
-        rules = None if step is None else rules_for(step, parts.compaction_lag_ms, is_cut=self._is_cut)
+        rules = None if step is None else rules_for(step, parts.tolerance, is_cut=self._is_cut)
         self._validation = SourceValidation(
-            step, flow.source.topic, order.partition, state.validator, rules, throttle=parts.throttle
+            step,
+            flow.source.topic,
+            order.partition,
+            state.validator,
+            rules,
+            now_ms=tick.now_ms,
+            throttle=parts.throttle,
         )
         checks_time = flow.is_stateful or flow.source.timestamp is not None
         self._decoder = RecordDecoder(flow.source, flow.schemas[0], checks_time=checks_time)
+        self._has_windows = flow.source.windows is not None and flow.is_stateful
+        self._has_rows = flow.source.has_updates and flow.is_stateful
         guard = None if flow.window is None else flow.window.future
         self._latest = LATEST if guard is None else min(tick.now_ms + guard.ahead_ms, LATEST)
         self._letters: list[pa.RecordBatch] = []
@@ -187,7 +202,7 @@ class Reading:
 
     def _reader(self, start: int, stop: int) -> Any:
         number, log = self._order.partition, self._parts.log
-        settings: dict[str, Any] = {"isolation": "read_committed"}
+        settings: dict[str, Any] = {"isolation": "read_committed", "control_records": True}
         if isinstance(log, Log):  # a cluster's client decides for itself how much it fetches
             room = (stop - start) * ROOM_BYTES
             settings["max_bytes"] = min(max(room, LEAST_FETCH_BYTES), DEFAULT_MAX_BYTES)
@@ -217,8 +232,8 @@ class Reading:
             following = checked.fault.offset
             self._stop("integrity", str(checked.fault), following)
         taken = records if checked.rows == records.num_rows else records.slice(0, checked.rows)
-        aside, reasons = checked.aside, checked.reasons
-        going = taken.select(list(_COLUMNS))
+        aside, reasons, dropped = checked.aside, checked.reasons, checked.dropped
+        going = taken.select([*_COLUMNS, "headers"] if self._has_windows else list(_COLUMNS))
         if checked.kept is not None:
             going = going.filter(pa.array(checked.kept))
         with self.timings("decode"):
@@ -240,10 +255,14 @@ class Reading:
             self._validation.take_back(records, row, now_ms)
             taken = records.slice(0, row)
             kept = int(np.count_nonzero(aside < row))
-            aside, reasons = aside[:kept], reasons[:kept]
+            aside, reasons, dropped = aside[:kept], reasons[:kept], dropped[dropped < row]
         if len(aside):
-            self._counters["quarantined"] += len(aside)
+            self._counters["faulty_kept"] += len(aside)
             self._letters.append(letters_of(taken, aside, reasons))
+        if len(dropped):
+            self._counters["faulty_dropped"] += len(dropped)
+        if checked.unchecked:
+            self._counters["unchecked"] += min(checked.unchecked, taken.num_rows)
         self._counters.update(made.counters)
         self._letters += made.letters
         self.stream_time = made.stream_time
@@ -264,11 +283,12 @@ class Reading:
             bad_rows = bad_rows[bad_rows < rows]
         counters: Counter[str] = Counter()
         letters: list[pa.RecordBatch] = []
-        if absent is not None or len(bad_rows):
+        if absent is not None:
+            counters["no_value"] = int(np.count_nonzero(absent))
+        if (absent is not None and not self._has_rows) or len(bad_rows):
             good = np.ones(records.num_rows, np.bool_)
-            if absent is not None:
+            if absent is not None and not self._has_rows:
                 good &= ~absent
-                counters["no_value"] = int(np.count_nonzero(absent))
             if len(bad_rows):
                 good[bad_rows] = False
                 counters["unreadable"] = len(bad_rows)
@@ -276,11 +296,20 @@ class Reading:
                     letters.append(letters_of(records, bad_rows, decoded.reasons[: len(bad_rows)]))
             mask = pa.array(good)
             records, key, values = records.filter(mask), key.filter(mask), values.filter(mask)
+            absent = None if absent is None else absent[good]
         if not records.num_rows:
             return _Made(None, self.stream_time, counters, letters)
         with self.timings("stamp"):
-            ts = self._decoder.event_time(values, records.column("timestamp"))
-            stream_time = self._stream_times(ts)
+            ts = written = self._decoder.event_time(values, records.column("timestamp"))
+            changes = None
+            if self._has_windows:
+                ts = self._decoder.window_time(values)
+                stream_time = self._running(self._settled(written, records.column("headers")))
+            else:
+                stream_time = self._running(self._guarded(ts))
+            if self._has_rows:
+                there = np.ones(len(ts), np.int64) if absent is None else (~absent).astype(np.int64)
+                changes = RowChanges(records.column("key"), there, written)
             events = EventBatch(
                 key=key,
                 ts=ts,
@@ -288,6 +317,7 @@ class Reading:
                 partition=records.column("partition").to_numpy(),
                 stream_time=stream_time,
                 values=values,
+                changes=changes,
             )
         try:
             with self.timings("steps"):
@@ -299,12 +329,21 @@ class Reading:
         if self._parts.keyless and made.key.null_count:
             first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
             return _Bad(int(made.offset[first]), self._parts.keyless)
-        counters["left_out"] += len(events) - len(made)
+        counters["left_out"] += int(weights(events).sum() - weights(made).sum())
         return _Made(made, int(stream_time[-1]), counters, letters)
 
-    def _stream_times(self, ts: Int64s) -> Int64s:
-        counted = ts if int(ts.max()) <= self._latest else np.where(ts <= self._latest, ts, NO_TIME)
-        running: Int64s = np.maximum.accumulate(counted)
+    def _guarded(self, times: Int64s) -> Int64s:
+        """Times that may move the clock: none that lie beyond the future guard."""
+        return times if int(times.max()) <= self._latest else np.where(times <= self._latest, times, NO_TIME)
+
+    def _settled(self, written: Int64s, headers: pa.ListArray) -> Int64s:
+        """What each record of a changelog says is final."""
+        said, says_it = settled_times(headers)
+        times = np.where(says_it, said, written - self._source.settles_ms)
+        return np.maximum(self._guarded(times), NO_TIME)
+
+    def _running(self, times: Int64s) -> Int64s:
+        running: Int64s = np.maximum.accumulate(times)
         if int(running[0]) < self.stream_time:  # times before the epoch are below any stream time, too
             np.maximum(running, self.stream_time, out=running)
         return running

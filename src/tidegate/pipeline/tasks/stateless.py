@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock
@@ -18,7 +19,7 @@ from tidegate.pipeline.definition.steps import Filter, KeyBy, Lookup, Map, Selec
 from tidegate.pipeline.tasks.lookups import LookupStage
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.serdes.plain import Serde
-from tidegate.windows.events import EventBatch
+from tidegate.windows.events import EventBatch, RowChanges
 
 Stage: TypeAlias = Callable[[EventBatch], EventBatch]
 
@@ -45,17 +46,47 @@ class Around:
 
 
 class Stateless:
-    """Several such steps in a row."""
+    """Several such steps in a row; `schema` are the columns behind them."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = tuple(stages)
+    def __init__(self, stages: Sequence[Stage], schema: pa.Schema) -> None:
+        self._stages, self._schema = tuple(stages), schema
 
     def __call__(self, events: EventBatch) -> EventBatch:
+        if events.changes is not None and self._stages:
+            return self._changed(events, events.changes)
         for stage in self._stages:
             if not len(events):
                 break
             events = stage(events)
         return events
+
+    def _changed(self, events: EventBatch, changes: RowChanges) -> EventBatch:
+        """Changes of a table's rows: a row that a step leaves out is gone for the steps behind it."""
+        count, there = len(events), np.flatnonzero(changes.weight > 0)
+        made = replace(events, changes=replace(changes, weight=np.arange(count, dtype=np.int64))).take(there)
+        for stage in self._stages:
+            if not len(made):
+                break
+            made = stage(made)
+        places = np.empty(0, np.int64)
+        if len(made) and made.changes is not None:
+            places = made.changes.weight  # where each of those that are left stood
+        if len(places) == count:
+            return replace(made, changes=changes)
+        indices = np.full(count, -1, np.int64)
+        indices[places] = np.arange(len(places))
+        is_left = indices >= 0
+        chosen = pa.array(indices, mask=~is_left)
+        if len(made):
+            key, columns = made.key.take(chosen), [each.take(chosen) for each in made.values.columns]
+        else:
+            key, columns = pa.nulls(count, pa.binary()), [pa.nulls(count, each.type) for each in self._schema]
+        return replace(
+            events,
+            key=key,
+            values=pa.RecordBatch.from_arrays(columns, schema=self._schema),
+            changes=replace(changes, weight=is_left.astype(np.int64)),
+        )
 
     def look_up(self, commits: Mapping[str, int]) -> None:
         """Of tables that are looked into, the commits to look into from now on."""

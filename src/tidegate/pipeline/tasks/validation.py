@@ -1,10 +1,12 @@
 """A source's records held against their producers' numbering, as one task of the pipeline does it.
 
-This is the consumer's validator of the leader leg: repeats and control records are left out, faults do what the
-flow says. Its state is part of the source's state, so it always stands where reading stands.
+This is the consumer's validator of the leader leg: repeats, control records and faulty records are left out, faults
+do what the flow says. Its state is part of the source's state, so it always stands where reading stands; producers
+silent for too long leave it when it is loaded and when it is saved.
 
 Records without any header have no numbering; they pass by with only the position moved, which is half the cost
-of a topic that other programs write. Without `validate()` only Tidegate's own control records are left out.
+of a topic that other programs write. Without `validate()` only Tidegate's own control records are left out, and
+records that carry a numbering are counted as `unchecked`.
 
 Thread rule: one reading, one thread.
 """
@@ -21,13 +23,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.integrity import Tolerance, ValidationRules
-from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.columns import read_columns
+from tidegate.integrity.checkpoint import restore_checkpoint, take_checkpoint
+from tidegate.integrity.columns import MANAGED, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.policy import FaultLog, Throttle
-from tidegate.integrity.rules import OnFault
-from tidegate.integrity.state import PartitionState
-from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.rules import OnError, policy_of
+from tidegate.integrity.state import NEVER, PartitionState
+from tidegate.integrity.tolerance import tolerance_of
+from tidegate.integrity.validator import PartitionValidator, reasons_of
 from tidegate.integrity.verdicts import Verdict
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
@@ -36,21 +39,24 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Checked(NamedTuple):
-    """Of some records: how many were looked at, which go on (None: all), which are set aside and why, what stopped."""
+    """Of some records: how many were looked at, which go on (None: all), which are set aside and why, which faulty ones
+    are dropped, what stopped, and how many have a numbering that nobody checks."""
 
     rows: int
     kept: Flags | None
     aside: npt.NDArray[np.int64]
     reasons: tuple[str, ...]
+    dropped: npt.NDArray[np.int64]
     fault: Finding | None
+    unchecked: int = 0
 
 
-_NONE_ASIDE = np.empty(0, np.int64)
+_NONE = np.empty(0, np.int64)
 
 
 def passed(rows: int) -> Checked:
     """All of them go on."""
-    return Checked(rows, None, _NONE_ASIDE, (), None)
+    return Checked(rows, None, _NONE, (), _NONE, None)
 
 
 class SourceValidation:
@@ -64,13 +70,18 @@ class SourceValidation:
         saved: bytes,
         rules: ValidationRules | None,
         *,
+        now_ms: int,
         throttle: Throttle | None = None,
     ) -> None:
         self._is_on = step is not None
+        self._max_age_ms = NEVER if step is None else step.max_age_ms
+        self._now_ms = now_ms
         self._saved = saved
         self.verdicts: Counter[str] = Counter()
         self._faults = FaultLog(throttle=throttle)
-        state = decode_state(saved) if saved and self._is_on else PartitionState()
+        state = PartitionState()
+        if saved and self._is_on:
+            state = restore_checkpoint(saved, now_ms=now_ms, max_age_ms=self._max_age_ms)
         self._validator = PartitionValidator(topic, partition, rules=rules, state=state)
         self._before: PartitionState | None = None
         self._last: Counter[str] = Counter()
@@ -80,8 +91,11 @@ class SourceValidation:
         if not self._is_on:
             if not has_headers(records):
                 return passed(records.num_rows)
-            control = read_columns(records.column("headers")).is_control
-            return passed(records.num_rows)._replace(kept=~control if control.any() else None)
+            columns = read_columns(records.column("headers"))
+            control, numbered = columns.is_control, columns.state == MANAGED
+            return passed(records.num_rows)._replace(
+                kept=~control if control.any() else None, unchecked=int(np.count_nonzero(numbered & ~control))
+            )
         self._before = self._validator.state.copy()
         return self._judge(records, now_ms)
 
@@ -99,7 +113,7 @@ class SourceValidation:
         """Let records be that somebody decided to leave out: the state moves on over faults among them."""
         if self._is_on and has_headers(records):
             state = self._validator.state
-            rules = replace(self._validator.rules, during_push=OnFault.WARN, otherwise=OnFault.WARN)
+            rules = replace(self._validator.rules, during_push=OnError.KEEP, otherwise=OnError.KEEP)
             PartitionValidator(
                 self._validator.topic, self._validator.partition, rules=rules, state=state
             ).validate(records, now_ms)
@@ -121,9 +135,9 @@ class SourceValidation:
         kept: Flags | None = judged.kept[:rows]
         if kept is not None and kept.all():
             kept = None
-        aside = np.flatnonzero(judged.quarantined[:rows])
+        aside, dropped = np.flatnonzero(judged.aside[:rows]), np.flatnonzero(judged.dropped[:rows])
         fault = None if judged.stop_at is None else judged.findings[-1]
-        return Checked(rows, kept, aside, _reasons(aside, judged.findings, records), fault)
+        return Checked(rows, kept, aside, reasons_of(aside, judged, records), dropped, fault)
 
     def _count(self, counts: Mapping[Verdict, int]) -> None:
         self._last = Counter({verdict.label: count for verdict, count in counts.items() if count})
@@ -134,24 +148,22 @@ class SourceValidation:
         if not self._is_on:
             return self._saved
         self._validator.state.next_offset = next_offset
-        return encode_state(self._validator.state)
+        return take_checkpoint(self._validator.state, now_ms=self._now_ms, max_age_ms=self._max_age_ms)
 
 
-def compaction_lag_ms(log: Any, flow: Flow) -> int:
-    """After how long compaction may take records out of the flow's topic; -1: never, or nobody validates them."""
+def source_tolerance(log: Any, flow: Flow, partition: int) -> Tolerance:
+    """Which gaps of a partition of the flow's topic are no faults; the log is not asked where nobody validates."""
     if not any(isinstance(step, Validate) for step in flow.steps):
-        return -1
-    config = log.describe(flow.source.topic).config
-    return config.min_compaction_lag_ms if config.compacts else -1
+        return Tolerance()
+    return tolerance_of(log, flow.source.topic, partition)
 
 
-def rules_for(step: Validate, lag_ms: int, *, is_cut: bool) -> ValidationRules:
+def rules_for(step: Validate, tolerance: Tolerance, *, is_cut: bool) -> ValidationRules:
     """What the partition's records are judged by; `is_cut`: producers may be met in the middle of a chain."""
-    action = OnFault(step.on_fault)
     return ValidationRules(
-        during_push=action,
-        otherwise=action,
-        tolerance=Tolerance(compaction_lag_ms=lag_ms),
+        during_push=policy_of(step.during_push),
+        otherwise=policy_of(step.on_error),
+        tolerance=tolerance,
         head_may_be_gone=is_cut,
     )
 
@@ -161,14 +173,3 @@ def has_headers(records: pa.RecordBatch) -> bool:
     column = records.column("headers")
     bounds = np.frombuffer(column.buffers()[1], np.int32)
     return bool(bounds[column.offset] != bounds[column.offset + len(column)])
-
-
-def _reasons(aside: npt.NDArray[np.int64], findings: Any, records: pa.RecordBatch) -> tuple[str, ...]:
-    """Why each record was set aside; the validator tells the first faults in full."""
-    if not len(aside):
-        return ()
-    told = {finding.offset: str(finding) for finding in findings}
-    offsets = records.column("offset").to_numpy()[aside].tolist()
-    return tuple(
-        told.get(offset, "a fault that was counted, not told: too many in one batch") for offset in offsets
-    )

@@ -16,11 +16,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InternalError, InvalidError
@@ -30,10 +32,11 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
-from tidegate.pipeline.tasks.chain import TaskChain, front_of, keyless
+from tidegate.pipeline.tasks.chain import TaskChain, cut_of, front_of, keyless
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
+from tidegate.pipeline.tasks.held_events import Frontiers, HeldEvents
 from tidegate.pipeline.tasks.opening import open_app_log, open_state
 from tidegate.pipeline.tasks.packing import pack_events, unpack_events
 from tidegate.pipeline.tasks.parcels import Batches, write_parcel
@@ -41,12 +44,12 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.sources import FetchBuffers, Reading, SourceParts
 from tidegate.pipeline.tasks.stateless import Around
 from tidegate.pipeline.tasks.timing import Timings
-from tidegate.pipeline.tasks.validation import compaction_lag_ms
+from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.source import kept_open
-from tidegate.windows.events import EventBatch
+from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys.columns import partitions_of_inner_keys
 from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
 from tidegate.windows.operators.windows import Emit
@@ -63,6 +66,7 @@ class _Task:
     chain: TaskChain
     outbox: OutboxState
     changelogs: list[Changelog]
+    held: HeldEvents | None  # of a flow whose steps need one order of all partitions
 
 
 class Worker:
@@ -118,7 +122,7 @@ class Worker:
         with self._guard:
             parts = self._sources.get(place)
         if parts is None:
-            lag_ms = compaction_lag_ms(self._log, flow)
+            tolerance = source_tolerance(self._log, flow, order.partition)
             front = front_of(flow, self._around)
             parts = SourceParts(
                 self.setup.app,
@@ -128,7 +132,7 @@ class Worker:
                 self._clock,
                 self._randomness,
                 front,
-                lag_ms,
+                tolerance,
                 self._buffers,
                 keyless(self.setup.app, flow, self.setup.partitions[flow.source.topic]),
             )
@@ -139,7 +143,8 @@ class Worker:
     def split(self, flow: str, events: EventBatch) -> list[tuple[int, EventBatch]]:
         """Events of a re-keyed flow by the task that owns their key: Kafka's partition of the key among the tasks.
 
-        Events without a key go with task 0, which counts them.
+        Events without a key go with task 0, which counts them. Changes of a table's rows go to every task: to the one
+        that owns the new key with the row's content, to the others as gone, since the old key may have been theirs.
         """
         shards = self.setup.flow(flow).shards
         if shards is None:
@@ -147,6 +152,8 @@ class Worker:
         if shards == 1 or not len(events):
             return [(0, events)] if len(events) else []
         chosen = np.maximum(partitions_of_inner_keys(events.key, shards), 0)
+        if events.changes is not None:
+            return [(shard, _seen_by(chosen == shard, events, events.changes)) for shard in range(shards)]
         order = np.argsort(chosen, kind="stable")
         bounds = np.searchsorted(chosen[order], np.arange(shards + 1))
         together = events.take(order)
@@ -159,11 +166,19 @@ class Worker:
     # -- tasks -----------------------------------------------------------------------------------
 
     def work(
-        self, order: TaskOrder, tick: Tick, round: int, events: Iterable[EventBatch], *, life: str = ""
+        self,
+        order: TaskOrder,
+        tick: Tick,
+        round: int,
+        events: Iterable[EventBatch],
+        *,
+        life: str = "",
+        frontiers: Frontiers | None = None,
     ) -> TaskResult:
         """Deliver what was committed before, bring the task through one round, and checkpoint it.
 
-        Events of a co-partitioned flow come as the `Reading` itself, which is read only then.
+        Events of a co-partitioned flow come as the `Reading` itself, which is read only then. `frontiers` are how far
+        the source partitions have come that a re-keyed flow waits for (`RoundOrder.frontiers_after`).
         """
         flow, timings, counters = self.setup.flow(order.flow), Timings(self._clock), Counter[str]()
         if order.deliveries:
@@ -174,8 +189,11 @@ class Worker:
             with timings("restore"):
                 task = self._standing_at(flow, order, name)
             task.chain.look_up(order.lookups)
-            rows = self._through(flow, task, tick, events, counters, timings)
-            contents = self._changelog(task, rows, tick, life, timings)
+            before = task.chain.settled
+            arrived = self._in_order(flow, task, events, frontiers or {}, timings)
+            rows = self._through(flow, task, tick, events, arrived, counters, timings)
+            settled = None if before is None else (before, max(before, task.chain.settled or before))
+            contents = self._changelog(task, rows, tick, life, timings, settled)
             parcel = self._parcel(order, round, contents, timings)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
@@ -199,6 +217,7 @@ class Worker:
             backlog_bytes=self._runtime.charge_of(name),
             memory_bytes=self._runtime.pool.used(name),
             timings_ms=timings.ms,
+            held=None if task.held is None else task.held.held,
         )
 
     def deliver(self, deliveries: Iterable[Delivery]) -> None:
@@ -260,11 +279,28 @@ class Worker:
                 )
                 for sink in flow.topics
             ],
+            HeldEvents(self._runtime, name, flow.schemas[cut_of(flow)]) if flow.is_ordered else None,
         )
         self._runtime.attach(name, outbox)
         with self._guard:
             self._tasks[order.flow, order.task] = made
         return made
+
+    def _in_order(
+        self,
+        flow: Flow,
+        task: _Task,
+        events: Iterable[EventBatch],
+        frontiers: Frontiers,
+        timings: Timings,
+    ) -> Iterable[EventBatch]:
+        """The events to work on in this round, in the order they are to be worked on."""
+        if flow.rekey_at is None:
+            return events
+        if task.held is None:
+            return sorted(events, key=_place)
+        with timings("order"):
+            return task.held.take(events, frontiers)
 
     def _through(
         self,
@@ -272,14 +308,14 @@ class Worker:
         task: _Task,
         tick: Tick,
         events: Iterable[EventBatch],
+        arrived: Iterable[EventBatch],
         counters: Counter[str],
         timings: Timings,
     ) -> list[Rows]:
-        """All events of the round through the task's steps, then the round's time; what comes out."""
+        """The events that arrived through the task's steps, then the round's time; what comes out."""
         moment, rows = Moment(tick.now_ms), list[Rows]()
-        incoming = events if flow.rekey_at is None else sorted(events, key=_place)
         cut = {} if flow.topics else {"rows": PIECE_ROWS}
-        for batch in in_batches(incoming, timings, **cut):
+        for batch in in_batches(arrived, timings, **cut):
             counters["events"] += len(batch)
             found = task.chain.process(batch, moment, counters, timings)
             if found is not None:
@@ -291,18 +327,26 @@ class Worker:
         if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE and len(rows) > 1:
             with timings("consolidate"):
                 rows = [last_of_each([piece for piece in rows if isinstance(piece, WindowRows)])]
+        if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE:
+            rows = [_by_time(piece) if isinstance(piece, WindowRows) else piece for piece in rows]
         if closed is not None:
             rows.append(closed)
         return rows
 
     def _changelog(
-        self, task: _Task, rows: list[Rows], tick: Tick, life: str, timings: Timings
+        self,
+        task: _Task,
+        rows: list[Rows],
+        tick: Tick,
+        life: str,
+        timings: Timings,
+        settled: tuple[int, int] | None,
     ) -> list[Batches]:
-        if not rows and not tick.closing:
+        if not rows:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:
-            contents += changelog.batches(rows, task.outbox, life, tick, timings)
+            contents += changelog.batches(rows, task.outbox, life, tick, timings, settled=settled)
         return contents
 
     def _parcel(
@@ -314,6 +358,27 @@ class Worker:
         name = names.parcel_name(self.setup.app, order.flow, order.task, round, unique)
         with timings("parcel"):
             return write_parcel(self._backend, name, contents)
+
+
+def _seen_by(is_own: npt.NDArray[np.bool_], events: EventBatch, changes: RowChanges) -> EventBatch:
+    """Changes as a task sees them that owns some of their keys."""
+    is_there = is_own & (changes.weight > 0)
+    chosen = pa.array(np.arange(len(events)), mask=~is_there)
+    return replace(
+        events,
+        key=events.key.take(chosen),
+        values=pa.RecordBatch.from_arrays(
+            [each.take(chosen) for each in events.values.columns], schema=events.values.schema
+        ),
+        changes=replace(changes, weight=is_there.astype(np.int64)),
+    )
+
+
+def _by_time(rows: WindowRows) -> WindowRows:
+    """Rows in the order of their timestamps: whoever reads them again finds none late for those before it."""
+    if len(rows) < 2 or (np.diff(rows.ts) >= 0).all():
+        return rows
+    return rows.take(np.argsort(rows.ts, kind="stable"))
 
 
 def _place(batch: EventBatch) -> tuple[int, int]:

@@ -10,6 +10,7 @@ A blob begins with one byte that says what it is:
     E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
     P  Place as MessagePack: where a blob of kind E lies
     S  SourceResult as MessagePack
+    R  Reached as MessagePack: how far a source came, for slots whose tasks put sources in order
     F  Failure as MessagePack
 
 S1  batches of one source and task arrive whole; their order does not matter, tasks put them in order of their offsets.
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from tidegate.errors import InternalError
@@ -35,7 +37,16 @@ from tidegate.windows.events import EventBatch
 
 GATHERED_ROWS: Final = 1 << 20  # events kept until their parts are sent as one blob for each task
 _HEAD: Final = struct.Struct("<cHI")
-_EVENTS, _PLACE, _RESULT, _FAILURE = b"E", b"P", b"S", b"F"
+_EVENTS, _PLACE, _RESULT, _REACHED, _FAILURE = b"E", b"P", b"S", b"R", b"F"
+
+
+class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a source came in this round."""
+
+    flow: str
+    partition: int
+    stream_time: int
+    next_offset: int
 
 
 @dataclass
@@ -44,6 +55,7 @@ class Arrived:
 
     sources: list[SourceResult] = field(default_factory=list)
     failure: Failure | None = None
+    reached: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
     _events: dict[tuple[str, int], list[EventBatch]] = field(default_factory=dict)
 
     def take(self, flow: str, task: int) -> list[EventBatch]:
@@ -58,6 +70,9 @@ class Arrived:
             self._add_events(fetched(decode(blob[1:], Place)))
         elif kind == _RESULT:
             self.sources.append(decode(blob[1:], SourceResult))
+        elif kind == _REACHED:
+            found = decode(blob[1:], Reached)
+            self.reached.setdefault(found.flow, {})[found.partition] = found.stream_time, found.next_offset
         elif kind == _FAILURE:
             self.failure = self.failure or decode(blob[1:], Failure)
         else:
@@ -109,6 +124,11 @@ def pack(flow: str, task: int, events: EventBatch, outbox: Outbox | None = None)
 
 def pack_result(result: SourceResult) -> bytes:
     return _RESULT + encode(result)
+
+
+def pack_reached(result: SourceResult) -> bytes:
+    reached = Reached(result.flow, result.partition, result.stream_time, result.next_offset)
+    return _REACHED + encode(reached)
 
 
 def pack_failure(failure: Failure) -> bytes:

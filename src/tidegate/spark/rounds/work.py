@@ -34,6 +34,7 @@ from tidegate.pipeline.rounds.orders import (
     decode,
     encode,
 )
+from tidegate.pipeline.tasks.held_events import Frontiers
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.spark.rounds import shuffle
@@ -91,8 +92,14 @@ def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes
                 for shard, events in shuffle.gathered(parts):
                     yield shuffle.address(where[source.flow, shard])
                     yield shuffle.pack(source.flow, shard, events, outbox)
+                result = reading.result()
+                flow = worker.setup.flow(source.flow)
+                if flow.is_ordered:
+                    for slot in sorted({slot for (name, _), slot in where.items() if name == flow.name}):
+                        yield shuffle.address(slot)
+                        yield shuffle.pack_reached(result)
                 yield shuffle.address(HOME)
-                yield shuffle.pack_result(reading.result())
+                yield shuffle.pack_result(result)
         except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
             _raise_if_first(error)
             yield shuffle.address(HOME)
@@ -124,7 +131,8 @@ def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failu
     sources, tasks = list(arrived.sources), list[TaskResult]()
     for task in order.tasks:
         if worker.setup.flow(task.flow).rekey_at is not None:
-            tasks.append(_work(worker, order, task, arrived.take(task.flow, task.task)))
+            frontiers = order.frontiers_after(task.flow, arrived.reached.get(task.flow, {}))
+            tasks.append(_work(worker, order, task, arrived.take(task.flow, task.task), frontiers))
             continue
         source, done = _work_on_source(worker, order, task, own.get((task.flow, task.task)))
         sources += [] if source is None else [source]
@@ -143,8 +151,15 @@ def _work_on_source(
     return reading.result(), done
 
 
-def _work(worker: Worker, order: RoundOrder, task: TaskOrder, events: Iterable[EventBatch]) -> TaskResult:
-    return worker.work(task, order.tick_of(task.flow), order.round, events, life=order.life)
+def _work(
+    worker: Worker,
+    order: RoundOrder,
+    task: TaskOrder,
+    events: Iterable[EventBatch],
+    frontiers: Frontiers | None = None,
+) -> TaskResult:
+    tick = order.tick_of(task.flow)
+    return worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
 
 
 def _raise_if_first(error: Exception) -> None:

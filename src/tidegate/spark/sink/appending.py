@@ -209,7 +209,7 @@ class _Appender:
         return piece.slice(len(piece) - int(later.sum()))
 
     def _from(self, number: int, start: int) -> Iterator[pa.RecordBatch]:
-        with self._log.reader(self._topic, [number], start="earliest") as reader:
+        with self._log.reader(self._topic, [number], start="earliest", control_records=True) as reader:
             reader.seek(number, max(start, reader.positions()[number]))
             yield from reader
 

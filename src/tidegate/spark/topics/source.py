@@ -197,11 +197,14 @@ def read_range(planner: Planner, r: OffsetRange, declared: StructType) -> Iterat
                     start={r.partition: start},
                     stop={r.partition: r.end},
                     isolation=options.isolation,
+                    control_records=judge is not None or options.control_records,
                     **settings,
                 ) as reader:
                     for batch in reader:
                         start = batch.column("offset")[-1].as_py() + 1
-                        rows = _shown(batch, judge, options)
+                        rows = batch
+                        if judge is not None:
+                            rows = judge.judged(batch, control_records=options.control_records)
                         if rows.num_rows:
                             yield to_spark(rows, schema)
                 break
@@ -218,16 +221,6 @@ def _judge(log: Any, r: OffsetRange, options: SourceOptions) -> RangeJudge:
     from tidegate.spark.topics.verdicts import RangeJudge
 
     return RangeJudge(log, r, options)
-
-
-def _shown(batch: pa.RecordBatch, judge: RangeJudge | None, options: SourceOptions) -> pa.RecordBatch:
-    if judge is not None:
-        return judge.judged(batch, control_records=options.control_records)
-    if options.control_records or len(batch.column("headers").flatten()) == 0:
-        return batch
-    from tidegate.integrity.columns import without_control
-
-    return without_control(batch)
 
 
 def to_spark(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

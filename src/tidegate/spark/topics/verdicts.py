@@ -26,11 +26,11 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.rules import OnFault, ValidationRules
+from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.topics.topics import TopicDescription
@@ -58,9 +58,9 @@ class RangeJudge:
             if found is not None and found[1] >= log_start:
                 state, self.start = found
         rules = ValidationRules(
-            during_push=OnFault.WARN,
-            otherwise=OnFault.WARN,
-            tolerance=_tolerance(description),
+            during_push=OnError.KEEP,
+            otherwise=OnError.KEEP,
+            tolerance=tolerance_of(log, r.topic, r.partition),
             head_may_be_gone=log_start > 0,
         )
         self._now_ms = SystemClock().now_ms()
@@ -72,7 +72,9 @@ class RangeJudge:
         Control records are left out unless asked for; one with a fault always stays.
         """
         found = self._validator.validate(batch, self._now_ms)
-        labels = pa.DictionaryArray.from_arrays(pa.array(found.verdicts.astype(np.int32)), _LABELS)
+        # A record behind a gap that is damaged itself is `corrupt`: whoever filters by the column must not count it.
+        verdicts = np.where(found.notes & Note.DAMAGED, np.uint8(Verdict.CORRUPT), found.verdicts)
+        labels = pa.DictionaryArray.from_arrays(pa.array(verdicts.astype(np.int32)), _LABELS)
         rows = batch.append_column("verdict", labels.cast(pa.string()))
         keep = batch.column("offset").to_numpy() >= self._range.start
         if not control_records:
@@ -83,13 +85,6 @@ class RangeJudge:
         """The whole range is judged: leave the state for the next one."""
         if self._states is not None:
             self._states.save(self._validator.state, self._range.end)
-
-
-def _tolerance(description: TopicDescription) -> Tolerance:
-    config = description.config
-    if description.assumed or not config.compacts:
-        return Tolerance(NOT_COMPACTED)
-    return Tolerance(config.min_compaction_lag_ms)
 
 
 class _States:

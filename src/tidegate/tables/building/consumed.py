@@ -8,10 +8,14 @@ Thread rule: a value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
+from tidegate.integrity.checkpoint import max_age_of
+from tidegate.integrity.rules import policy_of
 from tidegate.tables.serdes.dead_letters import DeadLetterPolicy
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
@@ -25,7 +29,9 @@ class Consumed:
     `on_gap`: when records aged out of the topic before the table saw them, go on at the earliest one there is, with
     a warning and a count (`earliest`), or stop (`fail`). `advance` is what every window start is a multiple of,
     where that is known: keys that break it are refused. Of dead letters at most `dead_letter_bytes` are kept; those
-    beyond are counted.
+    beyond are counted. `on_fault`: a record that is not what its producer sent becomes a dead letter (`keep`), is left
+    out (`drop`) or stops the table (`fail`), as in `Stream.validate`; before a push has ended every fault stops it.
+    Producers silent for longer than `max_age` are forgotten, None for never.
     """
 
     key: Serde[Any] | None = None
@@ -35,6 +41,8 @@ class Consumed:
     on_gap: Literal["earliest", "fail"] = "earliest"
     advance: int | None = None
     dead_letter_bytes: int = 64 << 20
+    on_fault: str | Mapping[str, str] = "keep"
+    max_age: DurationLike | None = "7d"
 
     def __post_init__(self) -> None:
         for serde in (self.key, self.value):
@@ -45,5 +53,7 @@ class Consumed:
             raise InvalidError(f"isolation={self.isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         if self.on_gap not in ("earliest", "fail"):
             raise InvalidError(f"on_gap={self.on_gap!r}: choose 'earliest' or 'fail'")
+        policy_of(self.on_fault)
+        max_age_of(self.max_age)
         if self.dead_letter_bytes < 0:
             raise InvalidError(f"dead_letter_bytes={self.dead_letter_bytes}: give 0 or more")

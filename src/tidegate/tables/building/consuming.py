@@ -112,7 +112,14 @@ class TopicTail:
         self._told = dict(positions)
         # A cluster's client decides for itself how much it fetches.
         size = {"max_bytes": self._read_bytes} if isinstance(self._log, Log) else {}
-        return self._log.reader(topic, list(starts), start=starts, isolation=rules.consumed.isolation, **size)
+        return self._log.reader(
+            topic,
+            list(starts),
+            start=starts,
+            isolation=rules.consumed.isolation,
+            control_records=True,
+            **size,
+        )
 
     def _start(self, state: PartitionState, wanted: int, first: int, end: int) -> int:
         """Where to read on, when the partition holds `first` up to `end` (T1)."""

@@ -67,7 +67,7 @@ class Lease:
         """Take the lease, with an epoch of `at_least`; None when it is ours now, else who has it."""
         found = read_lease(self._backend, self._name)
         held, version = found if found is not None else (None, None)
-        if held is not None and self._is_alive(held):
+        if held is not None and self.is_alive(held):
             return held
         self.epoch = max(at_least, 1 if held is None else held.epoch + 1)
         try:
@@ -107,7 +107,8 @@ class Lease:
         self._version = self._backend.publish(self._name, msgspec.msgpack.encode(held), expected=expected)
         self._renew_at = now_ms + self._ttl_ms // 3
 
-    def _is_alive(self, held: Held) -> bool:
+    def is_alive(self, held: Held) -> bool:
+        """Whether whoever has it may still be at work."""
         if not held.owner or held.until_ms <= self._clock.now_ms():
             return False
         return held.host != socket.gethostname() or _runs(held.pid)

@@ -19,8 +19,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,18 +31,20 @@ from tidegate.errors import (
     FencedError,
     UnavailableError,
 )
+from tidegate.integrity.validator import Judged, reasons_of
 from tidegate.metrics import Metrics
-from tidegate.tables.building.applying import Letters, Taken, take_records
+from tidegate.tables.building.applying import Letters, take_records
 from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT, Commit, Commits
 from tidegate.tables.building.consuming import TopicTail, TopicWatch
 from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.letter_box import LetterBox
 from tidegate.tables.building.order_watch import OrderWatch
-from tidegate.tables.building.partition_state import PartitionState
+from tidegate.tables.building.partition_state import Counts, PartitionState
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.building.validating import Validation
 from tidegate.tables.queries.changes import ChangeHub
+from tidegate.tables.serdes.dead_letters import DeadLetterPolicy, DeadLetters
 from tidegate.windows.stores.time_segments import TimeSegments
 
 PAUSE_MS = 50
@@ -88,12 +92,13 @@ class Materialiser:
         self._clock = clock
         self._cadence = cadence
         self._letters = Letters.of(source.rules)
+        self._faulty = DeadLetters(source.rules.shape.topic, DeadLetterPolicy.SKIP)
         self._box = LetterBox(source)
         self._segments = {state.partition: _opened_segments(source, state) for state in source.partitions}
         self._order = OrderWatch(source, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
-        make: ValidationOf = Validation if validation_of is None else validation_of
+        make: ValidationOf = validation_of or partial(Validation, consumed=source.rules.consumed)
         self.validations: dict[int, Any] = {
             state.partition: make(log, state, now_ms=now_ms, metrics=metrics) for state in source.partitions
         }
@@ -298,7 +303,10 @@ class Materialiser:
         """Take records into the table; False when the partition stopped among them."""
         validation = self.validations[state.partition]
         state.counts.repeated += validation.drain(
-            records, self._clock.now_ms(), lambda kept: self._store(state, kept)
+            records,
+            self._clock.now_ms(),
+            lambda kept: self._store(state, kept),
+            lambda looked_at, judged: self._set_aside(state, looked_at, judged),
         )
         if validation.wants_commit():
             self._wants_commit.set()
@@ -326,14 +334,30 @@ class Materialiser:
         taken.counts.letters_not_kept = self._box.put(self._letters.keys) + self._box.put(
             self._letters.values
         )
-        self._count(state, taken)
+        self._count(state, taken.counts)
         if writer.is_over_limit(task):
             writer.relieve(task)
         self.changes.publish(changed)
 
-    def _count(self, state: PartitionState, taken: Taken) -> None:
-        for outcome in taken.counts.__struct_fields__:
-            number = getattr(taken.counts, outcome)
+    def _set_aside(self, state: PartitionState, records: pa.RecordBatch, judged: Judged) -> None:
+        """Keep the faulty records of a batch as dead letters, and count them and those that are dropped."""
+        aside = np.flatnonzero(judged.aside)
+        faulty = len(aside) + int(np.count_nonzero(judged.dropped))
+        if not faulty:
+            return
+        self._faulty.add(
+            aside,
+            reasons_of(aside, judged, records),
+            offsets=records.column("offset").to_numpy(),
+            partitions=np.full(records.num_rows, state.partition, np.int32),
+            keys=records.column("key"),
+            values=records.column("value"),
+        )
+        self._count(state, Counts(faulty=faulty, letters_not_kept=self._box.put(self._faulty)))
+
+    def _count(self, state: PartitionState, counts: Counts) -> None:
+        for outcome in counts.__struct_fields__:
+            number = getattr(counts, outcome)
             if number:
                 setattr(state.counts, outcome, getattr(state.counts, outcome) + number)
                 self._records.add(number, table=self.source.rules.shape.name, outcome=outcome)

@@ -54,10 +54,11 @@ class Counts(msgspec.Struct):
     bad_keys: int = 0
     bad_values: int = 0
     expired: int = 0
-    repeated: int = 0  # left out by validation
+    repeated: int = 0  # left out by validation as repeats
     skipped_offsets: int = 0  # aged out of the topic before they were read
     letters_not_kept: int = 0  # dead letters beyond the bytes that are kept of them
     fenced: int = 0  # left out because another one led the partition by then
+    faulty: int = 0  # left out by validation, because they are not what their producer sent
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -13,14 +13,21 @@ Thread rule: as `integrity.roles`: `consume` in one thread, `drain` and `saved` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InternalError
-from tidegate.integrity import Replica, Tolerance, ValidationRules
+from tidegate.integrity import Replica, ValidationRules
+from tidegate.integrity.checkpoint import max_age_of
+from tidegate.integrity.rules import policy_of
+from tidegate.integrity.tolerance import tolerance_of
+from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Verdict
 from tidegate.metrics import Metrics
+from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.partition_state import PartitionState
 
 
@@ -30,10 +37,15 @@ class Validation:
     is_stopped = False
     """A fault is raised here, and stops the whole table."""
 
-    def __init__(self, log: Any, state: PartitionState, *, now_ms: int, metrics: Metrics) -> None:
+    def __init__(
+        self, log: Any, state: PartitionState, *, now_ms: int, metrics: Metrics, consumed: Consumed
+    ) -> None:
         topic = state.shape.topic
-        rules = rules_of(log, topic, state.partition)
-        self.replica = Replica(topic, state.partition, rules=rules, metrics=metrics)
+        rules = replace(rules_of(log, topic, state.partition), otherwise=policy_of(consumed.on_fault))
+        self.replica = Replica(
+            topic, state.partition, rules=rules, max_age_ms=max_age_of(consumed.max_age), metrics=metrics
+        )
+        self._now_ms = now_ms
         self.replica.to_standby(state.drainer or None, now_ms=now_ms)
         self.replica.to_leader(now_ms=now_ms)
         state.encode_drainer = self.saved
@@ -45,8 +57,15 @@ class Validation:
         else:
             self.replica.consumer.state.next_offset = offset_after(records)
 
-    def drain(self, records: pa.RecordBatch, now_ms: int, store: Callable[[pa.RecordBatch], None]) -> int:
-        """Behind the buffer: validate and store; how many records were left out as repeats or faults."""
+    def drain(
+        self,
+        records: pa.RecordBatch,
+        now_ms: int,
+        store: Callable[[pa.RecordBatch], None],
+        set_aside: Callable[[pa.RecordBatch, Judged], None],
+    ) -> int:
+        """Behind the buffer: validate, store, and set faulty records aside; how many were left out as repeats."""
+        self._now_ms = now_ms
         if self.replica.error is not None:
             raise self.replica.error
         if not has_headers(records):
@@ -54,13 +73,15 @@ class Validation:
             self.replica.drainer.state.next_offset = offset_after(records)
             self.replica.faults.counts.verdicts[Verdict.UNMANAGED] += records.num_rows
             return 0
-        judged = self.replica.drain(records, now_ms, lambda kept, _: store(kept))
+
+        def put(kept: pa.RecordBatch, judged: Judged) -> None:
+            store(kept)
+            set_aside(records, judged)
+
+        judged = self.replica.drain(records, now_ms, put)
         if self.replica.error is not None:
             raise self.replica.error
-        kept = int(judged.kept.sum())
-        if kept == len(judged.verdicts):
-            return 0
-        return len(judged.verdicts) - kept - int(judged.columns.is_control.sum())
+        return repeats_of(judged)
 
     def wants_commit(self) -> bool:
         """A plain table commits by time and bytes alone."""
@@ -68,7 +89,7 @@ class Validation:
 
     def saved(self) -> bytes:
         """The drainer's state, for the commit that has its rows."""
-        data = self.replica.checkpoint()
+        data = self.replica.checkpoint(now_ms=self._now_ms)
         if data is None:
             raise self.replica.error or InternalError("a stopped partition has no error")
         return data
@@ -76,11 +97,16 @@ class Validation:
 
 def rules_of(log: Any, topic: str, partition: int) -> ValidationRules:
     """How a topic's records are judged: gaps of compaction are tolerated, and a head that aged out."""
-    config = log.describe(topic).config
-    lag_ms = config.min_compaction_lag_ms if config.compacts else -1
     with log.reader(topic, [partition], start="earliest") as probe:
         head_is_gone = probe.positions()[partition] > 0
-    return ValidationRules(tolerance=Tolerance(compaction_lag_ms=lag_ms), head_may_be_gone=head_is_gone)
+    return ValidationRules(tolerance=tolerance_of(log, topic, partition), head_may_be_gone=head_is_gone)
+
+
+def repeats_of(judged: Judged) -> int:
+    """How many data records are left out though nothing is wrong with them."""
+    if judged.kept.all():
+        return 0
+    return int(np.count_nonzero(~judged.kept & ~judged.columns.is_control & ~judged.is_fatal))
 
 
 def has_headers(records: pa.RecordBatch) -> bool:

@@ -32,14 +32,15 @@ from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.leadership import TopicSwitch, upstream_offsets
 from tidegate.integrity.state import NEVER, Phase
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.metrics import Metrics
 from tidegate.tables.building.partition_state import PartitionState
-from tidegate.tables.building.validating import has_headers, offset_after, rules_of
+from tidegate.tables.building.validating import has_headers, offset_after, repeats_of, rules_of
 from tidegate.tables.replicas.fencing import NOBODY, Screened, screen
 from tidegate.tables.replicas.upstream import Upstream, decode_upstream, encode_upstream
 
 Store = Callable[[pa.RecordBatch], None]
+SetAside = Callable[[pa.RecordBatch, Judged], None]
 SOUND: Final = (Verdict.OK, Verdict.MISSING, Verdict.UNREGISTERED_PRODUCER)
 """Verdicts of a control record that is what its sender wrote, and new: after the push a gap before it is no reason."""
 
@@ -94,8 +95,8 @@ class Following:
     def consume(self, records: pa.RecordBatch, now_ms: int) -> None:
         """In front of the buffer a replica has nothing to say about the version topic."""
 
-    def drain(self, records: pa.RecordBatch, now_ms: int, store: Store) -> int:
-        """Take the next records; how many were left out as repeats or faults."""
+    def drain(self, records: pa.RecordBatch, now_ms: int, store: Store, set_aside: SetAside) -> int:
+        """Take the next records and set faulty ones aside; how many were left out as repeats."""
         self._now_ms = now_ms
         with self.lock:
             if not has_headers(records) and self.upstream.leadership == NOBODY:
@@ -108,7 +109,7 @@ class Following:
                 fenced = records.num_rows - counting.num_rows
             left_out, judged = 0, None
             if counting.num_rows:
-                left_out, judged = self._drain_counting(counting, now_ms, screened, store)
+                left_out, judged = self._drain_counting(counting, now_ms, screened, store, set_aside)
             if self.is_stopped:
                 self.state.freeze()
                 logger.error("%s stopped, and is served up to there: %s", self.place, self.error)
@@ -131,7 +132,7 @@ class Following:
     def saved(self) -> bytes:
         """The drainer's state, for the commit that has its rows."""
         with self.lock:  # a promotion forgets expired producers, too
-            data = self.replica.checkpoint()
+            data = self.replica.checkpoint(now_ms=self._now_ms)
         if data is None:
             raise InvalidError(f"{self.place} stopped at a fault and is not saved")
         self._is_due = False
@@ -147,13 +148,19 @@ class Following:
         return 0
 
     def _drain_counting(
-        self, records: pa.RecordBatch, now_ms: int, screened: Screened, store: Store
+        self,
+        records: pa.RecordBatch,
+        now_ms: int,
+        screened: Screened,
+        store: Store,
+        set_aside: SetAside,
     ) -> tuple[int, Judged]:
         """Validate and store what counts, and only then move on (D1)."""
         upstream, again = self.upstream, 0
 
         def put(kept: pa.RecordBatch, judged: Judged) -> None:
             nonlocal upstream, again
+            set_aside(records, judged)
             if screened.leadership == NOBODY:
                 store(kept)
                 return
@@ -163,12 +170,11 @@ class Following:
 
         judged = self.replica.drain(records, now_ms, put)
         self.upstream = _after_switches(records, judged, upstream)
-        left_out = len(judged.verdicts) - int(judged.kept.sum()) - int(judged.columns.is_control.sum())
-        return left_out + again, judged
+        return repeats_of(judged) + again, judged
 
 
 def _without_going_back(kept: pa.RecordBatch, upstream: Upstream) -> tuple[pa.RecordBatch, Upstream]:
-    """The records that lie behind what was taken of the live topic, all but for a leader's error (U2)."""
+    """The records that lie behind what was taken of the live topic, all but for a leader's error (U3)."""
     offsets = upstream_offsets(kept.column("headers"))
     copied = offsets >= 0
     if not copied.any():
@@ -183,7 +189,7 @@ def _without_going_back(kept: pa.RecordBatch, upstream: Upstream) -> tuple[pa.Re
 def _after_switches(records: pa.RecordBatch, judged: Judged, upstream: Upstream) -> Upstream:
     columns = judged.columns
     says = columns.is_control & (columns.control == ControlType.TOPIC_SWITCH)
-    says &= np.isin(judged.verdicts, SOUND)
+    says &= np.isin(judged.verdicts, SOUND) & ((judged.notes & Note.DAMAGED) == 0)
     for row in np.flatnonzero(says).tolist():
         payload = control_payload(records.column("headers"), row)
         if payload is not None:

@@ -16,6 +16,10 @@ P4  at promotion the consumer's validator is wiped. It becomes a copy of what th
 P5  a partition that stopped, or whose push has not ended, is not led.
 P6  how far the live topic was read is told when it falls silent behind records that were left out, too: else standbys
     would seem to lag behind it until somebody writes to it again.
+P7  what is known of the live topic's producers is written down before the live topic may let go of the records that it
+    was learnt from: a quarter of their shortest life after the first of them was read, or a quarter of the bytes that
+    are kept. A leader that dies then leaves the next one all it needs to know repeats.
+P8  a fault is told by the leader that copies behind it. What is read again up to where the table is was told before.
 
 Thread rule: one thread calls `step`, `stop`; the drainer may run in another (it is looked at under its lock).
 """
@@ -24,30 +28,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, TidegateError
-from tidegate.integrity import Replica, Role
+from tidegate.integrity import Judged, Replica, Role
 from tidegate.integrity.checkpoint import decode_state, encode_state
 from tidegate.integrity.leadership import Leadership, TopicSwitch
 from tidegate.integrity.policy import FaultLog
 from tidegate.integrity.roles import LeaderSource
 from tidegate.integrity.state import PartitionState, Phase
+from tidegate.integrity.verdicts import Verdict
 from tidegate.randomness import Randomness
 from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.validating import rules_of
 from tidegate.tables.replicas.following import Following
-from tidegate.tables.replicas.live_topic import LiveTopic, rewound
+from tidegate.tables.replicas.live_topic import AgedOut, LiveTopic, kept_for, rewound, topic_id_of
 from tidegate.tables.replicas.outgoing import Outgoing
 
-LARGEST_STATE: Final = 512 << 10
-"""A switch with more than so many bytes of validation state is not written: it must fit into one record."""
 SILENT_MS: Final = 1_000
 """How long there is nothing to read before P6."""
+CHECK_MS: Final = 2_000
+"""How often the live topic is looked at, whether it is still the same."""
+SAFETY: Final = 4
+"""P7: the state is written when this part of the records' life is over."""
+SPARING: Final = 10
+"""A live topic that falls silent has its state written at once, but only so often in the time of P7."""
 FIRST_PAUSE_MS: Final = 50
 LONGEST_PAUSE_MS: Final = 5_000
 
@@ -58,14 +69,16 @@ logger = logging.getLogger(__name__)
 class Live:
     """The live topic of a hybrid table, and how a leader reads it.
 
-    `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`: how much of the live
-    topic may be read before the leader says how far it is. `hold_ms`: how long an embedded log's lock is kept idle.
+    `rewind_ms` before the end of the push (or its start) is where reading begins. `state_bytes`, `state_ms`: how much
+    of the live topic is read, and for how long, before the leader says how far it is; less where the live topic keeps
+    less (P7). `hold_ms`: how long an embedded log's lock is kept idle.
     """
 
     topic: str
     rewind_ms: int
     rewind_from: str = "end"
     state_bytes: int = 32 << 20
+    state_ms: int = 600_000
     read_bytes: int = 4 << 20
     hold_ms: int = 200
     on_gap: str = "earliest"
@@ -90,6 +103,7 @@ class Leading:
         self.error: BaseException | None = None
         """What ended the last leadership, until the next one."""
         self.live_faults = FaultLog()
+        self._aged_out = AgedOut()
         self._log, self._lease_of, self._every_ms = log, lease_of, every_ms
         self._clock, self._randomness = clock, randomness
         self._lease: Lease | None = None
@@ -99,7 +113,10 @@ class Leading:
         self._switch: TopicSwitch | None = None
         self._copied_from = 0
         self._told_offset, self._read_ms = 0, 0
-        self._since_bytes = 0
+        self._since_bytes, self._since_ms = 0, -1
+        self._said_ms: int | None = None
+        self._checked_ms = 0
+        self._state_bytes, self._state_ms = live.state_bytes, live.state_ms
         self._retry_ms, self._pause_ms = 0, FIRST_PAUSE_MS
 
     @property
@@ -121,6 +138,11 @@ class Leading:
         """The next offset of the live topic that this leader reads, -1 for others."""
         return -1 if self._source is None else self._source.next_offset
 
+    @property
+    def aged_out(self) -> AgedOut:
+        """What the live topic let go of too early, over all leaderships of this replica."""
+        return self._aged_out if self._source is None else self._aged_out + self._source.aged_out
+
     def step(self, timeout_ms: int = 0) -> bool:
         """One step on; whether there was anything to do. Errors end the leadership and are kept in `error` (P3)."""
         try:
@@ -138,7 +160,7 @@ class Leading:
         """To STANDBY: end the chain with everything acknowledged, then give the lease up; not graceful: say nothing."""
         try:
             if graceful and self.role is Role.LEADER and self._outgoing is not None:
-                if self._source is not None and self._since_bytes:
+                if self._since_ms >= 0:
                     self._say_how_far()
                 self._outgoing.end()
                 self._outgoing = None
@@ -203,7 +225,13 @@ class Leading:
             )
         rules = rules_of(self._log, live.topic, partition)
         if upstream.is_switched:
-            switch = TopicSwitch(upstream.topic, upstream.start_ms, upstream.state_offset, upstream.state)
+            switch = TopicSwitch(
+                upstream.topic,
+                upstream.start_ms,
+                upstream.state_offset,
+                upstream.state,
+                topic_id=upstream.topic_id or topic_id_of(self._log, live.topic),
+            )
         else:
             switch = rewound(self._log, self.following, live.topic, live.rewind_ms, live.rewind_from)
         state = PartitionState(phase=Phase.PUSHED) if not switch.state else decode_state(switch.state)
@@ -214,11 +242,21 @@ class Leading:
         self._copied_from = self._told_offset = max(upstream.next_offset, switch.offset)
         self._read_ms = self._clock.monotonic_ms()
         self._source = LiveTopic(
-            self._log, live.topic, partition, switch.offset, read_bytes=live.read_bytes, on_gap=live.on_gap
+            self._log,
+            live.topic,
+            partition,
+            switch.offset,
+            topic_id=switch.topic_id,
+            copied=self._copied_from,
+            read_bytes=live.read_bytes,
+            on_gap=live.on_gap,
         )
         if not upstream.is_switched and self._outgoing is not None:
             self._outgoing.switch(switch)
-        self._since_bytes, self._pause_ms, self.error = 0, FIRST_PAUSE_MS, None
+        self._bound_state()
+        self._checked_ms = self._read_ms
+        self._since_bytes, self._since_ms, self._said_ms = 0, -1, None
+        self._pause_ms, self.error = FIRST_PAUSE_MS, None
         logger.info(
             "%s: leading with epoch %d, from offset %d of %s on",
             self.following.place, self.epoch, self._copied_from, live.topic,
@@ -238,50 +276,87 @@ class Leading:
                 f"{self.following.place}: epoch {self.following.upstream.epoch} leads, and {self.epoch} does not any "
                 "more; this one goes on as a standby"
             )
+        if self._clock.monotonic_ms() - self._checked_ms >= CHECK_MS:
+            source.check()
+            self._checked_ms = self._clock.monotonic_ms()
         records = source.poll(timeout_ms)
         if records is None:
-            return self._wait_for_more(source, outgoing)
+            if self._is_due():
+                self._say_how_far()
+                return True
+            outgoing.rest()
+            return False
         self._read_ms, now_ms = self._clock.monotonic_ms(), self._clock.now_ms()
         judged = self._replica.consume(records, now_ms)
         if judged is None:
             raise InvalidError(f"{self.following.place} is no leader any more")
         offsets = records.column("offset").to_numpy()
-        kept = judged.kept & (offsets >= self._copied_from)
-        self.live_faults.take(judged, now_ms)
+        is_new = offsets >= self._copied_from
+        kept = judged.kept & is_new
+        self.live_faults.take(self._told(judged, offsets, is_new), now_ms)
         if kept.any():
             outgoing.copy(records if kept.all() else records.filter(pa.array(kept)))
             self._told_offset = int(offsets[kept][-1]) + 1
         self._since_bytes += records.get_total_buffer_size()
-        if self._since_bytes >= self.live.state_bytes and source.next_offset >= self._copied_from:
+        if self._since_ms < 0:
+            self._since_ms = self._read_ms
+        if self._is_due():
             self._say_how_far()
         return True
 
-    def _wait_for_more(self, source: LiveTopic, outgoing: Outgoing) -> bool:
-        """There is nothing to read: after a while say how far it was, if nothing that was copied says so (P6)."""
-        is_silent = self._clock.monotonic_ms() - self._read_ms >= SILENT_MS
-        if is_silent and source.next_offset > self._told_offset:
-            self._say_how_far()
+    def _told(self, judged: Judged, offsets: NDArray[np.int64], is_new: NDArray[np.bool_]) -> Judged:
+        """What of a judgement is news (P8): not what was read before, and not what seems to be missing because the
+        live topic has let go of it after it was copied."""
+        unknown = 0 if self._source is None else self._source.unknown_below
+        copied = [
+            found.offset
+            for found in (judged.findings if unknown else ())
+            if found.verdict is Verdict.MISSING and (found.previous_offset or 0) < unknown
+        ]
+        is_new = is_new & ~np.isin(offsets, copied)
+        if is_new.all():
+            return judged
+        return replace(
+            judged,
+            verdicts=judged.verdicts[is_new],
+            rules=judged.rules[is_new],
+            notes=judged.notes[is_new],
+            findings=[found for found in judged.findings if is_new[np.searchsorted(offsets, found.offset)]],
+        )
+
+    def _is_due(self) -> bool:
+        """Whether to say now how far the live topic was read, and what is known of its producers (P6, P7)."""
+        source, now_ms = self._source, self._clock.monotonic_ms()
+        if source is None or source.next_offset < self._copied_from:
+            return False
+        if self._since_bytes >= self._state_bytes or source.has_skipped:
             return True
-        outgoing.rest()
-        return False
+        if now_ms - self._read_ms >= SILENT_MS and source.next_offset > self._told_offset:
+            return True
+        if self._since_ms < 0:
+            return False
+        is_rare = self._said_ms is None or now_ms - self._said_ms >= self._state_ms // SPARING
+        is_silent = now_ms - self._read_ms >= SILENT_MS
+        return (is_silent and is_rare) or now_ms - self._since_ms >= self._state_ms
+
+    def _bound_state(self) -> None:
+        """When P7 is due, as the live topic is configured now."""
+        life_ms, most_bytes = kept_for(self._log.describe(self.live.topic).config)
+        self._state_ms = max(SILENT_MS, min(self.live.state_ms, life_ms // SAFETY))
+        self._state_bytes = max(1, min(self.live.state_bytes, most_bytes // SAFETY))
 
     def _say_how_far(self) -> None:
         """Another switch, with the state of now: the next leader begins there."""
         source, outgoing, switch = self._source, self._outgoing, self._switch
-        self._since_bytes = 0
         if source is None or outgoing is None or switch is None or source.next_offset < self._copied_from:
             return
-        self._told_offset = source.next_offset
-        state = self._replica.consumer.state.copy()
+        source.check()  # before an offset of another topic is written down
+        offset, state = source.next_offset, self._replica.consumer.state.copy()
         state.expire(self._replica.max_age_ms, now_ms=self._clock.now_ms())
-        data = encode_state(state)
-        if len(data) > LARGEST_STATE:
-            logger.warning(
-                "%s: the state of %d producers of %s is too large for one record; the next leader reads more",
-                self.following.place, len(state.producers), switch.topic,
-            )  # fmt: skip
-            return
-        outgoing.switch(switch._replace(offset=source.next_offset, state=data))
+        outgoing.switch(switch._replace(offset=offset, state=encode_state(state)))
+        self._told_offset, self._said_ms = offset, self._clock.monotonic_ms()
+        self._since_bytes, self._since_ms, source.has_skipped = 0, -1, False
+        self._bound_state()
 
     # -- falling ---------------------------------------------------------------------------------
 
@@ -292,10 +367,11 @@ class Leading:
             logger.warning("%s: leadership with epoch %d ends: %s", self.following.place, self.epoch, error)
         outgoing, self._outgoing = self._outgoing, None
         lease, self._lease = self._lease, None
+        self._aged_out = self.aged_out
         source, self._source = self._source, None
         with self.following.lock:
             if self.role is Role.LEADER:
-                self._replica.to_standby()
+                self._replica.to_standby(now_ms=self._clock.now_ms())
         for let_go in (
             None if outgoing is None else outgoing.abandon,
             None if source is None else source.close,

@@ -28,6 +28,10 @@ from tidegate.integrity.outlet import SCHEMA
 from tidegate.log.access.embedded import Log
 from tidegate.waiting import waiting
 
+LARGEST_PART: Final = 512 << 10
+"""A switch has at most so many bytes of validation state, and at most half of what the topic takes as one batch."""
+STATES: Final = 1 << 20
+"""More than one leadership writes."""
 LOCK_WAIT_MS: Final = 2_000
 PAUSE_MS: Final = 5
 WRITE_SECONDS: Final = 30.0
@@ -46,21 +50,28 @@ class Outgoing:
         self._settings = {} if self._is_embedded else {"timeout_seconds": WRITE_SECONDS}
         self._sender: Any = None
         self._holds, self._used_ms = False, 0
+        self._most_bytes = max(1, min(LARGEST_PART, log.describe(topic).config.max_message_bytes // 2))
+        self._generation = leadership.epoch * STATES
 
     def stamp(self, nonce: int = 0) -> int:
         """Say that this leadership begins; the offset of the record that says so."""
         with self._turn():
             writer = self._log.writer(self._topic, **self._settings)
-            written = send_leadership(
-                writer, self._partition, self.leadership, nonce=nonce, now_ms=self._clock.now_ms()
-            )
-            writer.close()
+            try:
+                written = send_leadership(
+                    writer, self._partition, self.leadership, nonce=nonce, now_ms=self._clock.now_ms()
+                )
+            finally:
+                writer.close()
         return int(written.last_offset)
 
     def switch(self, switch: TopicSwitch) -> None:
-        """Say from where the live topic is read, or how far it was."""
+        """Say from where the live topic is read, or how far it was; a large state in parts, one record each."""
+        self._generation += 1
         with self._turn():
-            self._open().send_control(ControlType.TOPIC_SWITCH, {self._partition: switch.to_bytes()})
+            sender = self._open()
+            for part in switch.in_parts(self._most_bytes, self._generation % (1 << 64)):
+                sender.send_control(ControlType.TOPIC_SWITCH, {self._partition: part.to_bytes()})
 
     def copy(self, records: pa.RecordBatch) -> None:
         """Append records of the live topic, each with its offset there; returns when they are stored."""

@@ -1,6 +1,8 @@
 """Which version a name means, and which replica's commit any other process reads of it.
 
-A replica is stored as the table `<version topic>.<replica>`; the one that has drained most is the one to read.
+A replica is stored as the table `<version topic>.<replica>`, over that topic, and has said how it stands (`status`). A
+table of another topic, or of somebody who only reads the version topic, may have such a name, too, and is none. Of the
+replicas the one that has drained most is the one to read.
 
 Thread rule: pure but for reading the backend.
 """
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import InvalidError
 from tidegate.tables.building.commits import CommitList, load_commits, stored_tables
+from tidegate.tables.replicas.status import status_name
 from tidegate.tables.versions.catalog import Versions, version_named
 from tidegate.tables.versions.record import State, TableVersion
 
@@ -28,6 +31,21 @@ class Served(NamedTuple):
 def replica_table(version: str, replica: str) -> str:
     """The name of the stored table that a replica's rows are."""
     return f"{version}.{replica}"
+
+
+def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitList]:
+    """The stored tables that are replicas of a version topic, and their commits."""
+    found = {}
+    start = replica_table(version, "")
+    for name in stored_tables(backend):
+        if not name.startswith(start):
+            continue
+        commits = load_commits(backend, name)
+        if commits is None or commits[0].shape.topic != version:
+            continue
+        if backend.read_published(status_name(version, name.removeprefix(start))) is not None:
+            found[name] = commits[0]
+    return found
 
 
 def served_version(backend: StorageBackend, name: str) -> Served:
@@ -59,12 +77,9 @@ def freshest_replica(backend: StorageBackend, name: str) -> str | None:
     except InvalidError:
         return None
     best: tuple[int, str] | None = None
-    for each in stored_tables(backend):
-        if not each.startswith(f"{topic}."):
-            continue
-        found = load_commits(backend, each)
-        if found is not None and found[0].shape.topic == topic and _is_whole(found[0], version):
-            drained = sum(found[0].commits[-1].positions.values())
+    for each, found in stored_replicas(backend, topic).items():
+        if _is_whole(found, version):
+            drained = sum(found.commits[-1].positions.values())
             if best is None or drained > best[0]:
                 best = (drained, each)
     return None if best is None else best[1]

@@ -42,6 +42,10 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     live_faults: int = 0
     fenced: int = 0
     error: str = ""
+    live_lost: int = 0
+    """Offsets of the live topic that aged out before this replica could copy them."""
+    live_unknown: int = 0
+    """Offsets of the live topic that aged out after they were copied, with what was known of their producers."""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):
@@ -79,6 +83,7 @@ def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStat
             leading.live_faults.counts.faults,
             following.state.counts.fenced,
             "" if error is None else str(error),
+            *leading.aged_out,
         )
 
 

@@ -66,6 +66,11 @@ def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str
     return known, version
 
 
+def push_lease_name(table: str, push: str) -> str:
+    """The lease that a push holds while it is at work."""
+    return f"tables/{table}/pushes/{push}"
+
+
 def version_named(backend: StorageBackend, name: str) -> tuple[str, int | None] | None:
     """The table and version that a name means: `users` whichever is current, `users_v3` that one; None for neither."""
     if backend.read_published(versions_name(name)) is not None:

@@ -33,14 +33,15 @@ import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, CorruptError, IntegrityError, TidegateError
-from tidegate.integrity import Replica, Tolerance, ValidationRules
+from tidegate.integrity import Replica, ValidationRules
 from tidegate.integrity.checkpoint import CheckpointCadence, encode_state
 from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import OnFault
+from tidegate.integrity.rules import OnError
 from tidegate.integrity.state import Phase
+from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.log.access.embedded import Log
@@ -137,13 +138,11 @@ def ingest_partition(
         lease.release()
 
 
-def push_rules(log: Any, topic: str) -> ValidationRules:
+def push_rules(log: Any, topic: str, partition: int) -> ValidationRules:
     """How the records of a version topic are judged: gaps are fine only where the topic itself is compacted."""
-    config = log.describe(topic).config
-    lag_ms = config.min_compaction_lag_ms if config.compacts else -1
     return ValidationRules(
-        otherwise=OnFault.STOP,  # also before its start of push came (I1)
-        tolerance=Tolerance(compaction_lag_ms=lag_ms),
+        otherwise=OnError.FAIL,  # also before its start of push came (I1)
+        tolerance=tolerance_of(log, topic, partition),
         strict=True,
         batch_only=True,
     )
@@ -170,7 +169,7 @@ class _Ingest:
         self._letters = Letters.of(source.rules)
         self._cadence = CheckpointCadence(pushing_bytes=settings.commit_bytes, settled_bytes=-1)
         self._metrics = metrics
-        self._rules = push_rules(log, version.topic)
+        self._rules = push_rules(log, version.topic, self.partition)
         self._replica = self._judging(self._rules, self._state.drainer or None)
         self._behind: Replica | None = None
         self._state.encode_drainer = self._saved
@@ -226,7 +225,7 @@ class _Ingest:
 
     def _judging(self, rules: ValidationRules, state: bytes | None) -> Replica:
         replica = Replica(self._version.topic, self.partition, rules=rules, metrics=self._metrics)
-        replica.to_standby(state)
+        replica.to_standby(state, now_ms=self._clock.now_ms())
         return replica
 
     def _unlisted(self, piece: pa.RecordBatch) -> Fault | None:
@@ -262,7 +261,7 @@ class _Ingest:
     def _count_behind(self, piece: pa.RecordBatch) -> None:
         """Look at what stands behind the end of push, and take nothing of it (I5)."""
         if self._behind is None:
-            rules = replace(self._rules, otherwise=OnFault.WARN)
+            rules = replace(self._rules, otherwise=OnError.KEEP)
             self._behind = self._judging(rules, encode_state(self._replica.drainer.state))
         judged = self._behind.drain(piece, self._clock.now_ms(), lambda *_: None)
         self._unexpected += judged.noted(Note.UNEXPECTED)
@@ -270,7 +269,8 @@ class _Ingest:
     def _read(self) -> Iterator[pa.RecordBatch]:
         size = {"max_bytes": READ_BYTES} if isinstance(self._log, Log) else {}
         topic, number = self._version.topic, self.partition
-        with self._log.reader(topic, [number], start={number: self._state.next_offset}, **size) as reader:
+        start = {number: self._state.next_offset}
+        with self._log.reader(topic, [number], start=start, control_records=True, **size) as reader:
             yield from reader  # ends where the partition ends now, or says that nothing comes any more
 
     def _keep(self, records: pa.RecordBatch, _: Judged) -> None:
@@ -318,7 +318,7 @@ class _Ingest:
         self._cadence.taken(now_ms)
 
     def _saved(self) -> bytes:
-        data = self._replica.checkpoint()
+        data = self._replica.checkpoint(now_ms=self._clock.now_ms())
         if data is None:  # I2
             raise self._replica.error or IntegrityError(f"{self._version.topic}-{self.partition} has failed")
         return data

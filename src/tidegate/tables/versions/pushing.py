@@ -35,10 +35,11 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
+from tidegate.storage.backends.port import TEMPORARY
 from tidegate.tables.building.commits import load_commits
-from tidegate.tables.building.lease import Lease
+from tidegate.tables.building.lease import Lease, read_lease
 from tidegate.tables.versions import deleting
-from tidegate.tables.versions.catalog import Versions
+from tidegate.tables.versions.catalog import Versions, push_lease_name
 from tidegate.tables.versions.ingesting import Ingested
 from tidegate.tables.versions.record import Fault, State, TableVersion, superfluous, topic_of
 from tidegate.tables.versions.report import PushFailedError, PushReport
@@ -151,9 +152,11 @@ class VersionPush:
             log.create_topic(self.version.topic, self.plan.partitions, settings)
             self._watch("topic")
             sender = self._sender(log)
-            Push(sender, is_sorted=True).start()
-            self._positions = {number: sender.position(number) for number in range(self.plan.partitions)}
-            sender.close(graceful=False)
+            try:
+                Push(sender, is_sorted=True).start()
+                self._positions = {number: sender.position(number) for number in range(self.plan.partitions)}
+            finally:
+                sender.close(graceful=False)
         self._watch("started")
 
     def end(self, sent: Mapping[int, Sequence[Sent]], **counted: int) -> TableVersion:
@@ -165,9 +168,8 @@ class VersionPush:
                 for number in range(self.plan.partitions):
                     opening = partial(log.open_partition, self.version.topic, number)
                     waiting(self.clock, self.plan.patience_ms, opening)
-            sender = self._sender(log)
-            Push(sender, is_sorted=True).end(manifests)
-            sender.close()
+            with self._sender(log) as sender:
+                Push(sender, is_sorted=True).end(manifests)
         self._version = self.versions.mark(
             self.version.number, State.INGESTING, pushed_ms=self.clock.now_ms(), **counted
         )
@@ -227,7 +229,13 @@ class VersionPush:
                 f"{plan.table} is a table that follows a topic; push into a table of another name, or another state "
                 "folder"
             )
-        check_topic_name(topic_of(plan.table, number))
+        topic = check_topic_name(topic_of(plan.table, number))
+        with plan.open_log() as log:
+            if topic in log.topics():
+                raise InvalidError(
+                    f"topic {topic} is there already, and is not of a push of table {plan.table}: delete it if nobody "
+                    "needs it, or push into a table of another name"
+                )
         self._version = self.versions.create(
             self.push,
             partitions=plan.partitions,
@@ -280,7 +288,7 @@ class VersionPush:
     def _lease_of(self, push: str) -> Lease:
         return Lease(
             self.backend,
-            f"tables/{self.plan.table}/pushes/{push}",
+            push_lease_name(self.plan.table, push),
             clock=self.clock,
             randomness=self._randomness,
             ttl_ms=LEASE_MS,
@@ -306,12 +314,15 @@ class VersionPush:
         if self._owns_scheduler:
             self._scheduler.close()
         if self._lost is None:
-            self.backend.delete(f"tables/{self.plan.table}/pushes/{self.push}")
+            self.backend.delete(push_lease_name(self.plan.table, self.push))
 
 
 def fail_abandoned(versions: Versions, lease_of: Callable[[str], Lease]) -> list[int]:
-    """Mark versions failed whose push is gone: its process died, or has not been heard of for too long."""
-    failed = []
+    """Mark versions failed whose push is gone: its process died, or has not been heard of for too long.
+
+    Leases of pushes that are gone are deleted, also those that were left before.
+    """
+    failed, folder = [], push_lease_name(versions.table, "")
     for each in versions.list().versions:
         if each.state not in (State.PUSHING, State.INGESTING):
             continue
@@ -322,6 +333,19 @@ def fail_abandoned(versions: Versions, lease_of: Callable[[str], Lease]) -> list
         try:
             versions.mark(each.number, State.FAILED, faults=(Fault(-1, "abandoned", said),))
         except ConflictError:
-            continue  # it came to its end after all
-        failed.append(each.number)
+            pass  # it came to its end after all
+        else:
+            failed.append(each.number)
+        finally:
+            lease.release()  # and deleted below
+    at_work = {
+        each.push for each in versions.list().versions if each.state in (State.PUSHING, State.INGESTING)
+    }
+    for found in list(versions.backend.list(folder.rstrip("/"))):
+        push = found.name.removeprefix(folder)
+        if push in at_work or found.name.endswith(TEMPORARY):
+            continue
+        held = read_lease(versions.backend, found.name)
+        if held is not None and not lease_of(push).is_alive(held[0]):
+            versions.backend.delete(found.name)  # one that came back meanwhile finds it gone, and is fenced
     return failed

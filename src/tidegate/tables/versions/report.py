@@ -117,7 +117,7 @@ def lone_repeat(
     wanted, place = np.unique(_identities(repeats), return_index=True)
     own = offsets[place]
     seen = own.copy()
-    with log.reader(topic, [partition], stop={partition: int(own.max())}) as reader:
+    with log.reader(topic, [partition], stop={partition: int(own.max())}, control_records=True) as reader:
         for batch in reader:
             found = _identities(read_columns(batch.column("headers")))
             at = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
@@ -143,7 +143,7 @@ def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> lis
             start = max(0, fault.offset - 2)
             commands.append(
                 f"tidegate consume {version.topic} --log {log} -p {fault.partition} --offset {start} -n 5 "
-                "--format jsonl"
+                "--control-records --format jsonl"
             )
     return commands
 
@@ -164,7 +164,8 @@ def _found_later(log: Any, finding: Finding, first: int, last: int) -> int | Non
     if stamp is None:
         return None
     high, low = np.frombuffer(stamp.guid, ">u8")
-    with log.reader(finding.topic, [finding.partition], start={finding.partition: finding.offset}) as reader:
+    start = {finding.partition: finding.offset}
+    with log.reader(finding.topic, [finding.partition], start=start, control_records=True) as reader:
         end = reader.end_offsets()[finding.partition]
         while reader.positions()[finding.partition] < end:
             batch = reader.poll(1000)

@@ -150,6 +150,7 @@ class AppDocument(msgspec.Struct, frozen=True):
     lost_records: Lost
     lost: dict[str, Lost]
     """The same by flow."""
+    faults: Faults
     by_hand: Copy
     next: str
 

@@ -24,6 +24,7 @@ from tidegate.web.reading.copying import Copy, cli, copied, state_python
 from tidegate.web.reading.site import Site
 
 if TYPE_CHECKING:
+    from tidegate.pipeline.rounds.orders import Held
     from tidegate.pipeline.rounds.records import CommitRecord, FlowLine
     from tidegate.pipeline.rounds.ways_out import CommitInfo
 
@@ -58,6 +59,7 @@ def app_names(site: Site) -> list[str]:
 
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
+    from tidegate.pipeline.rounds.stops import faults_of
     from tidegate.pipeline.rounds.ways_out import app_commits, app_status
     from tidegate.storage import StorageConfig
 
@@ -112,6 +114,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         stopped_total=len(status.stopped),
         lost_records=sum(lost.values()),
         lost=lost,
+        faults=sum(faults_of(commit.totals).values()),
         by_hand=copied(
             [
                 cli("tidegate app status", app, log=site.log_path, state=site.state_path),
@@ -161,7 +164,7 @@ def _line(site: Site, app: str) -> AppLine:
         log_records=sum(each.end_offset or 0 for each in document.sources),
         backlog_bytes=document.backlog_bytes,
         memory_bytes=document.memory_bytes,
-        faults=sum(each.value for each in document.counters if is_fault(each.counter)),
+        faults=document.faults,
         late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
         stopped=len(document.stopped),
         committed_ms=document.committed_ms,
@@ -188,10 +191,13 @@ def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
 def _sources(
     commit: CommitRecord, topics: dict[str, str], ends: dict[str, dict[int, int]], now_ms: int
 ) -> list[SourceLine]:
+    from tidegate.pipeline.rounds.planning import held_of
+
     slowest = {
         flow: min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
         for flow in topics
     }
+    held = held_of(topics, commit)
     lines = []
     for line in commit.sources:
         topic = topics.get(line.flow, "")
@@ -206,17 +212,21 @@ def _sources(
                 end,
                 lag,
                 _time(line.stream_time),
-                _waiting(line, lag, end is None, slowest.get(line.flow, -1)),
+                _waiting(line, lag, end is None, slowest.get(line.flow, -1), held.get(line.flow)),
             )
         )
     return lines
 
 
-def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int) -> str:
+def _waiting(line: Any, lag: int | None, is_gone: bool, slowest: int, held: Held | None) -> str:
     if line.stopped is not None:
         return f"stopped at offset {line.stopped.offset}: {line.stopped.reason}"
     if is_gone:
         return "its topic is not in this log any more"
+    if held is not None and held.waits_for[1] == line.partition and not lag:
+        return (
+            f"new records; {held.events:,} records of other partitions are held back until it has come as far"
+        )
     if line.stream_time < 0:
         return "its first record"
     if lag:
@@ -281,6 +291,8 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
             return "tidegate_records_total"
         if is_late(counter):
             return "tidegate_late_total"
+        if counter.partition(".")[2] == "late_windows":
+            return "tidegate_late_windows_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
         return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
@@ -320,7 +332,7 @@ def _step(said: dict[str, Any]) -> str:
 
     match said.get("step"):
         case "validate":
-            return f"validate (a fault: {said['on_fault']})"
+            return f"validate (on_error: {said.get('on_error') or said.get('on_fault')})"
         case "deduplicate":
             return (
                 f"drop duplicates of {', '.join(said['columns'])} within {format_duration(said['within_ms'])}"

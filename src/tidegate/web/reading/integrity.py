@@ -174,6 +174,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
         for part in parts
         for each in part["skipped_damage"]
     ]
+    doubts = _doubts(parts)
     verdicts: dict[str, int] = {}
     for part in parts:
         for name, number in part["verdicts"].items():
@@ -181,7 +182,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
     return IntegrityDocument(
         topic=topic,
         state=found.state,
-        sentence=_sentence(found, count, verdicts.get("duplicate", 0), total),
+        sentence=_sentence(found, count, verdicts.get("duplicate", 0), total, managed, doubts),
         evidence=found.evidence,
         began_ms=found.began_ms,
         took_ms=found.took_ms or site.clock.monotonic_ms() - found.began,
@@ -204,6 +205,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
             for part in parts
             for gap in part["expected_gaps"]
         ],
+        doubts=doubts,
         notes=[*_notes(parts), *_not_shown(site)],
         by_hand=copied([cli("tidegate verify", topic, log=site.log_path)], _python(site, topic)),
     )
@@ -230,7 +232,18 @@ def _not_shown(site: Site) -> list[str]:
     return [NOT_SHOWN]
 
 
-def _sentence(audit: _Audit, faults: int, duplicates: int, total: int) -> str:
+def _doubts(parts: list[dict[str, Any]]) -> list[str]:
+    """Where loss would not show although metadata was checked."""
+    return [
+        f"In partition {part['partition']} {part['doubt']}."
+        for part in parts
+        if part["records_with_metadata"] and part["doubt"]
+    ]
+
+
+def _sentence(
+    audit: _Audit, faults: int, duplicates: int, total: int, managed: int, doubts: list[str]
+) -> str:
     told = f"{faults:,} fault{'s' * (faults != 1)}" + (
         f" and {duplicates:,} duplicate{'s' * (duplicates != 1)}" if duplicates else ""
     )
@@ -241,6 +254,12 @@ def _sentence(audit: _Audit, faults: int, duplicates: int, total: int) -> str:
     if audit.state == "cut":
         return f"Checked {audit.read:,} of {total:,} records ({audit.why}): {told}."
     if not faults and not duplicates:
+        if audit.read and not managed:
+            return f"All {audit.read:,} records were read, and none carries a number: loss would not show."
+        if doubts:
+            return (
+                f"All {audit.read:,} records were checked: no fault was found, but some loss would not show."
+            )
         return f"All {audit.read:,} records were checked: nothing is missing, changed or repeated."
     return f"All {audit.read:,} records were checked: {told}."
 

@@ -99,6 +99,8 @@ class IntegrityDocument(msgspec.Struct, frozen=True):
     damage: list[DamageShown]
     damaged_places: Annotated[int, metric("tidegate_audit_damaged_places")]
     gaps: list[GapShown]
+    doubts: list[str]
+    """Where loss would not show, partition by partition, and why."""
     notes: list[str]
     by_hand: Copy
 

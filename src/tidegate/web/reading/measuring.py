@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.errors import TidegateError, UnavailableError
+from tidegate.errors import AuthenticationError, TidegateError, UnavailableError
 from tidegate.metrics import Metrics, prometheus_text
 from tidegate.web.reading.app_documents import AppDocument, AppQuestion
 from tidegate.web.reading.apps import app_document, app_names, is_fault
@@ -145,7 +145,7 @@ def _topics(site: Site, to: SiteInstruments) -> None:
         try:
             rows = partition_rows(site, name)
         except TidegateError as error:
-            if isinstance(error, UnavailableError) and site.cluster is not None:
+            if isinstance(error, AuthenticationError | UnavailableError) and site.cluster is not None:
                 raise  # as for the list of topics: a cluster that is gone would be waited for again and again
             continue
         for row in rows:
@@ -196,6 +196,8 @@ def _counters(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> No
         own.app_counts.add(each.value, counter=each.counter, **labels)
         if each.metric == run.late.name:
             run.late.add(each.value, policy=each.counter.partition(".")[2], **labels)
+        elif each.metric == run.late_windows.name:
+            run.late_windows.add(each.value, **labels)
         elif each.metric == run.duplicates.name:
             run.duplicates.add(each.value, **labels)
         elif each.metric == run.rows.name:

@@ -148,6 +148,8 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
             f"offset {offset} of {topic}-{number} holds no record; it was compacted away, or is not a record"
         )
     _, shown = _shown(rows, "auto", most=20_000)
+    is_control = shown[0].stamp is not None and shown[0].stamp.is_control
+    asks = ", control_records=True" if is_control else ""
     return RecordDocument(
         topic=topic,
         record=shown[0],
@@ -159,6 +161,7 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
                 cli(
                     "tidegate consume",
                     topic,
+                    *(["--control-records"] if is_control else []),
                     offset=f"{offset}:{offset + 1}",
                     partition=str(number),
                     log=site.log_path,
@@ -168,7 +171,7 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
             log_python(
                 site.log_path,
                 f"place, stop = {{{number}: {offset}}}, {{{number}: {offset + 1}}}",
-                f"with log.reader({topic!r}, [{number}], start=place, stop=stop) as reader:",
+                f"with log.reader({topic!r}, [{number}], start=place, stop=stop{asks}) as reader:",
                 "    for batch in reader:",
                 "        print(batch.to_pylist())",
             ),
@@ -249,7 +252,12 @@ def _record(row: dict[str, Any], stamp: Stamp | None, format: str, most: int | N
 
 def _rows_at(site: Site, topic: str, number: int, offset: int) -> list[dict[str, Any]]:
     with site.log.reader(
-        topic, [number], start={number: offset}, stop={number: offset + 1}, **read_settings(site)
+        topic,
+        [number],
+        start={number: offset},
+        stop={number: offset + 1},
+        control_records=True,  # who names a place gets what is there
+        **read_settings(site),
     ) as reader:
         return [row for batch in reader for row in batch.to_pylist()]
 

@@ -51,6 +51,9 @@ class RecordsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, msgspec.Meta(max_length=4000, description="`next` of the page before: where to go on")
     ] = ""
     keys: Literal["auto", "plain", "topic", "changelog", "session"] = "auto"
+    control_records: Annotated[
+        bool, msgspec.Meta(description="Show Tidegate's own records of producers' numbering, too")
+    ] = False
 
 
 class Search:
@@ -173,7 +176,12 @@ class Search:
         site = self._site
         try:
             with site.log.reader(
-                self._topic, [number], start={number: start}, stop={number: stop}, **read_settings(site)
+                self._topic,
+                [number],
+                start={number: start},
+                stop={number: stop},
+                control_records=self._question.control_records,
+                **read_settings(site),
             ) as reader:
                 for batch in reader:
                     self.budget.take(batch.num_rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from tidegate.durations import format_duration, format_size
-from tidegate.errors import CorruptError, TidegateError, UnavailableError
+from tidegate.errors import AuthenticationError, CorruptError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.numbers import (
     Detail,
@@ -157,7 +157,7 @@ def topic_list(site: Site) -> TopicList:
             lines.append(_line(site, name))
         except TidegateError as error:
             lines.append(TopicLine(name, 0, None, None, None, "", False, str(error)))
-            if isinstance(error, UnavailableError) and site.cluster is not None:
+            if isinstance(error, AuthenticationError | UnavailableError) and site.cluster is not None:
                 raise  # a cluster that is gone is gone for all of them, and each would be waited for
     python = log_python(site.log_path, "print(log.topics())")
     return TopicList(str(site.log_path), lines, Copy(cli("tidegate topic list", log=site.log_path), python))

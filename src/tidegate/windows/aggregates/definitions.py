@@ -6,15 +6,15 @@ there are. Made for `from tidegate.windows import aggregates as agg`: some names
     count()                     records; count("x"): values of x that are not null
     sum mean                    exact, whatever the order; of whole numbers, decimals, doubles
     min max                     of anything that has an order; NaN lies above every number
-    first last                  the value at the lowest, highest position, a null value too
-    collect                     all values in the order of their positions, null ones too; `limit`: only the first ones
+    first last                  the value of the record with the earliest, latest event time, a null value too
+    collect                     all values in the order of event time, null ones too; `limit`: only the first ones
     top_k                       the k largest values, the largest first; a value counts as often as it came
     count_distinct              different values, exactly; keeps them all
     approx_count_distinct       about so many (standard error 1.6 %), in at most 4 KiB
     reduce                      what a function over Arrow columns makes of them
 
-The position of a record is (event time, source partition, offset). Nulls are left out, except where said. A result
-depends on the records alone: not on how they were cut into batches, nor on the order states were merged in.
+Records of one event time are in the order of source partition, then offset. Nulls are left out, except where said. A
+result depends on the records alone: not on how they were cut into batches, nor on the order states were merged in.
 
 Thread rule: values and pure functions.
 """
@@ -83,12 +83,12 @@ def max(column: str) -> AggregateDefinition:
 
 
 def first(column: str) -> AggregateDefinition:
-    """The value of the record at the lowest position."""
+    """The value of the record with the earliest event time; of several, that with the lowest (partition, offset)."""
     return AggregateDefinition("first", (column,))
 
 
 def last(column: str) -> AggregateDefinition:
-    """The value of the record at the highest position."""
+    """The value of the record with the latest event time; of several, that with the highest (partition, offset)."""
     return AggregateDefinition("last", (column,))
 
 
@@ -108,7 +108,7 @@ def top_k(column: str, k: int) -> AggregateDefinition:
 
 
 def collect(column: str, *, limit: int | None = None) -> AggregateDefinition:
-    """All values of a column as a list, in the order of their positions, or the first `limit` of them."""
+    """All values of a column as a list by event time, then (partition, offset); with `limit` only the first ones."""
     if limit is not None:
         _positive("collect", "limit", limit)
     return AggregateDefinition("collect", (column,), (("limit", limit),))
@@ -128,9 +128,10 @@ def reduce(
 
     `partial(rows, groups, count)` makes one state of type `state` for each of `count` groups, where `groups[i]` is
     the group of row i; without it, the values of the one column are the states of their records. `merge(states,
-    groups, count)` makes one of many. `finish(states)` makes the results, of type `result`. They must not depend on
-    the order of rows or states if results shall not. Change `version` when states of before no longer merge with
-    states of now.
+    groups, count)` makes one of many, and must come to the same however records are put together (it is associative).
+    Rows and states come in the order of the stream, in hopping windows by time, so the result may depend on it; but
+    for sessions, which grow together, it must not. `finish(states)` makes the results, of type `result`. Change
+    `version` when states of before no longer merge with states of now.
     """
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if partial is None and len(names) != 1:

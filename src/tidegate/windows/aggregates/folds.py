@@ -24,21 +24,30 @@ from tidegate.errors import InvalidError
 from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.aggregates.retractable import WEIGHT
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
 from tidegate.windows.keys.binary_columns import Int32s
 
 POSITION = ("event_ts", "partition", "offset")
 _VALUE, _USER = "value.", "user."
 _NO_NUMBERS = np.empty(0, np.int64)
+_HIGHEST = np.iinfo(np.int64).max
 NOTES = ("notes.count", "notes.max_ts", "notes.min_offset", "notes.max_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Count, latest event time, lowest and highest offset of the records of a window."""
+    """Count, latest event time, lowest and highest offset of the records of a window.
 
+    Of changes of a table's rows: how many rows are left, the latest timestamp and the offsets of all that was written.
+    """
+
+    retracts: bool = False
     name: str = "notes"
-    inputs: tuple[str, ...] = ("event_ts", "offset")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("event_ts", "offset", "weight") if self.retracts else ("event_ts", "offset")
 
     @property
     def state(self) -> tuple[pa.Field, ...]:
@@ -50,11 +59,14 @@ class Notes:
 
     def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
         offsets = words(rows.column("offset"))
-        return _noted(_NO_NUMBERS, words(rows.column("event_ts")), offsets, offsets, groups, count)
+        times = words(rows.column("event_ts"))
+        if self.retracts:
+            return _weighed(words(rows.column("weight")), times, offsets, offsets, groups, count)
+        return _noted(_NO_NUMBERS, times, offsets, offsets, groups, count)
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         counts, times, lows, highs = (words(column) for column in states)
-        return _noted(counts, times, lows, highs, groups, count)
+        return (_weighed if self.retracts else _noted)(counts, times, lows, highs, groups, count)
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         return states[0]
@@ -72,6 +84,19 @@ def _noted(
     else:
         note_records(ones, times, lows, highs, groups, np.zeros(4 * count, np.int64), *noted)
     return [int64_column(column) for column in noted]
+
+
+def _weighed(
+    weight: Int64s, times: Int64s, lows: Int64s, highs: Int64s, groups: Int32s, count: int
+) -> list[pa.Array]:
+    """Notes of rows that may be taken back: a count of nothing does not mean that nothing was written."""
+    counts, latest = np.zeros(count, np.int64), np.full(count, NO_TIME, np.int64)
+    low, high = np.full(count, _HIGHEST, np.int64), np.full(count, NO_TIME, np.int64)
+    np.add.at(counts, groups, weight)
+    np.maximum.at(latest, groups, times)
+    np.minimum.at(low, groups, lows)
+    np.maximum.at(high, groups, highs)
+    return [int64_column(column) for column in (counts, latest, low, high)]
 
 
 def _is_whole_and_ascends(groups: Int32s, count: int) -> bool:
@@ -169,6 +194,8 @@ class PlainAggregates:
 def _position(events: EventBatch, name: str) -> pa.Array:
     if name == "partition":
         return pa.array(events.partition)
+    if name == "weight":
+        return int64_column(np.ascontiguousarray(weights(events)))
     return int64_column(np.ascontiguousarray(events.ts if name == "event_ts" else events.offset))
 
 
@@ -184,12 +211,18 @@ class Folds:
                 "windows without an aggregate have no result: give at least one, such as a count"
             )
         self.results = self._user.result_schema
-        self.stored: tuple[Aggregate, ...] = (Notes(), *self._user.storage)
+        self.retracts = any(WEIGHT in each.inputs for each in self._user.storage)
+        """Whether rows can be taken back, so that a window may have none left."""
+        self._notes = Notes(self.retracts)
+        self.stored: tuple[Aggregate, ...] = (self._notes, *self._user.storage)
         self._names = [field.name for each in self.stored for field in each.state]
 
     def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
         """The columns storage wants of these events, beside key and cursor."""
-        return {**self._user.inputs(events), **{name: _position(events, name) for name in Notes().inputs}}
+        noted = {name: _position(events, name) for name in self._notes.inputs}
+        if events.changes is not None:  # a row's event time may lie ahead; what was written does not
+            noted["event_ts"] = int64_column(np.ascontiguousarray(events.changes.written))
+        return {**self._user.inputs(events), **noted}
 
     def finish(self, states: Sequence[pa.Array]) -> tuple[list[Int64s], pa.RecordBatch]:
         """The four notes and the user's results of merged states."""

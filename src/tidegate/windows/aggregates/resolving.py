@@ -25,7 +25,13 @@ from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.distinct import ApproxCountDistinct, CountDistinct
 from tidegate.windows.aggregates.lists import Collect, TopK
 from tidegate.windows.aggregates.reducing import reducer
-from tidegate.windows.events import EventBatch
+from tidegate.windows.aggregates.retractable import (
+    WEIGHT,
+    RetractableCount,
+    RetractableMean,
+    RetractableSum,
+)
+from tidegate.windows.events import EventBatch, weights
 
 POSITION = ("at:event_ts", "at:partition", "at:offset")
 _VALUE = "value:"
@@ -59,10 +65,11 @@ class ResolvedAggregates:
         return pa.RecordBatch.from_arrays(results, schema=self.result_schema)
 
 
-def resolve(definitions: Definitions, schema: pa.Schema) -> ResolvedAggregates:
+def resolve(definitions: Definitions, schema: pa.Schema, *, retractable: bool = False) -> ResolvedAggregates:
     """The storage aggregates of these definitions over these columns; `InvalidError` names what does not fit.
 
-    A mapping gives names; in a sequence each has its own (`sum_amount`, or what `named` said).
+    A mapping gives names; in a sequence each has its own (`sum_amount`, or what `named` said). `retractable` ones take
+    rows back as events say (`EventBatch.changes`), and refuse what cannot be undone.
     """
     if isinstance(definitions, Mapping):
         given = [(name, each) for name, each in definitions.items()]
@@ -77,8 +84,10 @@ def resolve(definitions: Definitions, schema: pa.Schema) -> ResolvedAggregates:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidError(f"aggregates {', '.join(twice)} come twice: give each its own name")
+    builders = RETRACTABLE if retractable else _BUILDERS
     return ResolvedAggregates(
-        [_resolve(number, each.named(name), schema) for number, (name, each) in enumerate(given)], names
+        [_resolve(number, each.named(name), schema, builders) for number, (name, each) in enumerate(given)],
+        names,
     )
 
 
@@ -94,11 +103,15 @@ class _Columns(NamedTuple):
         return self.name, self.inputs[0], self.types[0]
 
 
-def _resolve(number: int, definition: AggregateDefinition, schema: pa.Schema) -> Aggregate:
+def _resolve(
+    number: int, definition: AggregateDefinition, schema: pa.Schema, builders: Mapping[str, Builder]
+) -> Aggregate:
+    if definition.kind not in builders:
+        raise InvalidError(f"{_shown(definition)}: it cannot be undone; {', '.join(builders)} can")
     types = tuple(_type_of(definition, column, schema) for column in definition.columns)
     inputs = tuple(_VALUE + column for column in definition.columns)
     try:
-        return _BUILDERS[definition.kind](definition, _Columns(f"{number}:{definition.name}", inputs, types))
+        return builders[definition.kind](definition, _Columns(f"{number}:{definition.name}", inputs, types))
     except InvalidError as error:
         described = ", ".join(f"{each.name} {each.type}" for each in schema)
         raise InvalidError(f"{_shown(definition)}: {error}; the columns are {described}") from None
@@ -126,6 +139,8 @@ def _input(events: EventBatch, name: str) -> pa.Array:
         return pa.array(events.partition)
     if name == POSITION[2]:
         return int64_column(np.ascontiguousarray(events.offset))
+    if name == WEIGHT:
+        return int64_column(np.ascontiguousarray(weights(events)))
     plain = name.removeprefix(_VALUE)
     place = events.values.schema.get_field_index(plain)
     if place < 0:
@@ -174,4 +189,9 @@ _BUILDERS: dict[str, Builder] = {
     "top_k": _top_k,
     "collect": _collect,
     "reduce": _reduce,
+}
+RETRACTABLE: dict[str, Builder] = {
+    "count": lambda definition, columns: RetractableCount(columns.name, *columns.inputs),
+    "sum": lambda definition, columns: RetractableSum(*columns.only),
+    "mean": lambda definition, columns: RetractableMean(*columns.only),
 }

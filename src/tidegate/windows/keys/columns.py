@@ -42,6 +42,8 @@ REASONS: Final = {
     kernels.INNER_BYTES: "an inner key of another length than its serde's",
     kernels.UNALIGNED: "a start that is no multiple of the advance",
     kernels.NO_END: "a start with no room for an end",
+    kernels.BEYOND: "a time beyond the year 10889; is it in another format?",
+    kernels.LIKE_SESSION: "an inner key that ends with a time like the start; is it a session?",
 }
 
 

@@ -29,6 +29,9 @@ from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatErro
 K = TypeVar("K")
 LATEST: Final = 2**63 - 1
 LARGEST_SEQUENCE: Final = 2**31 - 1
+IMPLAUSIBLE: Final = 1 << 48
+_LONGEST_SESSION_MS: Final = 366 * 86_400_000
+_LOW: Final = 0xFFFFFFFF
 
 
 class KeyFormat(StrEnum):
@@ -96,10 +99,18 @@ class Windowed(Generic[K]):
 class KeyChecks:
     """What decoding looks at beyond what makes a key impossible.
 
-    `strict` catches the other time format: topic bytes read as changelog leave half a start in the sequence, and
-    changelog bytes read as topic leave a start whose low half is the zero sequence. A real start that is a
-    multiple of 2**32 ms (every 49.7 days) is refused too in topic format. `inner_bytes` is the length of a key
-    serde with a fixed one; `advance_ms` is what every start must be a multiple of.
+    `strict` catches keys of another format by their structure, whatever their date:
+
+    - a time at or beyond `IMPLAUSIBLE`, the year 10889: bytes of the inner key, or the low half of a start, read as
+      the high bytes of one;
+    - a sequence that is not 0 in changelog format: the low half of a start;
+    - a start with a low half of zeros, the zero sequence of a changelog key, where the four bytes in front could be
+      the high half of that key's start;
+    - an inner key that ends with what would be a session's end: in topic format a time from the start up to a year
+      later, in changelog format the high half of the start.
+
+    `inner_bytes` is the length of a key serde with a fixed one, which settles the last two; `advance_ms` is what every
+    start must be a multiple of.
     """
 
     strict: bool = True
@@ -205,6 +216,7 @@ def _fault(inner: bytes, suffix: bytes, key_format: KeyFormat, checks: KeyChecks
         return f"a window cannot start at {start}"
     if start == LATEST and key_format is not KeyFormat.SESSION:
         return f"a window that starts at {start} has no room for an end"
+    end = start
     if key_format is KeyFormat.SESSION:
         end = int.from_bytes(suffix[:8], "big", signed=True)
         if end < start:
@@ -215,8 +227,8 @@ def _fault(inner: bytes, suffix: bytes, key_format: KeyFormat, checks: KeyChecks
             return f"a sequence cannot be {sequence}"
         if checks.strict and sequence != 0:
             return f"sequence {sequence} where 0 is expected; is it in topic format?"
-    elif checks.strict and start != 0 and start & 0xFFFFFFFF == 0:
-        return f"start {start} has a low half of zeros; is it in changelog format?"
+    if checks.strict and (fault := _other_format(inner, start, end, key_format, checks)) is not None:
+        return fault
     if checks.inner_bytes is not None and len(inner) != checks.inner_bytes:
         return f"the key inside has {len(inner)} bytes where {checks.inner_bytes} are expected"
     if (
@@ -225,6 +237,30 @@ def _fault(inner: bytes, suffix: bytes, key_format: KeyFormat, checks: KeyChecks
         and start % checks.advance_ms != 0
     ):
         return f"start {start} is not a multiple of {checks.advance_ms} ms"
+    return None
+
+
+def _other_format(inner: bytes, start: int, end: int, key_format: KeyFormat, checks: KeyChecks) -> str | None:
+    """What gives a key of another format away."""
+    if end >= IMPLAUSIBLE:
+        return f"{end} ms lies beyond the year 10889; is it in another format?"
+    if checks.inner_bytes is not None or start == 0:
+        return None
+    before = int.from_bytes(inner[-4:], "big") if len(inner) >= 4 else -1
+    is_changelog = is_session = False
+    match key_format:
+        case KeyFormat.SESSION:
+            is_changelog = start & _LOW == 0 and end & _LOW < 1 << 16 and end >> 32 != start >> 32
+        case KeyFormat.CHANGELOG:
+            is_session = 0 < start & _LOW < 1 << 16 and before == start & _LOW
+        case KeyFormat.TOPIC:
+            is_changelog = start & _LOW == 0 and 0 <= before < 1 << 16
+            last = int.from_bytes(inner[-8:], "big", signed=True) if len(inner) >= 8 else -1
+            is_session = start <= last <= start + _LONGEST_SESSION_MS
+    if is_changelog:
+        return f"start {start} has a low half of zeros; is it in changelog format?"
+    if is_session:
+        return "the key inside ends with a time like the start; is it a session? Else give the key's serde"
     return None
 
 

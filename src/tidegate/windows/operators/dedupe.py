@@ -14,8 +14,9 @@ For each record, in the order records come (T: stream time of its partition, wit
        been accepted, so that a stream of copies passes once until it pauses for D
     4  else new: it goes on, and its identity is kept
 
-The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. For records of
-several partitions that meet in one task (a re-keyed stream), the order is that of arrival.
+The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. Records of several
+partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
+(`pipeline.tasks.held_events`).
 
 Kept are D + grace of stream time: nothing older is ever asked for. State: a `last` store, key = fingerprint of the
 identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits

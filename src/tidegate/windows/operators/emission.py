@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +80,9 @@ class Emission:
                 found = list(self._panes.scan(max(first, start), min(last, _end(start, width) - 1)))
                 if found:
                     joined = _join(found)
-                    yield in_order(self._rows(joined.keys, joined.ts, joined.states))
+                    rows = _there(self._rows(joined.keys, joined.ts, joined.states))
+                    if len(rows):
+                        yield in_order(rows)
             return
         size, step = self._hopping.size_ms, CHUNK_BUCKETS * self._panes.index.spec.bucket_ms
         chunks: set[int] = set()
@@ -93,7 +96,7 @@ class Emission:
                 joined = _join(found)
                 keys = joined.keys.dictionary_encode()
                 codes = keys.indices.to_numpy().astype(np.int32, copy=False)
-                rows = self._merged(keys.dictionary, codes, joined, low, high, None)
+                rows = _there(self._merged(keys.dictionary, codes, joined, low, high, None))
                 if len(rows):
                     yield in_order(rows)
 
@@ -103,12 +106,12 @@ class Emission:
             _, panes = self._panes.of_keys(keys, first, last)
             if not len(panes.ts):
                 return no_rows(self._folds.results)
-            return self._rows(panes.keys, panes.ts, panes.states)
+            return _there(self._rows(panes.keys, panes.ts, panes.states))
         codes, panes = self._panes.of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
         if not len(panes.ts):
             return no_rows(self._folds.results)
         low, high = max(first, self._first_start(int(panes.ts.min()))), min(last, int(panes.ts.max()))
-        return self._merged(keys, codes, panes, low, high, None)
+        return _there(self._merged(keys, codes, panes, low, high, None))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,7 +180,15 @@ class Emission:
         else:
             size = self._kind.size_ms
             ends = np.where(starts > LATEST - size, LATEST, np.minimum(starts, LATEST - size) + size)
-        return WindowRows(keys, starts, ends, max_ts, values, counts, min_offset, max_offset)
+        gone = counts == 0 if self._folds.retracts else None
+        return WindowRows(keys, starts, ends, max_ts, values, counts, min_offset, max_offset, gone)
+
+
+def _there(rows: WindowRows) -> WindowRows:
+    """Without the windows that nothing is left in."""
+    if rows.deleted is None:
+        return rows
+    return replace(rows.take(np.flatnonzero(~rows.deleted)), deleted=None)
 
 
 def in_order(rows: WindowRows) -> WindowRows:
@@ -192,7 +203,7 @@ def in_order(rows: WindowRows) -> WindowRows:
 def put_rows(rows: WindowRows, places: Int32s, others: WindowRows) -> WindowRows:
     """The rows with others put in some places; key and window are the same there."""
 
-    def put(mine: Int64s, theirs: Int64s) -> Int64s:
+    def put(mine: Any, theirs: Any) -> Any:
         changed = mine.copy()
         changed[places] = theirs
         return changed
@@ -208,6 +219,7 @@ def put_rows(rows: WindowRows, places: Int32s, others: WindowRows) -> WindowRows
         count=put(rows.count, others.count),
         min_offset=put(rows.min_offset, others.min_offset),
         max_offset=put(rows.max_offset, others.max_offset),
+        deleted=None if rows.deleted is None else put(rows.deleted, others.deleted),
     )
 
 

@@ -83,6 +83,7 @@ class KeyWindowOperator(ABC):
         self._runtime, self._task = runtime, task
         self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
         self._is_heard = heard
+        self._reach_ms = 0 if compat is not None and self._emit is Emit.CLOSE else 1  # see `WindowOperator`
         self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         self._grace_ms, self._retention_ms = kind.grace_ms, kind.retention_ms

@@ -188,9 +188,10 @@ class Panes:
         number[met] = 0
         places = np.flatnonzero(number == 0).astype(np.int32)
         number[places] = np.arange(len(places), dtype=np.int32)
-        pieces = [[gather(column, places) for column in rows.states], *older]
+        # the oldest first: a user's own aggregate may depend on the order of records
+        pieces = [*older, [gather(column, places) for column in rows.states]]
         states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
-        groups = np.concatenate([np.arange(len(places), dtype=np.int32), number[met]])
+        groups = np.concatenate([number[met], np.arange(len(places), dtype=np.int32)])
         return Changed(rows, places, self._folds.merge(states, groups, len(places)))
 
     def _load(self, entry: RunEntry, held: _Held) -> Run:

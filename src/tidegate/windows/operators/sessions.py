@@ -7,10 +7,12 @@ For every batch the sessions that its keys have are read in one plan; one kernel
 order the records came (`kernels/sessions.py`); states are merged by what ended up together; sessions that grew or
 were joined are written under their new bounds, and those that are no more under their old ones as deleted.
 
-A session takes a record while the session would end at or after stream time − grace − gap. On update, a session
-that has closed is still found, and may be joined to a newer one, until retention ends; on close it is not, so
-what was sent as final stays final. With the least retention, Kafka Streams hides a session that ends
-exactly where sessions close, and starts it anew; here it grows.
+A session is final once stream time has passed its end + gap + grace: on update as on close, and however long
+retention lets it be read. Two kinds of records are late: one that would join a final session, and one from before
+stream time − grace − gap that lies in no open session. So sessions of a key always lie more than a gap apart.
+
+`compat="kafka-streams"` keeps Kafka Streams' rule: a session is found, and joined, while the store keeps it, which
+is for the retention; a record that finds none begins one while that would end at or after stream time − grace − gap.
 
 On update the sessions of the store that are no more are sent as deleted, before those that took their place; one
 that began and ended inside a batch was never sent.
@@ -39,7 +41,6 @@ from tidegate.windows.operators.emission import in_order
 from tidegate.windows.operators.key_windows import ByKey, KeyWindowOperator, Taken, by_key
 from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.operators.shapes import WindowRows
-from tidegate.windows.operators.windows import Emit
 
 
 class _Found(NamedTuple):
@@ -80,9 +81,11 @@ class SessionOperator(KeyWindowOperator):
             raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
         self._kind = kind
         self._allowed = kind.gap_ms + kind.grace_ms
-        self._kept = max(kind.retention_ms, self._allowed + 1)
+        self._stays_final = settings.get("compat") is None
+        self._kept = max(kind.retention_ms, self._allowed + 1) if self._stays_final else kind.retention_ms
+        # A record that may begin a session lies at close time at the earliest: what ends a gap before that can meet it.
+        self._reach = self._allowed + kind.gap_ms + 1 if self._stays_final else self._kept
         super().__init__(runtime, task, name, kind, aggregates, **settings)
-        self._reach = self._allowed + 1 if self._emit is Emit.CLOSE else self._kept
 
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
         # A session that is deleted has no state: every column may be null.
@@ -136,7 +139,7 @@ class SessionOperator(KeyWindowOperator):
         parents = np.empty(sessions + records, np.int32)
         count = merge_sessions(
             placed.rows, placed.starts, ts, judged, bounds, found.start, found.end,
-            self._kind.gap_ms, self._allowed, self._reach,
+            self._kind.gap_ms, self._allowed, self._reach, int(self._stays_final),
             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int32),
             parents, groups, gone, late_by, start, end, key,
         )  # fmt: skip
@@ -236,4 +239,5 @@ class SessionOperator(KeyWindowOperator):
         return 0 if floor == LATEST else max(0, floor - self._kept + 1)
 
     def _oldest_row(self) -> int:
-        return self._oldest_end()
+        floor = self.clocks.floor
+        return 0 if floor == LATEST else max(0, floor - max(self._kept, self._reach) + 1)

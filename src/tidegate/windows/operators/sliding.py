@@ -186,7 +186,9 @@ class SlidingOperator(KeyWindowOperator):
 
     def _oldest_end(self) -> int:
         floor = self.clocks.floor
-        return 0 if floor == LATEST else max(0, floor - self._kind.retention_ms + 1 + self._width)
+        return (
+            0 if floor == LATEST else max(0, floor - self._kind.retention_ms + self._reach_ms + self._width)
+        )
 
     def _oldest_row(self) -> int:
         """Records of kept windows, and those right before one."""

@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms, milliseconds
@@ -124,7 +125,8 @@ class WindowOperator:
 
         `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
         needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored. `layout` is that of a store
+        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, and on close windows can be
+        read for a millisecond longer, as in its stores of that kind. `layout` is that of a store
         which was made for a shorter retention, or fewer aggregates. `heard=False`: nobody takes rows that are sent on,
         the windows are read where they are kept; so none are made, which is a third of the work.
         """
@@ -142,6 +144,8 @@ class WindowOperator:
         if future is not None and future.policy == "late" and late is None:
             raise InvalidError("a future guard with policy 'late' needs a late table: give `late`")
         self._future, self._is_stamped = future, stamped
+        # Kafka Streams' time-ordered store, which it emits from on close, reads one millisecond further back.
+        self._reach_ms = 0 if compat is not None and self._emit is Emit.CLOSE else 1
         self._idle_ms = None if idle_close is None else milliseconds(idle_close)
         self._folds = Folds(aggregates)
         layout = window_layout(kind) if layout is None else layout
@@ -259,17 +263,22 @@ class WindowOperator:
         return self._is_heard and self._emit is Emit.UPDATE
 
     def _count(self, batch: EventBatch, stamped: Stamped, assigned: Assigned) -> None:
-        count = self._state.progress.count
-        count("records", len(batch))
-        count("accepted", assigned.accepted)
-        count("late_windows", assigned.closed)
+        count, told = self._state.progress.count, _told(batch)
+        if told is None:
+            count("records", len(batch))
+            count("accepted", assigned.accepted)
+            count("late_windows", assigned.closed)
+        else:
+            count("records", int(np.count_nonzero(told)))
+            count("accepted", int(np.count_nonzero(told & (assigned.taken != 0))))
+            count("late_windows", int(assigned.late_windows[told].sum()))
         if assigned.accepted == len(batch) and self._future is None:
             return
-        by_verdict = np.bincount(stamped.verdicts, minlength=4)
+        by_verdict = np.bincount(stamped.verdicts if told is None else stamped.verdicts[told], minlength=4)
         count("no_key", by_verdict[NO_KEY])
         count("negative_time", by_verdict[NEGATIVE])
         count("future", by_verdict[FUTURE])
-        gone = assigned.taken == 0
+        gone = assigned.taken == 0 if told is None else told & (assigned.taken == 0)
         if isinstance(self._kind, Unlimited):
             count("before_start", int(np.count_nonzero(gone & (stamped.verdicts == GOOD))))
         else:
@@ -286,13 +295,18 @@ class WindowOperator:
         rows, starts, how_late = ahead, np.full(len(ahead), NO_TIME), batch.ts[ahead] - latest
         reasons = np.full(len(ahead), FUTURE_REASON, object)
         if assigned.closed and not isinstance(self._kind, Unlimited):
-            lines = late_lines(self._kind, np.ascontiguousarray(batch.ts), stamped, assigned)
-            rows = np.concatenate([lines.rows, rows])
+            lines, told = (
+                late_lines(self._kind, np.ascontiguousarray(batch.ts), stamped, assigned),
+                _told(batch),
+            )
+            kept = slice(None) if told is None else np.flatnonzero(told[lines.rows])
+            late_rows = lines.rows[kept]
+            rows = np.concatenate([late_rows, rows])
             order = np.argsort(rows, kind="stable")
             rows = rows[order]
-            starts = np.concatenate([lines.window_start, starts])[order]
-            how_late = np.concatenate([lines.how_late_ms, how_late])[order]
-            reasons = np.concatenate([np.full(len(lines.rows), LATE, object), reasons])[order]
+            starts = np.concatenate([lines.window_start[kept], starts])[order]
+            how_late = np.concatenate([lines.how_late_ms[kept], how_late])[order]
+            reasons = np.concatenate([np.full(len(late_rows), LATE, object), reasons])[order]
         events = batch.take(rows)
         judged = EventBatch(
             events.key, events.ts, events.offset, events.partition, stamped.judged[rows], events.values
@@ -334,7 +348,7 @@ class WindowOperator:
         if isinstance(self._kind, Unlimited) or floor in (NO_TIME, LATEST):
             return 0
         observed = floor // self._kind.advance_ms * self._kind.advance_ms
-        return max(0, observed - self._kind.retention_ms + 1)
+        return max(0, observed - self._kind.retention_ms + self._reach_ms)
 
     def _output(self, pieces: Sequence[WindowRows], late: LateRows | None, before: dict[str, int]) -> Output:
         rows = join_rows(pieces) if pieces else no_rows(self._folds.results)
@@ -347,3 +361,13 @@ class WindowOperator:
             if number != before.get(name, 0)
         }
         return Output(rows, late, counters)
+
+
+def _told(batch: EventBatch) -> npt.NDArray[np.bool_] | None:
+    """Which events are counted and set aside as records: of a row's old and new content only the new; None: all are."""
+    if batch.changes is None:
+        return None
+    told = np.ones(len(batch), np.bool_)
+    is_same = (batch.offset[1:] == batch.offset[:-1]) & (batch.partition[1:] == batch.partition[:-1])
+    told[:-1] = ~(is_same & (batch.changes.weight[:-1] < 0))
+    return told

@@ -1,0 +1,178 @@
+"""Changes of a table's rows as events that can be added up: what a row was is taken back, what it is now is added.
+
+A topic of changes has the new content of rows and nothing of the old, and compaction may have removed any but the last
+change of a row. So what each row added before is kept here:
+
+    store (`last`)   key = the row's key in its table    ts = its event time    seq = 0
+                     payload: the key and the columns that the row was added with
+
+A change becomes an event of weight -1 with the content of before, where there was any, and one of weight 1 with the new
+content, unless the row is gone. Both have the change's place, stream time and offset, so windows judge them alike.
+
+Rows are kept while a window could take a change of theirs (`drop_before`).
+
+Thread rule: one operator belongs to its task's thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.storage import (
+    BucketIndex,
+    Merge,
+    PlainState,
+    RangeRequest,
+    StoreSpec,
+    Time,
+    WorkerStorageRuntime,
+)
+from tidegate.storage.runs.assembling import int64_column
+from tidegate.windows.events import EventBatch, Int64s, RowChanges
+from tidegate.windows.operators.layout import StateLayout
+
+_NONE = -1
+
+
+class Retractions:
+    """The rows of one task, and what changes make of them."""
+
+    def __init__(
+        self, runtime: WorkerStorageRuntime, task: str, name: str, values: pa.Schema, layout: StateLayout
+    ) -> None:
+        self._runtime, self._task, self._values = runtime, task, values
+        self._content = pa.struct(list(values))
+        payload = pa.schema([pa.field("of", pa.binary()), pa.field("content", self._content)])
+        spec = StoreSpec(
+            f"{name}.rows",
+            Merge.LAST,
+            payload=payload,
+            bucket_ms=layout.bucket_ms,
+            segment_ms=layout.segment_ms,
+        )
+        self.state = PlainState(BucketIndex(spec))
+        runtime.attach(task, self.state)
+
+    def process(self, events: EventBatch) -> EventBatch:
+        """The events as they add up; the rows are then as the events say."""
+        changes = events.changes
+        if changes is None or not len(events):
+            return events
+        rows = changes.row.dictionary_encode()
+        codes = rows.indices.fill_null(_NONE).to_numpy().astype(np.int64)
+        ts = np.ascontiguousarray(events.ts)
+        kept, of, content = self._find(rows.dictionary, ts)
+        before = _before(codes, changes.weight, kept, len(of))
+        self._keep(events, codes, rows.dictionary, kept)
+        made = self._added_up(events, changes, before, of, content)
+        writer = self._runtime.writer()
+        if writer.is_over_limit(self._task):
+            writer.relieve(self._task)
+        return made
+
+    def drop_before(self, ts: int) -> None:
+        """Drop whole time segments of rows whose event time lies before `ts`."""
+        index = self.state.index
+        if index.bucket_count and index.all_buckets()[0] < index.spec.segment_of(ts):
+            self._runtime.writer().drop_segments(self._task, self.state, ts)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, rows: pa.BinaryArray, ts: Int64s) -> tuple[Int64s, pa.BinaryArray, pa.StructArray]:
+        """What the store has of these rows: for each its number among the found ones, -1 for none."""
+        first, last = int(ts.min()), int(ts.max())
+        places = np.full(len(rows), _NONE, np.int64)
+        if not len(rows) or not self.state.index.buckets(first, last):
+            return places, pa.array([], pa.binary()), pa.array([], self._content)
+        reader = self._runtime.reader()
+        plan = reader.plan(self._task, self.state, [RangeRequest(rows, Time(first, last))])
+        with reader.load(plan) as loaded:
+            found = loaded.to_table().combine_chunks()
+        key, of, content = (found[name].combine_chunks() for name in ("key", "of", "content"))
+        places[pc.index_in(key, rows).to_numpy(zero_copy_only=False)] = np.arange(len(key))
+        return places, of, content
+
+    def _keep(self, events: EventBatch, codes: Int64s, rows: pa.BinaryArray, kept: Int64s) -> None:
+        """Write the last change of each row; one that is gone and was not kept needs no writing."""
+        changes = events.changes
+        if changes is None:
+            return
+        last = np.full(len(rows), _NONE, np.int64)
+        has_row = np.flatnonzero(codes >= 0)
+        last[codes[has_row]] = has_row  # of equal numbers the last assignment stays
+        gone = changes.weight[last] <= 0
+        chosen = last[~gone | (kept >= 0)]
+        if not len(chosen):
+            return
+        indices, deleted = pa.array(chosen), changes.weight[chosen] <= 0
+        content = pa.StructArray.from_arrays(events.values.columns, fields=list(self._values))
+        columns = {
+            "key": changes.row.take(indices),
+            "ts": int64_column(np.ascontiguousarray(events.ts[chosen])),
+            "seq": int64_column(np.zeros(len(chosen), np.int64)),
+            "deleted": pa.array(deleted),
+            "of": events.key.take(indices),
+            "content": content.take(indices),
+        }
+        writer = self._runtime.writer()
+        parts = writer.append(self._task, self.state, pa.RecordBatch.from_pydict(columns))
+        try:
+            self.state.index.insert(parts)
+        except BaseException:
+            writer.undo(self._task, parts)
+            raise
+
+    def _added_up(
+        self,
+        events: EventBatch,
+        changes: RowChanges,
+        before: Int64s,
+        of: pa.BinaryArray,
+        content: pa.StructArray,
+    ) -> EventBatch:
+        """For each change first what is taken back, then what is added."""
+        count = len(events)
+        is_taken, is_added = before != _NONE, changes.weight > 0
+        # two places for each change, of which some stay empty
+        sources = np.empty(2 * count, np.int64)
+        sources[0::2], sources[1::2] = before, len(of) + np.arange(count)
+        wanted = np.empty(2 * count, np.bool_)
+        wanted[0::2], wanted[1::2] = is_taken, is_added
+        places = np.flatnonzero(wanted)
+        chosen, at = pa.array(sources[places]), places // 2
+        own = pa.StructArray.from_arrays(events.values.columns, fields=list(self._values))
+        values = pa.concat_arrays([content, own]).take(chosen)
+        return EventBatch(
+            key=pa.concat_arrays([of, events.key]).take(chosen),
+            ts=events.ts[at],
+            offset=events.offset[at],
+            partition=events.partition[at],
+            stream_time=events.stream_time[at],
+            values=pa.RecordBatch.from_arrays(values.flatten(), schema=self._values),
+            changes=RowChanges(
+                changes.row.take(pa.array(at)),
+                np.where(places % 2 == 0, -1, 1).astype(np.int64),
+                changes.written[at],
+            ),
+        )
+
+
+def _before(codes: Int64s, weight: Int64s, kept: Int64s, found: int) -> Int64s:
+    """Where the content lies that each change replaces, -1 for none: `found` rows of the store, then the changes.
+
+    `codes[i]` is the row that change i is about, -1 for none; `kept[row]` its place in the store, -1 for none.
+    """
+    order = np.argsort(codes, kind="stable")
+    sorted_codes = codes[order]
+    before = np.full(len(codes), _NONE, np.int64)
+    is_first = np.empty(len(codes), np.bool_)
+    is_first[0], is_first[1:] = True, sorted_codes[1:] != sorted_codes[:-1]
+    first, later = order[is_first], order[~is_first]
+    has_row = codes[first] >= 0
+    before[first[has_row]] = kept[codes[first[has_row]]]
+    previous = order[np.flatnonzero(~is_first) - 1]
+    is_there = (weight[previous] > 0) & (codes[later] >= 0)
+    before[later[is_there]] = found + previous[is_there]
+    return before

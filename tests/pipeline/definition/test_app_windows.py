@@ -1,0 +1,131 @@
+"""What an app's windows hold does not depend on what is sent on, on retention, or on rounds."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+
+T0 = 1_767_261_600_000
+MINUTE = 60_000
+GAP = 20_000
+
+
+def filled(folder: Path, rows: list[tuple[str, int, int]], partitions: int = 1) -> str:
+    """A log of events (key, time, number), whose partitions are dealt out in turn; its address."""
+    with tg.Log(folder / "log") as log:
+        log.create_topic("events", partitions)
+        with log.writer("events") as writer:
+            writer.write(
+                pa.table(
+                    {
+                        "key": [key for key, *_ in rows],
+                        "value": [f'{{"n":{number},"country":"{key[-1]}"}}' for key, _, number in rows],
+                        "timestamp": [time for _, time, _ in rows],
+                        "partition": pa.array([at % partitions for at in range(len(rows))], pa.int32()),
+                    }
+                )
+            )
+    return str(folder / "log")
+
+
+def visits(seed: int = 7) -> list[tuple[str, int, int]]:
+    """Half an hour of 17 visitors; one record in five is up to ten minutes late."""
+    chance, rows = random.Random(seed), list[tuple[str, int, int]]()
+    for place in range(2_000):
+        late = chance.randrange(10 * MINUTE) if chance.random() < 0.2 else 0
+        when = T0 + place * 30 * MINUTE // 2_000 - late
+        rows.append((f"visitor-{chance.randrange(17)}", max(when, T0), place))
+    return rows
+
+
+def sessions_of(folder: Path, log: str, emit: str, retention: str | None, records: int) -> dict[Any, Any]:
+    """The sessions that a reader of the app's topic knows when all are final."""
+    app = tg.App("visits", log=log, state=folder / f"{emit}-{retention}-{records}")
+    topic = f"sessions-{emit}-{retention}-{records}"
+    stream = app.stream("events", value=tg.Json(n="int64"))
+    windows = stream.window(tg.Session("20s", grace="2m", retention=retention))
+    windows.aggregate(visits=tg.count(), total=tg.sum("n"), emit=emit).to(topic)
+    app.run("local", until="caught_up", close=True, round_records=records)
+    with app, app.sessioned_table(topic, retention="1d") as table:
+        return {(row.key, row.window.start, row.window.end): row.value for row in table.all()}
+
+
+def test_sessions_are_the_same_on_update_and_on_close_and_for_every_retention(tmp_path: Path) -> None:
+    log = filled(tmp_path, visits())
+    expected = sessions_of(tmp_path, log, "close", None, 10_000)
+    assert len(expected) > 300
+    for emit, retention, records in [
+        ("update", None, 10_000),
+        ("update", "3h", 137),
+        ("close", "3h", 137),
+        ("update", "150s", 500),
+    ]:
+        assert sessions_of(tmp_path, log, emit, retention, records) == expected, (emit, retention, records)
+    for (key, _, end), (following, start, _) in itertools.pairwise(sorted(expected)):
+        assert key != following or start - end > GAP
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+@pytest.mark.parametrize("records", [7, 40, 10_000])
+def test_first_and_last_go_by_event_time(tmp_path: Path, rekeyed: bool, records: int) -> None:
+    """Not by place in the log; of records with one time, by partition and offset."""
+    chance = random.Random(3)
+    rows = [(f"k{chance.randrange(3)}", T0 + chance.randrange(40) * 1_000, at) for at in range(120)]
+    log = filled(tmp_path, rows, partitions=3 if rekeyed else 1)
+    app = tg.App("edges", log=log, state=tmp_path / "state")
+    stream = app.stream("events", value=tg.Json(n="int64", country="string"))
+    if rekeyed:
+        stream = stream.key_by("country", shards=2)
+    windows = stream.window(tg.Tumbling("1m", grace="5m"))
+    windows.aggregate(first=tg.first("n"), last=tg.last("n"), all=tg.collect("n")).table("edges")
+    app.run("local", until="caught_up", round_records=records)
+    partitions = 3 if rekeyed else 1
+    placed = [(key, time, at % partitions, at // partitions, at) for at, (key, time, _) in enumerate(rows)]
+    with app.read("edges") as table:
+        found = {row.key: row.value for row in table.all()}
+    assert len(found) == 3
+    for key, value in found.items():
+        own = [row for row in placed if (row[0][-1] if rekeyed else row[0]) == key]
+        in_order = [row[4] for row in sorted(own, key=lambda row: row[1:4])]
+        assert value == {"first": in_order[0], "last": in_order[-1], "all": in_order}
+        assert in_order != sorted(in_order), (
+            "event time and place in the log must differ for this to say anything"
+        )
+
+
+def test_windows_that_missed_a_record_are_counted_apart_from_records_that_no_window_took(
+    tmp_path: Path,
+) -> None:
+    """A record late for one of its two windows is no late record; Kafka Streams counts the windows."""
+    from tidegate.metrics import Metrics
+
+    rows = [("a", T0, 1), ("a", T0 + 90_000, 2), ("a", T0 + 80_000, 3), ("a", T0 + 150_000, 4), ("a", T0, 5)]
+    app = tg.App("late", log=filled(tmp_path, rows), state=tmp_path / "state")
+    app.stream("events").window(tg.Hopping("1m", "30s")).count().table("hops")
+    metrics = Metrics()
+    app.run("local", until="caught_up", metrics=metrics)
+    values = {sample.name: sample.value for sample in metrics.samples() if "late" in sample.name}
+    assert values == {"tidegate_late_total": 1, "tidegate_late_windows_total": 3}
+
+
+def test_compat_of_windows_is_checked_recorded_and_kept(tmp_path: Path) -> None:
+    from tidegate.pipeline.definition.changes import compare
+
+    def flow(**settings: Any) -> Any:
+        app = tg.App("a", data=tmp_path)
+        app.stream("events").window(tg.Session("1m")).count(**settings).table("t")
+        return app.flows[0]
+
+    with pytest.raises(tg.InvalidError, match="only 'kafka-streams' is known"):
+        flow(compat="flink")
+    ours, theirs = flow(), flow(compat="kafka-streams")
+    assert "compat" not in str(ours.document) and theirs.fingerprint != ours.fingerprint
+    assert compare({"t": ours.description}, [theirs]).kind == "incompatible"
+    assert compare({"t": theirs.description}, [theirs]).kind == "same"

@@ -1,0 +1,292 @@
+"""An app on a cluster while drivers, executors and workers are killed, disks fail and fill up, and the clock jumps.
+
+Records are written all the while. At the end the app runs undisturbed to the end of its log; its tables must be those
+of a run that nobody disturbed, record by record, and after a collection nothing may be left that no commit names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tidegate.clock import ManualClock
+from tidegate.pipeline.rounds.collecting import Collector
+from tidegate.pipeline.rounds.records import Records
+from tidegate.storage.backends.folder import FolderBackend
+from tidegate.testing.pipelines import NOON, TEN, every_kind, named_objects, objects_of, run_all
+
+APP = "every-kind"
+WINDOWED = ("tumbling", "hopping", "sliding", "by-shop")
+DRIVER = """
+import errno, os, random, sys, time
+from pathlib import Path
+import tidegate.spark
+from cluster_kit import two_hosts
+from tidegate.clock import SystemClock
+from tidegate.errors import UnavailableError
+from tidegate.files import Files
+from tidegate.testing.pipelines import every_kind
+
+folder = Path(sys.argv[1])
+
+class Jumping(SystemClock):
+    '''A wall clock that was set wrong: by so many milliseconds as a file says.'''
+
+    def now_ms(self):
+        try:
+            return super().now_ms() + int((folder / "jump").read_text() or 0)
+        except FileNotFoundError:
+            return super().now_ms()
+
+class Failing:
+    '''Passes batches on; from the first on, effects on files of its process fail as a file says.'''
+
+    def __init__(self, path):
+        self.path, self.is_in = path, False
+
+    def __call__(self, batch):
+        if not self.is_in:
+            self.install()
+        return batch.select(["order", "shop", "amount"])
+
+    def install(self):
+        self.is_in, chance, path = True, random.Random(os.getpid()), self.path
+
+        def fails(effect):
+            if effect.mutates:
+                try:
+                    name, share = path.read_text().split()
+                except (FileNotFoundError, ValueError):
+                    return
+                if chance.random() < float(share):
+                    with open(path.parent / "failed", "a") as told:
+                        told.write(name[-1])
+                    raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
+
+        plain = Files.__init__
+
+        def watched(self, watch=None):
+            plain(self, watch or fails)
+
+        Files.__init__ = watched
+
+failing = Failing(folder / "faults")
+failing.install()
+config = {
+    "spark.executor.memory": "512m", "spark.task.maxFailures": "8",
+    "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+}
+spark = tidegate.spark.session("kills", master=two_hosts(folder / "workers"), config=config)
+spark.sparkContext.setLogLevel("OFF")
+app = every_kind(folder, failing)
+run = app.start(spark, round_records=5000, clock=Jumping(), lease_ms=3000)
+print("started", flush=True)
+while run.is_running:
+    run.join("200ms")
+    (folder / "progress").write_text(str(run.progress.records))
+    if (folder / "stop").exists():
+        run.stop()
+print(repr(run.error), flush=True)
+"""
+
+
+class Stage:
+    """The app's folder, a writer of its topic, the process that drives it, and what happened to it."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.chance = folder, random.Random(seed)
+        self.happened: dict[str, int] = {}
+        self.peak_bytes = 0
+        with tg.Log(folder / "log", durability="os") as log:
+            log.create_topic("orders", 2)
+        every_kind(folder, _same).run("local", until="caught_up", clock=ManualClock(NOON))
+        self.log = tg.Log(folder / "log", durability="os")
+        self.sender = self.log.writer("orders", integrity=True)
+        self.written, self.driver = 0, None
+        self._script = folder / "driver.py"
+        self._script.write_text(DRIVER)
+
+    def write(self, rows: int) -> None:
+        """Orders of one second for each fifty, some twice."""
+        numbers = [
+            n - self.chance.randrange(40) * (self.chance.random() < 0.1)
+            for n in range(self.written, self.written + rows)
+        ]
+        values = [f'{{"order":{max(0, n)},"shop":"s{n % 7}","amount":{n % 97}.25}}' for n in numbers]
+        times = [TEN + (self.written + n) * 20 for n in range(rows)]
+        keys = [f"customer-{max(0, n) % 20}" for n in numbers]
+        self.sender.write(pa.table({"key": keys, "value": values, "timestamp": times}))
+        self.written += rows
+
+    def start(self) -> None:
+        self.started_at = time.time()
+        kit = str(Path(__file__).parent)
+        environment = os.environ | {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_WORKER_DIR": str(self.folder / "workers"),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [kit, os.environ.get("PYTHONPATH")]))
+        self.driver = subprocess.Popen(
+            [sys.executable, str(self._script), str(self.folder)],
+            env=environment, stdout=(self.folder / "out").open("ab"), stderr=(self.folder / "err").open("ab"),
+            start_new_session=True,
+        )  # fmt: skip
+
+    def below(self) -> dict[str, list[int]]:
+        """The processes of the session by what they are."""
+        found: dict[str, list[int]] = {"driver": [], "jvm": [], "executor": [], "worker": []}
+        if self.driver is None or self.driver.poll() is not None:
+            return found
+        children: dict[int, list[int]] = {}
+        commands: dict[int, str] = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError, IndexError):
+                stat = (path / "stat").read_text().rsplit(")", 1)[1].split()
+                children.setdefault(int(stat[1]), []).append(int(path.name))
+                commands[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+        line = [self.driver.pid]
+        while line:
+            pid = line.pop()
+            line += children.get(pid, [])
+            command = commands.get(pid, "")
+            if pid == self.driver.pid:
+                found["driver"].append(pid)
+            elif "CoarseGrainedExecutorBackend" in command:
+                found["executor"].append(pid)
+            elif "pyspark.daemon" in command or "pyspark/daemon" in command:
+                found["worker"].append(pid)
+        return found
+
+    def measure(self) -> None:
+        for pid in self.below()["worker"] + self.below()["driver"]:
+            with suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                anonymous = next(line for line in lines if line.startswith("RssAnon"))
+                self.peak_bytes = max(self.peak_bytes, int(anonymous.split()[1]) << 10)
+
+    def disturb(self) -> None:
+        """One thing that happens to machines."""
+        what = self.chance.choice(
+            ["driver", "executor", "worker", "worker", "EIO", "ENOSPC", "forward", "back"]
+        )
+        if what in ("EIO", "ENOSPC"):
+            (self.folder / "faults").write_text(f"{what} {0.02 if what == 'EIO' else 1}")
+            time.sleep(self.chance.uniform(0.5, 3))
+            (self.folder / "faults").unlink()
+        elif what in ("forward", "back"):
+            (self.folder / "jump").write_text(
+                str(self.chance.randrange(3_600_000) * (1 if what == "forward" else -1))
+            )
+        else:
+            victims = self.below()[what]
+            if not victims:
+                return
+            victim = self.chance.choice(victims)
+            if what == "driver":
+                os.killpg(victim, signal.SIGKILL)
+            else:
+                os.kill(victim, signal.SIGKILL)
+        self.happened[what] = self.happened.get(what, 0) + 1
+
+    def is_working(self) -> bool:
+        """Whether the process that runs now has begun rounds: one that is killed before did not do anything."""
+        progress = self.folder / "progress"
+        return progress.exists() and progress.stat().st_mtime > self.started_at
+
+    def keep_running(self) -> None:
+        if self.driver is None or self.driver.poll() is not None:
+            self.start()
+
+    def end(self) -> None:
+        if self.driver is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.driver.pid, signal.SIGKILL)
+            self.driver.wait()
+        self.sender.close()
+        self.log.close()
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select(["order", "shop", "amount"])
+
+
+def tables(folder: Path) -> dict[str, list[Any]]:
+    """Everything that the app tells others: its windowed topics, its sessions, and the table that is no topic."""
+    found: dict[str, list[Any]] = {}
+    with every_kind(folder, _same) as app:
+        for name in WINDOWED:
+            with app.windowed_table(name) as table:
+                found[name] = sorted(
+                    (repr(row.key), row.window.start, repr(row.value)) for row in table.all()
+                )
+        for name in ("tumbling", "by-shop", "session", "shops"):
+            with app.read(name) as table:
+                found[f"read {name}"] = sorted(map(repr, table.to_arrow().to_pylist()))
+    with tg.Log(folder / "log", read_only=True) as log:
+        passed = log.reader("passed").read_all()
+    found["passed"] = sorted(value for value in passed.column("value").to_pylist() if value)
+    return found
+
+
+def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> None:
+    twin, stage = folder / "twin", Stage(folder / "app", seed)
+    until, next_at = time.monotonic() + seconds, time.monotonic() + 15
+    try:
+        while time.monotonic() < until:
+            stage.keep_running()
+            stage.write(500)
+            stage.measure()
+            if time.monotonic() >= next_at and stage.is_working():
+                stage.disturb()
+                next_at = time.monotonic() + stage.chance.uniform(*((10, 20) if seconds > 120 else (4, 8)))
+            time.sleep(0.25)
+    finally:
+        stage.end()
+    failed = (stage.folder / "failed").read_text() if (stage.folder / "failed").exists() else ""
+    shutil.copytree(stage.folder / "log", twin / "log")
+    with tg.Log(twin / "log") as log:
+        for name in set(log.topics()) - {"orders"}:
+            log.delete_topic(name)
+    run_all(every_kind(twin, _same), "local")
+    summary = run_all(every_kind(stage.folder, _same), "local")
+    assert summary.exit_code == 0 and not summary.stopped
+    ours, theirs = tables(stage.folder), tables(twin)
+    assert {name: len(rows) for name, rows in ours.items()} == {
+        name: len(rows) for name, rows in theirs.items()
+    }
+    assert ours == theirs
+    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
+    backend = FolderBackend(stage.folder / "state", clock=clock)
+    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
+    assert objects_of(backend, APP) == named_objects(backend, APP) != set()
+    ceiling = every_kind(stage.folder, _same).storage.memory_ceiling_bytes
+    assert stage.peak_bytes < ceiling
+    kills = sum(stage.happened.values())
+    figures = {
+        "records": stage.written, "injected_errors": len(failed), "peak_mib": stage.peak_bytes >> 20,
+        "ceiling_mib": ceiling >> 20, **stage.happened,
+    }  # fmt: skip
+    print(json.dumps(figures))
+    tally(kills, repaired=kills, **figures)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [pytest.param(16, id="R-18-minutes")])
+def test_ten_minutes_of_kills_faults_and_clock_jumps_leave_no_trace(
+    tmp_path: Path, seed: int, tally: Any
+) -> None:
+    minutes_of_kills(tmp_path, float(os.environ.get("TIDEGATE_KILL_SECONDS", "600")), seed, tally)
