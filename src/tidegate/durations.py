@@ -8,6 +8,7 @@
 | a `timedelta`; `0` | the same; nothing |
 | `16384` `16KiB` `64 MiB` `1GB` | a size; `KiB` = 1024, `KB` = 1000 |
 | `2026-01-01T10:00Z` `2026-01-01 10:00:00.5+02:00` | a moment; without a zone it is UTC |
+| `datetime` `date` `pandas.Timestamp` `numpy.datetime64`, Arrow scalars | the same moment; without a zone it is UTC |
 
 A bare number is refused for durations, as text and as an int: whether it means seconds or milliseconds is the
 oldest mistake there is. So is `1M`: Arrow, pandas and people mean a month, a minute or a million by it. Keys and
@@ -23,15 +24,19 @@ refused.
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidegate.errors import InvalidError
 
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
 DurationLike: TypeAlias = "Literal[0] | str | timedelta"
 SizeLike: TypeAlias = "int | str"
-MomentLike: TypeAlias = "int | str | datetime"
+MomentLike: TypeAlias = "int | str | date | datetime | np.datetime64 | np.integer[Any] | pa.Scalar"
 
 _UNIT_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _WORDS = {
@@ -197,7 +202,14 @@ def format_size(size: int) -> str:
 
 
 def moment_ms(value: MomentLike) -> int:
-    """The moment in epoch milliseconds."""
+    """The moment in epoch milliseconds; what lies between two is rounded down."""
+    if hasattr(value, "as_py"):  # an Arrow scalar
+        value = value.as_py()
+    kind: str = getattr(getattr(value, "dtype", None), "kind", "")  # of numpy's scalars
+    if kind == "M":
+        return _datetime64_ms(value)
+    if kind in ("i", "u"):
+        value = int(value)  # type: ignore[arg-type]
     if isinstance(value, bool):
         raise TypeError("a moment is an int of epoch milliseconds, a string or a datetime, not a bool")
     if isinstance(value, int):
@@ -213,11 +225,21 @@ def moment_ms(value: MomentLike) -> int:
             value = datetime.fromisoformat(without_zone_name(value.strip()))
         except ValueError:
             raise InvalidError(f"{value!r} is not a moment; write it like 2026-01-01T10:00Z") from None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
         raise TypeError(f"a moment is an int of epoch milliseconds, a string or a datetime, not {value!r}")
+    if value != value:  # pandas.NaT
+        raise InvalidError(f"{value!r} is no moment")
     if value.tzinfo is None:
         value = value.replace(tzinfo=UTC)
-    return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    return int((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1))
+
+
+def _datetime64_ms(value: Any) -> int:
+    if value != value:
+        raise InvalidError(f"{value!r} is no moment")
+    return int(value.astype("datetime64[ms]").astype("int64"))
 
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}

@@ -138,6 +138,15 @@ class UnavailableError(TidegateError):
     remedy = "Retry later: free the disk, start the broker, mend the connection."
 
 
+class CommitGoneError(UnavailableError):
+    """The commit that was being read is not kept any more: newer ones took its place meanwhile."""
+
+    remedy = (
+        "Read again: the newest commit is shown then. If it comes again, read less at a time, or have the table "
+        "commit less often."
+    )
+
+
 class InternalError(TidegateError):
     """Our own bookkeeping contradicts itself: a fault of this program, never of the data or the caller."""
 

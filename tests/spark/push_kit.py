@@ -60,11 +60,12 @@ def push_here(
     partitions: int = 2,
     watch: Callable[[str], None] | None = None,
     touch: dict[str, Callable[[VersionPush], None]] | None = None,
+    serdes: tuple[str, str] = ("String()", "String()"),
     **settings: Any,
 ) -> PushReport:
     """All of a push but Spark, which only brings rows to their tasks; `touch` is called at the steps it names."""
     backend = open_backend(str(folder / "state"))
-    plan = PushPlan(str(folder / "log"), table, partitions, "String()", "String()", **settings)
+    plan = PushPlan(str(folder / "log"), table, partitions, *serdes, **settings)
     hooks = touch or {}
 
     def at(step: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from push_kit import damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
 
 from tidegate.clock import SystemClock
-from tidegate.errors import ConflictError, UnavailableError
+from tidegate.errors import CommitGoneError, ConflictError, UnavailableError
 from tidegate.integrity import Sender
 from tidegate.integrity.breaking import break_topic
 from tidegate.integrity.damage import DamageKind
@@ -23,6 +23,7 @@ from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits
 from tidegate.tables.versions.catalog import Versions
+from tidegate.tables.versions.deleting import delete_version
 from tidegate.tables.versions.ingesting import ingest_here
 from tidegate.tables.versions.pushing import VersionPush
 from tidegate.tables.versions.reading import versioned_table
@@ -59,6 +60,48 @@ def test_a_push_is_shown_whole_and_an_open_reader_moves_on_to_the_next(tmp_path:
             seen + sum(batch.num_rows for batch in going_on) == 300
         )  # what was begun goes on with what it began
     assert shown(tmp_path) == expected(200, "new")
+
+
+def test_an_answer_is_read_with_the_serdes_of_the_version_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 1 has text, version 2 numbers: a key is encoded, and rows are decoded, as the version shown has them."""
+    numbers = [(number.to_bytes(8, "big"), (number * 10).to_bytes(8, "big")) for number in range(100)]
+    push_here(tmp_path, rows(100))
+    with versioned_table("users", state=tmp_path / "state") as reader:
+        scan = reader.batches(batch_rows=10)
+        seen = next(scan).to_pylist()
+        push_here(tmp_path, numbers, serdes=("Long()", "Long()"))
+        monkeypatch.setattr(reader, "_looked_ms", None)  # the next question looks, and finds version 2
+        assert reader.get(7) == 70
+        assert {row.key: row.value for row in reader.fetch_many([1, 2])} == {1: 10, 2: 20}
+        assert reader.sql("select sum(value) s from rows")["s"].to_pylist() == [49_500]
+        assert str(reader.to_arrow().schema.field("value").type) == "int64"
+        seen += [row for batch in scan for row in batch.to_pylist()]
+        assert {row["key"]: row["value"] for row in seen} == expected(100)
+        versions_of(tmp_path).swap(1)
+        monkeypatch.setattr(reader, "_looked_ms", None)
+        assert [row.value for row in reader.fetch_range("key-00005", "key-00006")] == ["v-5", "v-6"]
+
+
+def test_a_version_that_is_deleted_under_a_scan_is_told_and_a_query_takes_the_next(tmp_path: Path) -> None:
+    push_here(tmp_path, rows(300, "old"))
+    with versioned_table("users", state=tmp_path / "state") as reader:
+        scan = reader.batches(batch_rows=10)
+        next(scan)
+        view = reader._shown
+        assert view is not None
+        push_here(tmp_path, rows(300, "new"))
+        push_here(tmp_path, rows(300, "newest"))
+        versions = versions_of(tmp_path)
+        with Log(tmp_path / "log") as log:
+            delete_version(versions, log, 1)
+        view.source.runtime.packs.close()
+        with pytest.raises(
+            CommitGoneError, match="users_v1 was deleted while it was read; read the table again"
+        ):
+            list(scan)
+        assert reader.get("key-00007") == "newest-7"
 
 
 def test_of_rows_with_one_key_the_largest_value_counts(tmp_path: Path) -> None:

@@ -71,6 +71,21 @@ def test_the_switch_is_a_control_record_and_the_live_topic_is_read_from_the_rewi
     assert table.get("alice") == "rewound" and table.get("bob") is None
 
 
+def test_a_scan_of_a_replica_does_not_see_what_it_drains_meanwhile(stage: Stage) -> None:
+    live = stage.sender(LIVE)
+    keys = [f"k{number:03}" for number in range(60)]
+    stage.push(**dict.fromkeys(keys, "pushed"))
+    table = stage.replica("a")
+    stage.settle(table)
+    scan = table.batches(batch_rows=10)
+    seen = [row["value"] for row in next(scan).to_pylist()]
+    stage.write(live, **dict.fromkeys(keys, "live"))
+    stage.settle(table)
+    seen += [row["value"] for batch in scan for row in batch.to_pylist()]
+    assert seen == ["pushed"] * 60
+    assert set(rows(table).values()) == {"live"}
+
+
 def test_rewinding_from_the_start_of_the_push(stage: Stage) -> None:
     live = stage.sender(LIVE)
     stage.write(live, alice="an hour before")

@@ -22,7 +22,7 @@ from push_kit import rows as pushed_rows
 from served_shop import WINDOW_MS, shop, strict
 
 import tidegate as tg
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CommitGoneError, InvalidError
 from tidegate.pipeline.reading.explaining import explain_window
 from tidegate.pipeline.reading.recorded import open_recorded, recorded_flow, recorded_tables
 from tidegate.storage import open_backend
@@ -435,7 +435,9 @@ def test_what_a_builder_lets_go_while_it_is_read_is_read_from_its_newest_commit(
                 assert asked(site, "latest", None, look) == 59
                 assert looked[1:] == [built.commits()[-1].number] > looked[:1]
                 looked.clear()
-                with pytest.raises(CorruptError, match="missing"):  # whoever asks for a commit gets no other
+                with pytest.raises(
+                    CommitGoneError, match="not kept"
+                ):  # whoever asks for a commit gets no other
                     asked(site, "latest", built.commits()[-1].number, look)
             finally:
                 site.close()

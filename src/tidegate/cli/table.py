@@ -200,7 +200,7 @@ def _opened(
     from tidegate.clock import SystemClock
     from tidegate.tables.building.stored import SERDES, open_committed
     from tidegate.tables.replicas.reading import freshest_replica
-    from tidegate.tables.versions.catalog import version_named
+    from tidegate.tables.versions.catalog import Versions, version_named
     from tidegate.tables.versions.reading import VersionedTable
 
     choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
@@ -213,6 +213,9 @@ def _opened(
                     f"table {name} has versions and no commits to choose; name one, like {name}_v1"
                 )
             named, chosen = versioned
+            chosen = (
+                chosen or Versions(backend, named).require().current or None
+            )  # the same for the whole command
             with VersionedTable(
                 backend, named, number=chosen, key=choose(key_serde), value=choose(value_serde)
             ) as current:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.durations import DurationLike, milliseconds
+from tidegate.durations import DurationLike, format_duration, milliseconds
+from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
@@ -27,6 +28,7 @@ from tidegate.tables.building.lease import DEFAULT_TTL_MS
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.table import Table
+from tidegate.tables.topic_encoding import read_encoding
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -96,6 +98,7 @@ def open_table(
         else state
     )
     try:
+        _check_recorded(log, backend, rules)
         claim, builder = None, None
         if not read_only:
             claim = Claim(
@@ -143,3 +146,22 @@ def open_table(
         table.close()
         raise
     return table
+
+
+def _check_recorded(log: Any, backend: Any, rules: TableRules) -> None:
+    """Refuse windows that the app which writes the topic did not make: bytes do not tell their kind and size."""
+    shape = rules.shape
+    recorded = read_encoding(log, backend, shape.topic) if shape.is_windowed else None
+    if recorded is None:
+        return
+    if recorded.window is None:
+        raise InvalidError(f"{shape.topic} holds plain records: use table({shape.topic!r}, …)")
+    if recorded.is_sessions != (shape.kind == "session"):
+        holds, fitting = ("sessions", "sessioned") if recorded.is_sessions else ("time windows", "windowed")
+        raise InvalidError(f"{shape.topic} holds {holds}: use {fitting}_table({shape.topic!r}, …)")
+    size_ms = recorded.window_size_ms
+    if shape.kind == "window" and size_ms is not None and size_ms != shape.size_ms:
+        raise InvalidError(
+            f"table {shape.name}: window_size is {format_duration(shape.size_ms)}, but {shape.topic} holds windows of "
+            f"{format_duration(size_ms)}: give window_size={format_duration(size_ms)!r}"
+        )

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.building.commits import Commit, load_commits
+from tidegate.tables.building.commits import Commit, kept_commit, load_commits
 from tidegate.tables.building.partition_state import Counts
 from tidegate.tables.building.shape import TableRules
+from tidegate.tables.building.sides import Sides
 from tidegate.tables.building.source import Snapshot, TableSource
 from tidegate.tables.building.successor import Successor
-from tidegate.tables.queries.forms import DEFAULT_TIMEOUT, Positions, TableQueries
+from tidegate.tables.queries.forms import DEFAULT_TIMEOUT, TRIES, Positions, TableQueries
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
@@ -32,9 +35,7 @@ if TYPE_CHECKING:
     from tidegate.tables.queries.changes import Subscription
     from tidegate.tables.queries.explain import Explanation
 
-Answer = TypeVar("Answer")
 LOOK_AGAIN_MS: Final = 100
-TRIES: Final = 4
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +78,13 @@ class TableAt(TableQueries):
     def close(self) -> None:
         self._snapshot.close()
 
-    def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
-    ) -> Answer:
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[TableSource]:
         _require(at_least, self.position, "this commit is fixed; ask the table itself")
-        return look(self._snapshot.source)
+        with kept_commit(self._snapshot.backend, self.rules.shape.name, self.commit):
+            yield self._snapshot.source
 
 
 class Table(TableQueries):
@@ -113,7 +116,7 @@ class Table(TableQueries):
         self._follows = False
         self._asked_ms: int | None = None
         self._lock = threading.RLock()
-        self._shown: Snapshot | None = None
+        self._sides: Sides[Snapshot] = Sides()
         self._version = ""
         self._looked_ms: int | None = None
         self._past: list[TableAt] = []
@@ -154,9 +157,9 @@ class Table(TableQueries):
         """What has been seen: partition → the offset after it. Good as `at_least` of any process's query."""
         if self._builder is not None:
             return self._builder.source.positions
-        with self._lock:
-            self._refresh(force=True)
-            return {} if self._shown is None else dict(self._shown.commit.positions)
+        self._refresh(force=True)
+        shown = self._sides.shown
+        return {} if shown is None else dict(shown.commit.positions)
 
     @property
     def lag(self) -> int:
@@ -169,11 +172,15 @@ class Table(TableQueries):
     @property
     def counts(self) -> Counts:
         """What became of the records so far."""
-        total = Counts()
-        for state in self._read(lambda source: source.partitions, None, 0):
-            for name in total.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(state.counts, name))
-        return total
+
+        def summed(source: TableSource) -> Counts:
+            total = Counts()
+            for state in source.partitions:
+                for name in total.__struct_fields__:
+                    setattr(total, name, getattr(total, name) + getattr(state.counts, name))
+            return total
+
+        return self._read(summed, None, 0)
 
     # -- going on --------------------------------------------------------------------------------
 
@@ -262,7 +269,7 @@ class Table(TableQueries):
         from tidegate.tables.queries.explain import explain
 
         return self._read(
-            lambda source: explain(source, self._log, self._key(key), ts, seq), None, DEFAULT_TIMEOUT
+            lambda source: explain(source, self._log, source.key(key), ts, seq), None, DEFAULT_TIMEOUT
         )
 
     def close(self) -> None:
@@ -278,8 +285,7 @@ class Table(TableQueries):
         finally:
             for past in self._past:
                 past.close()
-            if self._shown is not None:
-                self._shown.close()
+            self._sides.close()
             if self._builder is not None:
                 self._builder.source.runtime.close()
             if self._owns_backend:
@@ -289,57 +295,63 @@ class Table(TableQueries):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
-    ) -> Answer:
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[TableSource]:
         self._check_open()
         if at_least:
             self._wait(at_least, milliseconds(timeout))
         if self._builder is not None:
-            return look(self._builder.source)
-        with self._lock:
-            for attempt in range(TRIES):
-                self._refresh(force=attempt > 0)
-                shown = self._shown
-                if shown is None:
-                    raise UnavailableError(
-                        f"table {self.name} has no commit yet; start the process that builds it, or wait for it"
-                    )
-                try:
-                    return look(shown.source)
-                except CorruptError:
-                    # The builder has gone on and deleted what this commit needs: look at a newer one, if there is.
-                    if attempt == TRIES - 1 or not self._refresh(force=True):
-                        raise
-        raise UnavailableError(f"table {self.name} changes faster than it can be read here; try again")
+            yield self._builder.source
+            return
+        self._refresh(force=is_retry)
+        if self._sides.shown is None:
+            raise UnavailableError(
+                f"table {self.name} has no commit yet; start the process that builds it, or wait for it"
+            )
+        with self._sides.held() as shown, kept_commit(self._backend, self.name, shown.commit):
+            yield shown.source
 
-    def _refresh(self, *, force: bool) -> bool:
-        """Show the newest commit; whether it is another one than before."""
-        now_ms = self._clock.monotonic_ms()
-        if not force and self._looked_ms is not None and now_ms - self._looked_ms < LOOK_AGAIN_MS:
-            return False
-        self._looked_ms = now_ms
+    def _refresh(self, *, force: bool) -> None:
+        """Show the newest commit; where another thread is about to, and need not be waited for, go on without."""
+        now_ms, is_shown = self._clock.monotonic_ms(), self._sides.shown is not None
+        if (
+            is_shown
+            and not force
+            and self._looked_ms is not None
+            and now_ms - self._looked_ms < LOOK_AGAIN_MS
+        ):
+            return
+        if not self._lock.acquire(blocking=force or not is_shown):
+            return
+        try:
+            self._looked_ms = now_ms
+            self._show_newest()
+        finally:
+            self._lock.release()
+
+    def _show_newest(self) -> None:
         for _ in range(TRIES):
             found = load_commits(self._backend, self.name)
             if found is None or not found[0].commits or found[1] == self._version:
-                return False
-            known, version = found
+                return
+            (known, version), shown = found, self._sides.shown
             newest = known.commits[-1]
-            if self._shown is not None and newest.number == self._shown.commit.number:
-                self._version = version
-                return False
             try:
-                if self._shown is None:
+                if shown is None:
                     self.rules.shape.check_same(known.shape)
-                    self._shown = Snapshot(self._backend, self.rules, newest, clock=self._clock)
-                else:
-                    self._shown.show(newest)
+                if shown is None or newest.number != shown.commit.number:
+                    self._sides.move(
+                        partial(Snapshot, self._backend, self.rules, newest, clock=self._clock),
+                        lambda each, newest=newest: each.show(newest),  # type: ignore[misc]
+                    )
             except CorruptError:
                 if load_commits(self._backend, self.name) == found:
                     raise
                 continue  # it was replaced while we opened it
             self._version = version
-            return True
+            return
         raise UnavailableError(f"table {self.name} commits faster than it can be opened here; try again")
 
     def _wait(self, targets: Mapping[int, int], timeout_ms: int) -> None:

@@ -6,24 +6,29 @@
 | closes at | stream time − grace | stream time − grace | stream time − grace − gap |
 | takes a record while | end > close | end ≥ close | end ≥ close |
 | is final when | end ≤ close | end < close | end < close |
-| kept for (default, and least) | size + grace | 2 × difference + grace | gap + grace (default one more) |
+| kept for at least | size + grace | 2 × difference + grace | gap + grace (one more where none is said) |
 
 A session that ends exactly where sessions close may still grow, so it can be read one millisecond longer than the
 least retention by default. Retention says how long windows can be read, and changes no result.
+
+Where no retention is said, windows are kept as long as they can change, and in a table for a day, or so long if that
+is more (`as_table`).
 
 No window starts before the epoch. Values only: nothing here knows of storage or clocks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from math import gcd
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 
 LATEST = 2**63 - 1
+TABLE_RETENTION_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -34,6 +39,7 @@ class Hopping:
     advance_ms: int
     grace_ms: int
     retention_ms: int
+    is_retention_said: bool = field(compare=False, repr=False)
     name: ClassVar[str] = "hopping"
 
     def __init__(
@@ -52,6 +58,7 @@ class Hopping:
             )
         _set(self, size_ms=size_ms, advance_ms=advance_ms, grace_ms=grace_ms)
         _set(self, retention_ms=_retention(retention, least=size_ms + grace_ms))
+        _set(self, is_retention_said=retention is not None)
 
     @property
     def pane_ms(self) -> int:
@@ -92,6 +99,7 @@ class Sliding:
     difference_ms: int
     grace_ms: int
     retention_ms: int
+    is_retention_said: bool = field(compare=False, repr=False)
     name: ClassVar[str] = "sliding"
 
     def __init__(
@@ -100,6 +108,7 @@ class Sliding:
         difference_ms, grace_ms = _positive("difference", difference), _grace(grace)
         _set(self, difference_ms=difference_ms, grace_ms=grace_ms)
         _set(self, retention_ms=_retention(retention, least=2 * difference_ms + grace_ms))
+        _set(self, is_retention_said=retention is not None)
 
     def close_time(self, stream_time: int) -> int:
         """Windows that end before this are final."""
@@ -116,6 +125,7 @@ class Session:
     gap_ms: int
     grace_ms: int
     retention_ms: int
+    is_retention_said: bool = field(compare=False, repr=False)
     name: ClassVar[str] = "session"
 
     def __init__(
@@ -125,6 +135,7 @@ class Session:
         _set(self, gap_ms=gap_ms, grace_ms=grace_ms)
         least = gap_ms + grace_ms
         _set(self, retention_ms=_retention(retention, least=least) if retention is not None else least + 1)
+        _set(self, is_retention_said=retention is not None)
 
     def close_time(self, stream_time: int) -> int:
         """Sessions that end before this are final."""
@@ -144,6 +155,15 @@ class Unlimited:
 
 
 WindowKind: TypeAlias = "Tumbling | Hopping | Sliding | Session | Unlimited"
+
+
+def as_table(kind: WindowKind) -> WindowKind:
+    """The windows as a table keeps them: for a day at least, unless another retention was said."""
+    if isinstance(kind, Unlimited) or kind.is_retention_said:
+        return kind
+    kept = copy(kind)
+    _set(kept, retention_ms=max(kind.retention_ms, TABLE_RETENTION_MS))
+    return kept
 
 
 def _set(window: object, **fields: int) -> None:

@@ -89,6 +89,7 @@ class App:
         self.storage = storage if isinstance(storage, StorageConfig) else StorageConfig.of(storage or {})
         self.idle_after_ms = None if idle_after is None else duration_ms(idle_after)
         self._flows: list[Flow] = []
+        self._streams: list[Stream] = []  # what each flow was made of
         self._opened_log: Any = None
         self._opened_state: StorageBackend | None = None
 
@@ -190,17 +191,17 @@ class App:
     def _add(self, stream: Stream, sink: Sink) -> None:
         """Take an end of a stream into the app; the same once more changes nothing."""
         name = sink_name(sink)
-        for place, flow in enumerate(self._flows):
+        for place, (flow, known) in enumerate(zip(self._flows, self._streams, strict=True)):
             if name in map(sink_name, flow.sinks):
-                if sink in flow.sinks and (flow.source, flow.steps) == (stream.source, stream.steps):
+                if sink in flow.sinks and known == stream:
                     return  # a notebook's cell that was run again
                 raise InvalidError(
                     f"app {self.name} has something that goes to {name!r} already; give this its own name, "
                     "or make the App anew where a changed definition shall replace it"
                 )
-            if _is_same(flow, stream):
+            if _is_same(known, stream):
                 self._check_circle(stream.source.topic, name)
-                grown = Flow(flow.source, flow.steps, (*flow.sinks, sink))
+                grown = Flow(known.source, known.steps, (*flow.sinks, sink))
                 known_topics.check_reading([*self._flows[:place], grown, *self._flows[place + 1 :]])
                 self._flows[place] = grown
                 return
@@ -208,6 +209,7 @@ class App:
         self._check_circle(stream.source.topic, name)
         known_topics.check_reading([*self._flows, made])
         self._flows.append(made)
+        self._streams.append(stream)
 
     def _check_circle(self, source: str, name: str) -> None:
         """Refuse flows that would feed each other for ever."""
@@ -435,12 +437,12 @@ class App:
         return f"<pre>{escape(self.explain(sample=False))}</pre>"
 
 
-def _is_same(flow: Flow, stream: Stream) -> bool:
-    """Whether a stream is the very one the flow was made of: its ends share the work."""
+def _is_same(known: Stream, stream: Stream) -> bool:
+    """Whether a stream is the very one a flow was made of: its ends share the work."""
     return (
-        flow.source is stream.source
-        and len(flow.steps) == len(stream.steps)
-        and all(ours is theirs for ours, theirs in zip(flow.steps, stream.steps, strict=True))
+        known.source is stream.source
+        and len(known.steps) == len(stream.steps)
+        and all(ours is theirs for ours, theirs in zip(known.steps, stream.steps, strict=True))
     )
 
 

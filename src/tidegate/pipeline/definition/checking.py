@@ -27,6 +27,7 @@ from tidegate.log.topics.topics import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
     described,
+    key_serde_for,
     require_writable,
     source_schema,
     unknown_column,
@@ -327,7 +328,8 @@ def _check_lookup(where: str, step: Lookup, schema: pa.Schema, key: Serde[Any]) 
             )
         added.append(pa.field(name, there.field(column).type))
     if step.key is not None:
-        Projection([("key", step.key)], schema, key, what=where)
+        by = Projection([("key", step.key)], schema, key, what=where)
+        key_serde_for(by.schema.field("key").type, f"{where}: key")
     return pa.schema([*schema, *added])
 
 

@@ -7,13 +7,15 @@ Thread rule: pure functions, but for the sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import format_duration, format_size
+from tidegate.errors import TidegateError
 from tidegate.integrity.rules import OnError, ValidationRules, policy_of
 from tidegate.integrity.state import NEVER, Phase
 from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
-from tidegate.log.access.connect import is_kafka
+from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
@@ -65,6 +67,9 @@ def explain_app(app: App, *, sample: bool | None) -> str:
             found = sample_flow(flow, app.log, app.client)
         doubts = gap_doubts(flow, app.log, app.client) if looks and _validate(flow) is not None else []
         lines += ["", *_flow_lines(flow, found[0], doubts, app), *_field_lines(found[1])]
+        tables = sorted({step.table for step in flow.steps if isinstance(step, Lookup)})
+        if tables:
+            lines += ["  looked-up tables", *(f"    {each}" for each in _lookup_lines(app, tables, looks))]
     return "\n".join(lines)
 
 
@@ -125,6 +130,32 @@ def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
             "         nor, at the end of a run until caught up, one that was read to its end; what comes later is "
             "worked on later. idle_after=None waits for all"
         )
+
+
+def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]:
+    """How far each table is, and who keeps it up to date."""
+    if not looks:
+        yield f"{', '.join(tables)}: nobody looked how far they are behind their topics"
+        return
+    from tidegate.pipeline.rounds.lookups import table_lags
+    from tidegate.pipeline.tasks.opening import open_state
+
+    settings: dict[str, Any] = {"client": app.client} if is_kafka(app.log) else {"read_only": True}
+    try:
+        with open_log(app.log, **settings) as log, closing(open_state(app.state)) as backend:
+            found = list(table_lags(log, backend, tables))
+    except TidegateError as error:  # a plan can be told without looking
+        yield f"{', '.join(tables)}: could not be looked at ({error})"
+        return
+    for table, known, lag in found:
+        if known is None:
+            yield f"{table}: not built yet; this app builds it from the topic of that name, if there is one"
+            continue
+        behind = (
+            "its topic is not in this log" if lag is None else f"{lag:,} records behind {known.shape.topic}"
+        )
+        kept = "" if lag is None else "; kept up to date by this app while it runs and no other process does"
+        yield f"{table}: commit {known.commits[-1].number}, {behind}{kept}"
 
 
 # ── source, steps, sinks ─────────────────────────────────────────────────────────────────────────────────────────
@@ -197,7 +228,8 @@ def _kind(kind: Any) -> str:
             said = f"sliding {format_duration(kind.difference_ms)}"
         case Session():
             said = f"session with gaps up to {format_duration(kind.gap_ms)}"
-    return f"{said}, grace {format_duration(kind.grace_ms)}, kept {format_duration(kind.retention_ms)}"
+    kept = format_duration(kind.retention_ms) + ("" if kind.is_retention_said else " (default)")
+    return f"{said}, grace {format_duration(kind.grace_ms)}, kept {kept}"
 
 
 def _aggregate(each: AggregateDefinition) -> str:

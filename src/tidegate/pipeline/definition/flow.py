@@ -11,7 +11,7 @@ Thread rule: values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.tables.serdes.plain import Serde
-from tidegate.windows.kinds import Session
+from tidegate.windows.kinds import Session, as_table
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,6 +50,9 @@ class Flow:
     """Why it is co-partitioned or re-keyed, in a sentence."""
 
     def __post_init__(self) -> None:
+        if self.tables and self.window is not None:  # what is read must be kept to be read
+            kept = replace(self.window, kind=as_table(self.window.kind))
+            object.__setattr__(self, "steps", (*self.steps[:-1], kept))
         shape: Shape = check_steps(self.source, self.steps)
         check_sinks(self.source, self.steps, self.sinks, shape)
         rekey_at, why = rekeying(self.source, self.steps)

@@ -206,7 +206,11 @@ class Stream:
         return self
 
     def table(self, name: str) -> Stream:
-        """Keep the windows as a table of this name, readable with `app.read(name)`; no topic is written for it."""
+        """Keep the windows as a table of this name, readable with `app.read(name)`; no topic is written for it.
+
+        They are kept for the `retention` of the windows; where none is said for a day, or as long as they can change
+        if that is more.
+        """
         self._app._add(self, AsTable(name))
         return self
 

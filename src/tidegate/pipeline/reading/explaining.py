@@ -84,12 +84,12 @@ def explain_window(
             f"index; look for records in {flow.source.topic} by key"
         )
     moment = moment_ms(start)
-    found = table.fetch(key, moment, moment)
-    row = found[0] if len(found) else None
-    end = row.window.end if row is not None else moment + _size_ms(table)
-    return _Reading(table, log, key, moment, end, most_records).explanation(
-        None if row is None else row.value
-    )
+    with table.pinned() as at:
+        row = next((each for each in at.fetch(key, moment, moment) if each.window.start == moment), None)
+        end = row.window.end if row is not None else moment + _size_ms(at)
+        return _Reading(at, log, key, moment, end, most_records).explanation(
+            None if row is None else row.value
+        )
 
 
 class _Reading:

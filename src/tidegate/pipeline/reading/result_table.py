@@ -1,12 +1,16 @@
 """A flow's windows as a table that any process can read while the app goes on: the state itself, without a copy.
 
-What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them; a later question may see
-a later commit. Bounds are on the window's start (a session's end), both ends inclusive. What retention has dropped is
-not there.
+What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them, and a scan is so from its
+first batch to its last; a later question may see a later commit (`pinned` keeps one for several questions). A commit
+that is collected while a scan reads it ends the scan with `CommitGoneError`. What retention has dropped is not there.
 
     with app.read("orders-per-minute") as table:
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
+
+Bounds are inclusive at both ends: of a window its start counts, and a session is found when it touches them (it ends at
+or after the first moment and starts at or before the second, as in Kafka Streams). Moments are epoch milliseconds,
+ISO 8601, or a datetime of Python, pandas, numpy or Arrow.
 
 Thread rule: from any thread, many at a time; one of them moves on to a newer commit while the others go on reading.
 `close` when nobody asks any more.
@@ -16,6 +20,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,17 +30,17 @@ import pyarrow.compute as pc
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import MomentLike, moment_ms
-from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
 from tidegate.pipeline.definition.changes import as_recorded
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.reading.late import dead_letters, late_rows
 from tidegate.pipeline.reading.rows import ResultRows, result_schema, typed_rows
 from tidegate.pipeline.reading.snapshot import FlowSnapshot
-from tidegate.pipeline.rounds.records import CommitRecord, Records
+from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.sides import Sides
-from tidegate.windows.kinds import LATEST, Sliding
+from tidegate.windows.kinds import LATEST, Session, Sliding
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import WindowRows
 
@@ -67,6 +73,7 @@ class ResultTable:
         self._owns_backend = owns_backend
         self._moving = threading.Lock()
         self._sides: Sides[FlowSnapshot] = Sides()
+        self._view: FlowSnapshot | None = None  # of `pinned`: what all questions are answered from
         self._looked_ms: int | None = None
         self._closed = False
 
@@ -106,6 +113,14 @@ class ResultTable:
         held = sum(line.backlog_bytes for line in self.commit.tasks if line.flow == self.flow.name)
         return self.all() if held <= _SMALL_BYTES else None
 
+    @contextmanager
+    def pinned(self) -> Iterator[ResultTable]:
+        """The table at its newest commit, for several questions that belong together; use it with `with`."""
+        with self._pinned() as shown:
+            at = copy(self)
+            at._view, at._owns_backend = shown, False
+            yield at
+
     @property
     def name(self) -> str:
         return self.flow.name
@@ -140,13 +155,13 @@ class ResultTable:
     # -- questions -------------------------------------------------------------------------------
 
     def fetch(self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
-        """One key's windows that start in [from, to]."""
+        """One key's windows that start in [from, to]; of sessions those that touch it."""
         return self.fetch_many([key], start_from, start_to)
 
     def fetch_many(
         self, keys: Sequence[Any], start_from: MomentLike = 0, start_to: MomentLike = LATEST
     ) -> ResultRows:
-        """Many keys' windows that start in [from, to], in one go."""
+        """Many keys' windows that start in [from, to], in one go; of sessions those that touch it."""
         encoded = pa.array([self._key(key) for key in keys], pa.binary()).unique()
         first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
         return self._rows(
@@ -156,11 +171,12 @@ class ResultTable:
     def get(self, key: Any, start: MomentLike) -> dict[str, Any] | None:
         """The aggregates of the window that starts there; None when there is none."""
         moment = moment_ms(start)
-        found = self.fetch(key, moment, moment)
-        return found[0].value if len(found) else None
+        return next(
+            (row.value for row in self.fetch(key, moment, moment) if row.window.start == moment), None
+        )
 
     def fetch_all(self, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> ResultRows:
-        """All keys' windows that start in [from, to]."""
+        """All keys' windows that start in [from, to]; of sessions those that touch it."""
         first, last = max(0, moment_ms(start_from)), moment_ms(start_to)
         return self._rows(first, last, lambda operator, first, last: operator.windows(first, last))
 
@@ -169,10 +185,21 @@ class ResultTable:
         return self.fetch_all()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Everything as Arrow batches, task by task, in no promised order."""
-        for number in self._read(lambda shown: shown.tasks):
-            found = self._read(lambda shown, number=number: _windows(shown, number).windows())  # type: ignore[misc]
-            yield from typed_rows(found, self.flow).to_batches(max_chunksize=1 << 16)
+        """Everything of one commit as Arrow batches, task by task, in no promised order.
+
+        The commit is the newest when the first batch is taken, and is let go with the iterator.
+        """
+        for attempt in range(TRIES):
+            is_begun = False
+            try:
+                with self._pinned(is_retry=attempt > 0) as shown:
+                    for batch in self._batches(shown):
+                        is_begun = True
+                        yield batch
+                return
+            except CommitGoneError:
+                if is_begun or attempt == TRIES - 1:
+                    raise
 
     def to_arrow(self) -> pa.Table:
         return self.all().to_arrow()
@@ -191,13 +218,13 @@ class ResultTable:
         """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.queries.sql import ask
 
-        return ask(query, self.schema, self.batches())
+        return self._read(lambda shown: ask(query, self.schema, self._batches(shown)))
 
     def export(self, path: str | Path) -> int:
         """Write all rows into a Parquet file, complete or not at all; how many there were."""
         from tidegate.tables.queries.export import write_parquet
 
-        return write_parquet(Path(path), self.schema, self.batches())
+        return self._read(lambda shown: write_parquet(Path(path), self.schema, self._batches(shown)))
 
     def late(self) -> pa.Table:
         """Records that came too late, or from the future: whole, with which window did not take them and why."""
@@ -240,11 +267,17 @@ class ResultTable:
         if isinstance(self._kind, Sliding):  # the operator counts by ends, which lie a window's width behind
             first, last = (min(bound, LATEST - self._kind.difference_ms) for bound in (first, last))
             first, last = first + self._kind.difference_ms, last + self._kind.difference_ms
+        is_session = isinstance(
+            self._kind, Session
+        )  # the operator goes by ends: which begin in time is seen here
+        end_to = LATEST if is_session else last
         found = self._read(
-            lambda shown: [look(_windows(shown, number), first, last) for number in shown.tasks]
+            lambda shown: [look(_windows(shown, number), first, end_to) for number in shown.tasks]
         )
         tables = [typed_rows(rows, self.flow) for rows in found if len(rows)]
         table = pa.concat_tables(tables).combine_chunks() if tables else self.schema.empty_table()
+        if is_session and last < LATEST:
+            table = table.filter(pc.less_equal(table["window_start"], last))
         if table.num_rows > 1:
             keys = [(name, "ascending") for name in ("key", "window_start", "window_end")]
             table = table.take(pc.sort_indices(table, sort_keys=keys))
@@ -253,21 +286,43 @@ class ResultTable:
     def _key(self, key: Any) -> bytes:
         raw = self.flow.key_serde.encode(key)
         if raw is None:
-            raise TypeError("a query needs a key; None is none")
+            raise TypeError("key must not be None")
         return raw
 
+    def _batches(self, shown: FlowSnapshot) -> Iterator[pa.RecordBatch]:
+        for number in shown.tasks:
+            found = _windows(shown, number).windows()
+            yield from typed_rows(found, self.flow).to_batches(max_chunksize=1 << 16)
+
     def _read(self, look: Callable[[FlowSnapshot], Answer]) -> Answer:
-        self._check_open()
-        for attempt in range(TRIES):
-            self._look_for_newer(force=attempt > 0)
-            with self._sides.held() as shown:
-                try:
+        """Ask one commit; begin again with the newest where it is collected meanwhile."""
+        for attempt in range(TRIES - 1):
+            try:
+                with self._pinned(is_retry=attempt > 0) as shown:
                     return look(shown)
-                except CorruptError:
-                    # The app has gone on and let go what this commit needs: look at a newer one, if there is.
-                    if self._round is not None or self._newest() == shown.commit.round:
-                        raise
-        raise UnavailableError(f"app {self._app} commits faster than {self.flow.name} can be read; try again")
+            except CommitGoneError:
+                continue
+        with self._pinned(is_retry=True) as shown:
+            return look(shown)
+
+    @contextmanager
+    def _pinned(self, *, is_retry: bool = False) -> Iterator[FlowSnapshot]:
+        """What is read, as it is until the block ends."""
+        self._check_open()
+        if self._view is not None:
+            yield self._view
+            return
+        self._look_for_newer(force=is_retry)
+        with self._sides.held() as shown:
+            try:
+                yield shown
+            except CorruptError as error:
+                if shown.commit.round in self._records.rounds():
+                    raise  # damage
+                raise CommitGoneError(
+                    f"round {shown.commit.round} of app {self._app} is not kept any more: the app has gone on by more "
+                    f"than {KEPT} rounds while table {self.flow.name} was read; read it again"
+                ) from error
 
     def _look_for_newer(self, *, force: bool) -> None:
         """Show the newest commit; if another thread is about to, and need not be waited for, what is shown will do."""

@@ -88,6 +88,7 @@ class Master:
         randomness: Randomness,
         metrics: Metrics,
         settings: RunSettings,
+        tables: TableCommits | None = None,
     ) -> None:
         self.flows = opened.flows
         self.commit, self._digest = opened.commit, opened.digest
@@ -101,7 +102,7 @@ class Master:
         self._clock = clock
         self._randomness = randomness
         self._settings = settings
-        self._tables = TableCommits(backend)
+        self._tables = tables or TableCommits(backend)
         self._brake = Brake(opened.setup.storage.backlog_limit_bytes, engine.place)
         self._sizes = RoundSizes(
             fixed=settings.round_records, first=settings.first_round_records, target_ms=settings.target_ms
@@ -122,6 +123,11 @@ class Master:
         self._is_first = True  # whether somebody before us may have left a plan
         sizes = [opened.heads.bytes_per_record(topic, count) for topic, count in self._topics.items()]
         self._sizes.begin_with(max((size for size in sizes if size is not None), default=None))
+
+    @property
+    def lookup_lags(self) -> dict[str, int]:
+        """Of each table that is looked up, the records of its topic that it has not seen."""
+        return dict(self._tables.lags)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -410,7 +416,9 @@ class Master:
                 self._seen_ms[each.flow, each.partition] = now_ms
 
     def _tell(self) -> None:
-        self._metrics.standing(self.commit, self.heads, self.lag_seconds(), self._clock.monotonic_ms())
+        self._metrics.standing(
+            self.commit, self.heads, self.lag_seconds(), self._clock.monotonic_ms(), self.lookup_lags
+        )
 
     def lag_seconds(self) -> dict[str, float]:
         """How far each flow's event time is behind now, where it has something to read."""

@@ -24,6 +24,11 @@ class RunInstruments:
         self.lag = metrics.gauge(
             "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
         )
+        self.lookup_lag = metrics.gauge(
+            "tidegate_lookup_lag_records",
+            "Records of a looked-up table's topic that the table has not seen",
+            ("app", "table"),
+        )
         self.lag_seconds = metrics.gauge(
             "tidegate_lag_seconds",
             "How far event time is behind now where there is something to read",
@@ -117,8 +122,11 @@ class RoundMetrics:
         heads: Mapping[str, Mapping[int, Head]],
         lag_seconds: Mapping[str, float],
         now_ms: int,
+        lookup_lags: Mapping[str, int],
     ) -> None:
         """Where the app stands after a look at the log; `now_ms` by the clock that never jumps."""
+        for table, lag in lookup_lags.items():
+            self._to.lookup_lag.set(lag, app=self._app, table=table)
         backlog = dict.fromkeys(self._flows, 0)
         memory = dict.fromkeys(self._flows, 0)
         held = dict.fromkeys(self._flows, 0)

@@ -61,6 +61,8 @@ class Progress:
     watermarks: Mapping[str, Mapping[int, int]] = field(
         default_factory=dict
     )  # flow → partition → stream time
+    lookup_lag_records: Mapping[str, int] = field(default_factory=dict)
+    """Table that is looked up → the records of its topic that it has not seen."""
     waiting_for: tuple[str, ...] = ()  # partitions that hold a watermark back, or the brake, in words
     backlog_bytes: int = 0
     backlog_limit_bytes: int = 0
@@ -84,6 +86,10 @@ class Progress:
             "round": self.round,
             "records": f"{self.records:,}",
             "lag": "caught up" if self.caught_up else f"{self.lag_records:,} records",
+            "looked-up tables": ", ".join(
+                f"{table} {lag:,} records behind" for table, lag in self.lookup_lag_records.items()
+            )
+            or None,
             "held back": f"{self.held:,} records" if self.held else None,
             "waits for": ", ".join(self.waiting_for) or None,
             "backlog": f"{format_size(self.backlog_bytes)} of {format_size(self.backlog_limit_bytes)}",

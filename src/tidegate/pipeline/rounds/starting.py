@@ -24,6 +24,7 @@ from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.local import LocalEngine
+from tidegate.pipeline.rounds.lookups import LookedUpTables
 from tidegate.pipeline.rounds.master import Master, Targets
 from tidegate.pipeline.rounds.opening import Opened, open_app
 from tidegate.pipeline.rounds.orders import Delivery
@@ -99,6 +100,10 @@ def start_run(
         opened = replace(opened, notes=(*opened.notes, *fields.notes))
         resources.callback(opened.heads.close)
         made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files)
+        tables = LookedUpTables(
+            backend, log, opened.heads, opened.setup.flows, clock=clock, randomness=randomness
+        )
+        resources.callback(tables.close)
         master = Master(
             opened,
             made,
@@ -108,6 +113,7 @@ def start_run(
             randomness=randomness,
             metrics=metrics,
             settings=settings,
+            tables=tables,
         )
         tracker = Tracker(opened, master, clock=clock, processes=made.processes)
         return Run(

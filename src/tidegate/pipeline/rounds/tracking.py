@@ -78,6 +78,7 @@ class Tracker:
             eta_s=lag / rate if rate > 0 else None,
             caught_up=outcome is not None and lag == 0,
             watermarks=watermarks,
+            lookup_lag_records=self._master.lookup_lags,
             waiting_for=() if outcome is None else outcome.waiting_for,
             backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
             backlog_limit_bytes=self._backlog_limit,

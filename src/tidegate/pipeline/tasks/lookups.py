@@ -4,6 +4,10 @@ A round looks into one commit of the table, which its plan names, so that a roun
 found before. The table is built by another process or app, in the same state; it must keep that commit while the
 round lasts (it keeps its last ten).
 
+Keys are written as the table's serde writes them: text for text or bytes, whole numbers of any width for `Int` and
+`Long`, numbers that a double holds for `Double`. A number that the table's keys cannot hold has no row. Types that
+cannot meet are refused (`require_key`).
+
 Vectorised: every different key of a batch is asked for once, in one plan.
 
 Thread rule: one stage belongs to its task's thread.
@@ -11,14 +15,15 @@ Thread rule: one stage belongs to its task's thread.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.pipeline.definition.expressions import Projection
+from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import key_serde_for
 from tidegate.pipeline.definition.steps import Lookup
 from tidegate.storage.backends.port import StorageBackend
@@ -27,8 +32,11 @@ from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import Snapshot
 from tidegate.tables.queries.reading import rows_of_keys
+from tidegate.tables.serdes.named import serde_from
 from tidegate.tables.serdes.plain import Bytes, Serde
 from tidegate.windows.events import EventBatch
+
+_PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})
 
 
 class LookupStage:
@@ -39,6 +47,8 @@ class LookupStage:
     ) -> None:
         self.table = step.table
         self._step, self._backend, self._clock = step, backend, clock
+        self._serde, self._key_kind = key, lookup_key(step, schema, key)
+        self._stored: Serde[Any] | None = None
         self._expression: Projection | None = None
         if step.key is not None:
             self._expression = Projection([("key", step.key)], schema, key, what="lookup")
@@ -65,6 +75,7 @@ class LookupStage:
             raise InvalidError(
                 f"table {self.table} holds windows; a lookup needs a table of plain keys, like app.table(topic)"
             )
+        self._stored = require_key(self._step, self._key_kind, self._serde, known.shape.key_serde)
         rules = TableRules(known.shape, Bytes(), self._step.value, Consumed(), "fail")
         self._snapshot = Snapshot(self._backend, rules, found, clock=self._clock)
 
@@ -91,10 +102,80 @@ class LookupStage:
             self._snapshot.close()
 
     def _keys(self, events: EventBatch) -> pa.Array:
-        if self._expression is None:
+        if self._expression is not None:
+            (column,) = self._expression.arrays(events)
+            return stored_keys(column, self._stored or key_serde_for(column.type, "lookup"))
+        if self._stored is None:
             return events.key
-        (column,) = self._expression.arrays(events)
-        return key_serde_for(column.type, "lookup").encode_column(column)
+        return stored_keys(self._serde.decode_column(events.key).require_good(), self._stored)
+
+
+def lookup_key(step: Lookup, schema: pa.Schema, key: Serde[Any]) -> pa.DataType:
+    """The type of what is looked up by; `InvalidError` where keys of it have no bytes of their own."""
+    if step.key is None:
+        return key.arrow_type
+    kind = Projection([("key", step.key)], schema, key, what="lookup").schema.field("key").type
+    key_serde_for(kind, f"lookup in {step.table}: key")
+    return kind
+
+
+def require_key(step: Lookup, kind: pa.DataType, key: Serde[Any], stored: str) -> Serde[Any] | None:
+    """How keys of this type are written to find rows of the table; None: as the stream's own bytes are.
+
+    `stored` says the table's key serde. `InvalidError` where keys of the two types are never the same.
+    """
+    there = serde_from(stored)
+    if step.key is None and (stored == repr(key) or isinstance(key, Bytes) or isinstance(there, Bytes)):
+        return None
+    if there is not None and _meets(kind, there.arrow_type) and there.name in _PLAIN_KEYS:
+        return there
+    by = "the stream's key" if step.key is None else f"key {shown(step.key)}"
+    raise InvalidError(
+        f"lookup in {step.table}: {by} is {kind}, and the table has keys of {stored}, so no row would ever be found. "
+        f'Cast it, like lookup({step.table!r}, …, key="CAST(… AS {_sql_type(there)})"), or build the table with the '
+        "key serde that its topic has"
+    )
+
+
+def stored_keys(column: pa.Array, serde: Serde[Any]) -> pa.BinaryArray:
+    """Keys as the table has them, null where the table's type cannot hold one: there is no such row."""
+    wanted = serde.arrow_type
+    if pa.types.is_integer(column.type) and pa.types.is_integer(wanted):
+        here, there = np.iinfo(column.type.to_pandas_dtype()), np.iinfo(wanted.to_pandas_dtype())
+        if here.max > there.max or here.min < there.min:
+            fits = pc.and_(
+                pc.less_equal(column, pa.scalar(min(here.max, there.max), column.type)),
+                pc.greater_equal(column, pa.scalar(max(here.min, there.min), column.type)),
+            )
+            column = pc.if_else(fits, column, pa.scalar(None, column.type))
+        return serde.encode_column(column.cast(wanted))
+    if pa.types.is_floating(wanted):
+        return serde.encode_column(column.cast(wanted))
+    return column.cast(pa.string()).cast(pa.binary()) if _is_text(column.type) else column.cast(pa.binary())
+
+
+def _meets(kind: pa.DataType, there: pa.DataType) -> bool:
+    """Whether a value of one type can be the same as one of the other, without loss."""
+    if _is_text(there) or _is_bytes(there):
+        return _is_text(kind) or _is_bytes(kind)
+    if pa.types.is_integer(there):
+        return bool(pa.types.is_integer(kind))
+    if pa.types.is_integer(kind):  # a double holds whole numbers of up to 53 bits
+        return bool(kind.bit_width <= 32)
+    return bool(pa.types.is_floating(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _sql_type(serde: Serde[Any] | None) -> str:
+    names = {"int": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "bytes": "BLOB"}
+    return names.get("" if serde is None else serde.name, "VARCHAR")
 
 
 def lookup_columns(step: Lookup) -> list[pa.Field]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.clock import SystemClock
-from tidegate.errors import UnavailableError
+from tidegate.errors import CommitGoneError
 from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import LARGEST_MS, LATEST, TIMESTAMP, RowBounds, rules_of
 from tidegate.storage import Time
@@ -50,7 +50,7 @@ def read_rows(
             finally:
                 snapshot.close()
         except MissingObjectError as error:
-            raise UnavailableError(
+            raise CommitGoneError(
                 f"commit {commit.number} of table {commits.shape.name} is no longer there: its builder has made "
                 f"several newer ones while Spark read this one ({error.name} is gone); read the table again"
             ) from error

@@ -325,9 +325,11 @@ class Materialiser:
             first = state.expiry.first_live_ts(taken.observed_ms)
             if int(taken.seen.ts.min()) < first:
                 rows = rows.filter(pc.greater_equal(rows.column("ts"), first))
-        if rows.num_rows:
-            state.index.insert(writer.append(task, state, rows))
-        state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
+        appended = writer.append(task, state, rows) if rows.num_rows else None
+        with self.source.cut:
+            if appended is not None:
+                state.index.insert(appended)
+            state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
         state.cells.note(*taken.seen, state.readable_from)
         taken.counts.letters_not_kept = self._box.put(self._letters.keys) + self._box.put(
             self._letters.values

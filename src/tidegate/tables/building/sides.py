@@ -2,8 +2,9 @@
 
 Restoring a commit takes milliseconds, and whoever asks should not wait for it. So there are two sides: questions look
 at one, and `move` brings the other, which nobody looks at, to the newer commit; packs that are open on it stay open.
-Only where long looks hold the other side too is a further one opened, and let go when they end. What no snapshot can
-be moved to, because it is of another shape, is opened by `replace`; what was there before is closed by its last look.
+Only where long looks hold the other side too is a further one opened, and let go when they end (a scan looks from its
+first batch until it ends, is closed or is garbage collected). What no snapshot can be moved to, because it is of
+another shape, is opened by `replace`; what was there before is closed by its last look.
 
 D1  a look sees one commit from its beginning to its end.
 D2  a move that fails changes nothing: what was shown is shown.
@@ -41,7 +42,7 @@ class Sides(Generic[View]):
     """The snapshot that is shown, and the one that the next commit is restored into."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a look may end in a garbage collection, on the thread that has it
         self._shown: _Side[View] | None = None
         self._others: list[_Side[View]] = []
 
@@ -111,5 +112,11 @@ class Sides(Generic[View]):
         idle = [each for each in self._others if not each.looks]
         gone = [each for each in idle if each.is_replaced]
         gone += [each for each in idle if not each.is_replaced][:-1]
-        self._others = [each for each in self._others if each not in gone]
-        return gone
+        return [each for each in gone if self._take_out(each)]
+
+    def _take_out(self, side: _Side[View]) -> bool:
+        try:
+            self._others.remove(side)
+        except ValueError:  # a look that ended meanwhile, on this thread, has it
+            return False
+        return True

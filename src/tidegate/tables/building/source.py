@@ -10,8 +10,9 @@ Thread rule: reading from any thread; `Snapshot.show` and `close` by one at a ti
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -62,13 +63,24 @@ class LettersState:
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table's partitions, ready to be read."""
+    """A table's partitions, ready to be read.
+
+    `cut` is held while a piece of the topic becomes visible, and while a scan captures all partitions.
+    """
 
     runtime: WorkerStorageRuntime
     task: str
     partitions: Sequence[PartitionState]
     letters: LettersState
     rules: TableRules
+    cut: threading.Lock = field(default_factory=threading.Lock)
+
+    def key(self, key: Any) -> bytes:
+        """A key as this table stores it."""
+        raw = self.rules.key.encode(key)
+        if raw is None:
+            raise TypeError("key must not be None")
+        return raw
 
     @property
     def positions(self) -> dict[int, int]:

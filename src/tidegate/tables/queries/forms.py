@@ -1,11 +1,16 @@
 """The read-only questions a table answers, one class for each kind of table.
 
 Bounds are inclusive at both ends, as in Kafka Streams; times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`;
-UTC where no zone is given) or a `datetime`. Answers come in order of key
+UTC where no zone is given) or a datetime of Python, pandas, numpy or Arrow. Answers come in order of key
 bytes and then window, or backwards. What lies beyond the table's retention is not answered, wherever it still lies.
 `at_least` waits until the table has seen these offsets (partition → next offset), at most `timeout`.
 
-Thread rule: from any thread.
+Q1  a query takes its source once and keeps it to its end, with the serdes that belong to it: an answer is of one
+    commit (of one version of a pushed table), and a scan is so from its first batch to its last.
+Q2  a commit that is collected while it is read is never mixed with another: a query begins again with the newest one,
+    and a scan that has given a batch ends with `CommitGoneError`.
+
+Thread rule: from any thread; queries do not wait for each other.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, MomentLike, moment_ms
-from tidegate.errors import TidegateWarning
+from tidegate.errors import CommitGoneError, TidegateWarning
 from tidegate.tables.building.partition_state import EARLIEST
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import TableSource
@@ -31,6 +37,7 @@ Answer = TypeVar("Answer")
 Positions: TypeAlias = "Mapping[int, int] | None"
 Looked: TypeAlias = Sequence[pa.RecordBatch]
 DEFAULT_TIMEOUT = "30s"
+TRIES: Final = 4
 
 
 class Waiting(TypedDict, total=False):
@@ -52,10 +59,26 @@ class TableQueries(ABC):
     rules: TableRules
 
     @abstractmethod
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> AbstractContextManager[TableSource]:
+        """What is read, once it has seen what is asked for; it stays as it is until the block ends (Q1).
+
+        `CommitGoneError` comes out of the block where what it read was collected meanwhile.
+        """
+
     def _read(
         self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
     ) -> Answer:
-        """Ask the source, once it has seen what is asked for."""
+        """Ask one source; begin again where its commit is collected meanwhile (Q2)."""
+        for attempt in range(TRIES - 1):
+            try:
+                with self._pinned(at_least, timeout, is_retry=attempt > 0) as source:
+                    return look(source)
+            except CommitGoneError:
+                continue
+        with self._pinned(at_least, timeout, is_retry=True) as source:
+            return look(source)
 
     def batches(
         self,
@@ -64,11 +87,22 @@ class TableQueries(ABC):
         at_least: Positions = None,
         timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Iterator[pa.RecordBatch]:
-        """All rows as typed Arrow batches of bounded size, in no promised order."""
-        first = self._first
-        found = self._read(lambda source: all_rows(source, first, batch_rows=batch_rows), at_least, timeout)
-        for batch in found:
-            yield from typed(pa.Table.from_batches([batch]), self.rules).to_batches()
+        """All rows of one commit as typed Arrow batches of bounded size, in no promised order.
+
+        The commit is the newest when the first batch is taken, and is let go with the iterator. When it is collected
+        before the end, `CommitGoneError` says so.
+        """
+        for attempt in range(TRIES):
+            is_begun = False
+            try:
+                with self._pinned(at_least, timeout, is_retry=attempt > 0) as source:
+                    for batch in _typed_batches(source, batch_rows):
+                        is_begun = True
+                        yield batch
+                return
+            except CommitGoneError:
+                if is_begun or attempt == TRIES - 1:
+                    raise
 
     @abstractmethod
     def all(self, **asking: Unpack[Asking]) -> Rows:
@@ -90,44 +124,23 @@ class TableQueries(ABC):
         """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
         from tidegate.tables.queries.sql import ask
 
-        return ask(query, self._schema(), self.batches())
+        return self._read(
+            lambda source: ask(query, _schema(source), _typed_batches(source)), None, DEFAULT_TIMEOUT
+        )
 
     def export(self, path: str | Path) -> int:
         """Write all rows into a Parquet file, complete or not at all; how many there were."""
         from tidegate.tables.queries.export import write_parquet
 
-        return write_parquet(Path(path), self._schema(), self.batches())
-
-    def _schema(self) -> pa.Schema:
-        return typed(RAW_SCHEMA.empty_table(), self.rules).schema
+        return self._read(
+            lambda source: write_parquet(Path(path), _schema(source), _typed_batches(source)),
+            None,
+            DEFAULT_TIMEOUT,
+        )
 
     def dead_letters(self) -> pa.Table:
         """Records that were set aside because their key or value could not be read."""
         return self._read(lambda source: source.dead_letters(), None, 0)
-
-    @property
-    def _first(self) -> int:
-        """The least ts a row can have."""
-        return 0 if self.rules.shape.is_windowed else EARLIEST
-
-    def _key(self, key: Any) -> bytes:
-        raw = self.rules.key.encode(key)
-        if raw is None:
-            raise TypeError("a query needs a key; None is none")
-        return raw
-
-    def _ends(self, from_key: Any, to_key: Any) -> KeyEnds | None:
-        """The key range as bytes; None, with a warning, when it is turned round."""
-        low, high = self.rules.key.encode(from_key), self.rules.key.encode(to_key)
-        if low is not None and high is not None and low > high:
-            warnings.warn(
-                f"keys from {from_key!r} to {to_key!r} are none: the first is the larger one by its bytes (negative "
-                "numbers sort after positive ones)",
-                TidegateWarning,
-                stacklevel=3,
-            )
-            return None
-        return KeyEnds(low, high)
 
     def _rows(
         self,
@@ -137,7 +150,9 @@ class TableQueries(ABC):
         at_least: Positions = None,
         timeout: int | DurationLike = DEFAULT_TIMEOUT,
     ) -> Rows:
-        return Rows.of(self._read(look, at_least, timeout), self.rules, backward=backward)
+        return self._read(
+            lambda source: Rows.of(look(source), source.rules, backward=backward), at_least, timeout
+        )
 
     def _one(self, look: Callable[[TableSource], Looked], **waiting: Unpack[Waiting]) -> Any:
         """The value of the only row; of several partitions' the last."""
@@ -152,10 +167,12 @@ class TableQueries(ABC):
         **asking: Unpack[Asking],
     ) -> Rows:
         """The rows of all keys from one to another."""
-        ends = self._ends(from_key, to_key)
-        if ends is None:
-            return Rows.of([], self.rules)
-        return self._rows(lambda source: look(source, ends), **asking)
+
+        def looked(source: TableSource) -> Looked:
+            ends = _ends(source, from_key, to_key)
+            return [] if ends is None else look(source, ends)
+
+        return self._rows(looked, **asking)
 
 
 class WindowQueries(TableQueries):
@@ -163,15 +180,15 @@ class WindowQueries(TableQueries):
 
     def get(self, key: Any, start: MomentLike, **waiting: Unpack[Waiting]) -> Any:
         """The value of the window that starts there; None when there is none."""
-        raw, at = self._key(key), moment_ms(start)
-        return self._one(lambda source: rows_of_key(source, raw, max(0, at), at), **waiting)
+        at = moment_ms(start)
+        return self._one(lambda source: rows_of_key(source, source.key(key), max(0, at), at), **waiting)
 
     def fetch(
         self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
     ) -> Rows:
         """One key's windows that start in [from, to]."""
-        raw, (first, last) = self._key(key), _bounds(start_from, start_to)
-        return self._rows(lambda source: rows_of_key(source, raw, first, last), **asking)
+        first, last = _bounds(start_from, start_to)
+        return self._rows(lambda source: rows_of_key(source, source.key(key), first, last), **asking)
 
     def fetch_many(
         self,
@@ -181,8 +198,8 @@ class WindowQueries(TableQueries):
         **asking: Unpack[Asking],
     ) -> Rows:
         """Many keys' windows that start in [from, to], in one go."""
-        raw, (first, last) = [self._key(key) for key in keys], _bounds(start_from, start_to)
-        return self._rows(lambda source: rows_of_keys(source, raw, first, last), **asking)
+        first, last = _bounds(start_from, start_to)
+        return self._rows(lambda source: rows_of_keys(source, _keys(source, keys), first, last), **asking)
 
     def fetch_range(
         self,
@@ -227,11 +244,14 @@ class WindowQueries(TableQueries):
 class SessionQueries(TableQueries):
     """Sessions: a query's bounds are moments, and finds the sessions that touch them."""
 
-    def get(self, key: Any, start: MomentLike, end: MomentLike, **waiting: Unpack[Waiting]) -> Any:
-        """The value of exactly this session; None when there is none."""
-        raw, first, last = self._key(key), moment_ms(start), moment_ms(end)
+    def get(
+        self, key: Any, start: MomentLike, end: MomentLike | None = None, **waiting: Unpack[Waiting]
+    ) -> Any:
+        """The value of the session that starts there (and ends there, if that is said); None when there is none."""
+        at = moment_ms(start)
+        first, last = (max(0, at), LATEST) if end is None else (moment_ms(end), moment_ms(end))
         return self._one(
-            lambda source: _started(rows_of_key(source, raw, max(0, last), last), first, first), **waiting
+            lambda source: _started(rows_of_key(source, source.key(key), first, last), at, at), **waiting
         )
 
     def fetch(
@@ -242,8 +262,10 @@ class SessionQueries(TableQueries):
         **asking: Unpack[Asking],
     ) -> Rows:
         """One key's sessions that end at or after the first moment and start at or before the second."""
-        raw, (first, last) = self._key(key), _bounds(earliest_end, latest_start)
-        return self._rows(lambda source: _started(rows_of_key(source, raw, first, LATEST), 0, last), **asking)
+        first, last = _bounds(earliest_end, latest_start)
+        return self._rows(
+            lambda source: _started(rows_of_key(source, source.key(key), first, LATEST), 0, last), **asking
+        )
 
     find_sessions = fetch
 
@@ -255,9 +277,10 @@ class SessionQueries(TableQueries):
         **asking: Unpack[Asking],
     ) -> Rows:
         """Many keys' sessions, in one go."""
-        raw, (first, last) = [self._key(key) for key in keys], _bounds(earliest_end, latest_start)
+        first, last = _bounds(earliest_end, latest_start)
         return self._rows(
-            lambda source: _started(rows_of_keys(source, raw, first, LATEST), 0, last), **asking
+            lambda source: _started(rows_of_keys(source, _keys(source, keys), first, LATEST), 0, last),
+            **asking,
         )
 
     def fetch_range(
@@ -307,13 +330,11 @@ class KeyQueries(TableQueries):
 
     def get(self, key: Any, **waiting: Unpack[Waiting]) -> Any:
         """The key's value; None when there is none."""
-        raw = self._key(key)
-        return self._one(lambda source: rows_of_key(source, raw, 0, 0), **waiting)
+        return self._one(lambda source: rows_of_key(source, source.key(key), 0, 0), **waiting)
 
     def fetch_many(self, keys: Sequence[Any], **asking: Unpack[Asking]) -> Rows:
         """Many keys' values, in one go."""
-        raw = [self._key(key) for key in keys]
-        return self._rows(lambda source: rows_of_keys(source, raw, 0, 0), **asking)
+        return self._rows(lambda source: rows_of_keys(source, _keys(source, keys), 0, 0), **asking)
 
     def fetch_range(self, from_key: Any, to_key: Any, **asking: Unpack[Asking]) -> Rows:
         """All keys from one to another by their bytes, None for an open end."""
@@ -324,6 +345,34 @@ class KeyQueries(TableQueries):
     def all(self, **asking: Unpack[Asking]) -> Rows:
         """Everything; for large tables `batches` needs less memory."""
         return self.fetch_range(None, None, **asking)
+
+
+def _keys(source: TableSource, keys: Sequence[Any]) -> list[bytes]:
+    return [source.key(key) for key in keys]
+
+
+def _ends(source: TableSource, from_key: Any, to_key: Any) -> KeyEnds | None:
+    """The key range as bytes; None, with a warning, when it is turned round."""
+    low, high = source.rules.key.encode(from_key), source.rules.key.encode(to_key)
+    if low is not None and high is not None and low > high:
+        warnings.warn(
+            f"keys from {from_key!r} to {to_key!r} are none: the first is the larger one by its bytes (negative "
+            "numbers sort after positive ones)",
+            TidegateWarning,
+            stacklevel=7,
+        )
+        return None
+    return KeyEnds(low, high)
+
+
+def _schema(source: TableSource) -> pa.Schema:
+    return typed(RAW_SCHEMA.empty_table(), source.rules).schema
+
+
+def _typed_batches(source: TableSource, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
+    first = 0 if source.rules.shape.is_windowed else EARLIEST
+    for batch in all_rows(source, first, batch_rows=batch_rows):
+        yield from typed(pa.Table.from_batches([batch]), source.rules).to_batches()
 
 
 def _bounds(first: MomentLike, last: MomentLike) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,8 +9,6 @@ import pyarrow as pa
 from tidegate.durations import format_duration
 from tidegate.errors import TidegateError
 from tidegate.notebook import SHOWN_ROWS, cell, facts_html, grid_html, grid_text
-from tidegate.tables.queries.reading import all_rows
-from tidegate.tables.queries.results import typed
 
 if TYPE_CHECKING:
     from tidegate.tables.table import Table
@@ -50,11 +47,8 @@ def table_html(table: Table) -> str:
 
 def some_rows(table: Table) -> pa.Table | None:
     """The first batch of a scan, no more; None when there is nothing."""
-    start = table._first
-    first = table._read(
-        lambda source: list(islice(all_rows(source, start, batch_rows=SHOWN_ROWS), 1)), None, 0
-    )
-    return typed(pa.Table.from_batches(first).slice(0, SHOWN_ROWS), table.rules) if first else None
+    first = next(table.batches(batch_rows=SHOWN_ROWS, timeout=0), None)
+    return None if first is None else pa.Table.from_batches([first]).slice(0, SHOWN_ROWS)
 
 
 def _values(table: pa.Table) -> list[list[Any]]:

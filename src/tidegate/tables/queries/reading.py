@@ -9,6 +9,7 @@ Thread rule: pure functions over a source that may be read from any thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -71,14 +72,20 @@ def all_rows(
     keys: KeyEnds | None = None,
     batch_rows: int = 1 << 16,
 ) -> Iterator[pa.RecordBatch]:
-    """Every row in these bounds, in batches, in no promised order."""
-    for state in source.partitions:
-        earliest = max(first, state.readable_from)
-        if earliest > last:
-            continue
-        with source.runtime.reader().scan(
-            task_of(state.shape), state, Time(earliest, last), batch_rows=batch_rows
-        ) as scan:
+    """Every row in these bounds, in batches, in no promised order.
+
+    All partitions are captured when the first batch is asked for, so that what is drained later is in none of them.
+    """
+    reader, scans = source.runtime.reader(), []
+    with ExitStack() as opened:
+        with source.cut:
+            for state in source.partitions:
+                earliest = max(first, state.readable_from)
+                if earliest <= last:
+                    bounds = Time(earliest, last)
+                    scan = reader.scan(task_of(state.shape), state, bounds, batch_rows=batch_rows)
+                    scans.append((state, opened.enter_context(scan)))
+        for state, scan in scans:
             for batch in scan:
                 rows = batch if keys is None else _between(batch, keys)
                 if rows.num_rows:

@@ -183,7 +183,7 @@ class _Number(Generic[T]):
         return DecodedColumn(pa.array(numbers, self.arrow_type, mask=~good), bad, reasons)
 
     def _checked(self, value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise _wrong(self.name, value)
         return value
 

@@ -3,11 +3,12 @@
     with versioned_table("users", state="./data/state") as users:
         users.get("alice")
 
-R1  an answer is of one version, and of each partition's last commit of it; never of half a version.
+R1  an answer is of one version, and of each partition's last commit of it; never of half a version. Keys and values are
+    read with the serdes of that version. A scan stays with its version to its end.
 R2  the record of versions is looked at before a question is answered, at most ten times a second; when another version
     is current, it is shown from then on. What was being read before goes on with what it was opened on.
-R3  a version whose files were deleted while it was read is told as `UnavailableError`, or read anew when the table
-    shows another one by then.
+R3  a version whose files were deleted while it was read is told as `CommitGoneError`; a question that has given no
+    answer yet begins again with the version that is current by then.
 
 Thread rule: questions from any thread; `close` when nobody asks any more.
 """
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike
-from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.building.commits import Commit, load_commits
@@ -32,7 +34,7 @@ from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import LettersState, TableSource, kept_open, task_of
-from tidegate.tables.queries.forms import KeyQueries, Positions
+from tidegate.tables.queries.forms import TRIES, KeyQueries, Positions
 from tidegate.tables.serdes.named import serde_from
 from tidegate.tables.serdes.plain import Bytes, Serde
 from tidegate.tables.versions.catalog import Versions
@@ -41,9 +43,7 @@ from tidegate.tables.versions.record import State, TableVersion, VersionList
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
-Answer = TypeVar("Answer")
 LOOK_AGAIN_MS: Final = 100
-TRIES: Final = 4
 _TASK_BYTES: Final = 224 << 20
 
 
@@ -221,22 +221,32 @@ class VersionedTable(KeyQueries):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _read(
-        self, look: Callable[[TableSource], Answer], at_least: Positions, timeout: int | DurationLike
-    ) -> Answer:
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[TableSource]:
         if at_least:
             raise InvalidError(
                 f"table {self.name} is pushed in versions, whose topics differ; at_least is for tables that follow one"
             )
         with self._lock:
-            for attempt in range(TRIES):
-                shown = self._look(force=attempt > 0)
-                try:
-                    return look(shown.source)
-                except CorruptError:  # deleted under us, or damaged: another look tells which (R3)
-                    if attempt == TRIES - 1 or self._look(force=True) is shown:
-                        raise
-        raise UnavailableError(f"table {self.name} changes faster than it can be read here; try again")
+            shown = self._look(force=is_retry)
+        try:
+            yield shown.source
+        except CorruptError as error:  # deleted under us, or damaged: another look tells which (R3)
+            if self._is_kept(shown):
+                raise
+            raise CommitGoneError(
+                f"{shown.version.name} was deleted while it was read; read the table again, and keep more versions "
+                "if it comes again (`retain`)"
+            ) from error
+
+    def _is_kept(self, shown: VersionView) -> bool:
+        try:
+            version = self._ready(self.versions.require().get(shown.version.number))
+            return _last_commits(self._backend, version) == list(shown.commits)
+        except (InvalidError, UnavailableError):
+            return False
 
     def _look(self, *, force: bool) -> VersionView:
         if self._closed:

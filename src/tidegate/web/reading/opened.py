@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CommitGoneError, CorruptError, InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.site import Site
 
@@ -129,7 +129,7 @@ def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Ans
     with opened(site, name, as_of) as table:
         try:
             return look(table)
-        except CorruptError:
+        except (CorruptError, CommitGoneError):
             commits = kept_commits(site, name)
             if as_of is not None or not commits or commits[-1].number == table.number:
                 raise
@@ -150,7 +150,10 @@ def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = Fals
     if colon:
         with site.table(name, None, lambda: open_app_table(site, app, short)) as table:
             if as_of is None:
-                yield AppTable(name, app, backend, table)
+                if anew:
+                    table.refresh()
+                with table.pinned() as newest:
+                    yield AppTable(name, app, backend, newest)
                 return
             if as_of not in table.rounds():
                 raise NotThereError(f"commit {as_of} of {name} is not kept; there are {table.rounds()}")
