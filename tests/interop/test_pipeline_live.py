@@ -430,9 +430,7 @@ def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path)
 
     def ran(size: str, topic: str) -> None:
         app = tg.App("encoded", log=address, state=tmp_path / "state")
-        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(
-            topic
-        )
+        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(topic)
         app.run("local", **ONCE)
 
     ran("1m", "encoded-counts")

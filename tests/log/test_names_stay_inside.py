@@ -107,7 +107,11 @@ def test_no_name_leads_out_of_the_log_folder(tmp_path: Path) -> None:
             lambda name: log.reader(name),
             lambda name: log.writer(name),
         ]
-        log.reader("orders"), log.writer("orders"), log.view("orders", 0)  # modules are loaded at their first use
+        (
+            log.reader("orders"),
+            log.writer("orders"),
+            log.view("orders", 0),
+        )  # modules are loaded at their first use
         with opened_files() as seen:
             for name in nasty_names():
                 for way in ways:
