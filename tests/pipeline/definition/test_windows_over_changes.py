@@ -120,7 +120,7 @@ def committed(app: tg.App) -> dict[tuple[Any, int], dict[str, Any]]:
 
 def sent(app: tg.App, size_ms: int) -> dict[tuple[Any, int], dict[str, Any]]:
     """What a reader of the topic knows at the end."""
-    with app, app.windowed_table("again", size_ms, retention="30d") as table:
+    with app, app.windowed_table("again", ms(size_ms), retention="30d") as table:
         return {(row.key, row.window.start): row.value for row in table.all()}
 
 
