@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kill_kit import Failing
 
 import tidegate as tg
 from tidegate.clock import ManualClock
@@ -31,74 +32,28 @@ from tidegate.testing.pipelines import NOON, TEN, every_kind, named_objects, obj
 APP = "every-kind"
 WINDOWED = ("tumbling", "hopping", "sliding", "by-shop")
 DRIVER = """
-import errno, os, random, sys, time
+import os, sys
 from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
-from tidegate.clock import SystemClock
-from tidegate.errors import UnavailableError
-from tidegate.files import Files
+from kill_kit import ASKED, Failing, JumpingClock
 from tidegate.testing.pipelines import every_kind
 
 folder = Path(sys.argv[1])
-
-class Jumping(SystemClock):
-    '''A wall clock that was set wrong: by so many milliseconds as a file says.'''
-
-    def now_ms(self):
-        try:
-            return super().now_ms() + int((folder / "jump").read_text() or 0)
-        except FileNotFoundError:
-            return super().now_ms()
-
-class Failing:
-    '''Passes batches on; from the first on, effects on files of its process fail as a file says.'''
-
-    def __init__(self, path):
-        self.path, self.is_in = path, False
-
-    def __call__(self, batch):
-        if not self.is_in:
-            self.install()
-        return batch.select(["order", "shop", "amount"])
-
-    def install(self):
-        self.is_in, chance, path = True, random.Random(os.getpid()), self.path
-
-        def fails(effect):
-            if effect.mutates:
-                try:
-                    name, share = path.read_text().split()
-                except (FileNotFoundError, ValueError):
-                    return
-                if chance.random() < float(share):
-                    with open(path.parent / "failed", "a") as told:
-                        told.write(name[-1])
-                    raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)))
-
-        plain = Files.__init__
-
-        def watched(self, watch=None):
-            plain(self, watch or fails)
-
-        Files.__init__ = watched
-
 failing = Failing(folder / "faults")
 failing.install()
 config = {
     "spark.executor.memory": "512m", "spark.task.maxFailures": "8",
-    "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"], "spark.executorEnv." + ASKED: "yes",
 }
 spark = tidegate.spark.session("kills", master=two_hosts(folder / "workers"), config=config)
 spark.sparkContext.setLogLevel("OFF")
-app = every_kind(folder, failing)
-run = app.start(spark, round_records=5000, clock=Jumping(), lease_ms=3000)
-print("started", flush=True)
+run = every_kind(folder, failing).start(
+    spark, round_records=5000, clock=JumpingClock(folder / "jump"), lease_ms=3000
+)
 while run.is_running:
     run.join("200ms")
     (folder / "progress").write_text(str(run.progress.records))
-    if (folder / "stop").exists():
-        run.stop()
 print(repr(run.error), flush=True)
 """
 
@@ -112,7 +67,9 @@ class Stage:
         self.peak_bytes = 0
         with tg.Log(folder / "log", durability="os") as log:
             log.create_topic("orders", 2)
-        every_kind(folder, _same).run("local", until="caught_up", clock=ManualClock(NOON))
+        every_kind(folder, Failing(folder / "faults")).run(
+            "local", until="caught_up", clock=ManualClock(NOON)
+        )
         self.log = tg.Log(folder / "log", durability="os")
         self.sender = self.log.writer("orders", integrity=True)
         self.written, self.driver = 0, None
@@ -219,14 +176,10 @@ class Stage:
         self.log.close()
 
 
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.select(["order", "shop", "amount"])
-
-
 def tables(folder: Path) -> dict[str, list[Any]]:
     """Everything that the app tells others: its windowed topics, its sessions, and the table that is no topic."""
     found: dict[str, list[Any]] = {}
-    with every_kind(folder, _same) as app:
+    with every_kind(folder, Failing(folder / "faults")) as app:
         for name in WINDOWED:
             with app.windowed_table(name) as table:
                 found[name] = sorted(
@@ -260,8 +213,8 @@ def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> Non
     with tg.Log(twin / "log") as log:
         for name in set(log.topics()) - {"orders"}:
             log.delete_topic(name)
-    run_all(every_kind(twin, _same), "local")
-    summary = run_all(every_kind(stage.folder, _same), "local")
+    run_all(every_kind(twin, Failing(twin / "faults")), "local")
+    summary = run_all(every_kind(stage.folder, Failing(stage.folder / "faults")), "local")
     assert summary.exit_code == 0 and not summary.stopped
     ours, theirs = tables(stage.folder), tables(twin)
     assert {name: len(rows) for name, rows in ours.items()} == {
@@ -272,7 +225,7 @@ def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> Non
     backend = FolderBackend(stage.folder / "state", clock=clock)
     Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
-    ceiling = every_kind(stage.folder, _same).storage.memory_ceiling_bytes
+    ceiling = every_kind(stage.folder, Failing(stage.folder / "faults")).storage.memory_ceiling_bytes
     assert stage.peak_bytes < ceiling
     kills = sum(stage.happened.values())
     figures = {

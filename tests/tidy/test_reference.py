@@ -87,8 +87,11 @@ def test_the_runbook_has_every_reason_to_stop_and_every_kind_of_finding() -> Non
         path.read_text(encoding="utf-8") for path in (ROOT / "src/tidegate/pipeline").rglob("*.py")
     )
     reasons = set(
-        re.findall(r'^[A-Z_]+(?:: Final)? = "(integrity|unreadable|corrupt|lost|recreated)"', sources, re.MULTILINE)
+        re.findall(
+            r'^[A-Z_]+(?:: Final)? = "(integrity|unreadable|corrupt|lost|recreated)"', sources, re.MULTILINE
+        )
     )
     assert all(
-        f"| `{reason}` |" in page for reason in reasons | {"integrity", "unreadable", "corrupt", "lost", "recreated"}
+        f"| `{reason}` |" in page
+        for reason in reasons | {"integrity", "unreadable", "corrupt", "lost", "recreated"}
     )

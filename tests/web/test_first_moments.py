@@ -121,7 +121,7 @@ def test_a_table_without_a_commit_is_in_the_list_beside_the_others(tmp_path: Pat
             ready.catch_up()
             ready.commit()
     backend = open_backend(str(tmp_path / "state"))
-    Commits(backend, replace(ready.rules.shape, name="waiting"), 1).take_over()  # a builder's first step
+    Commits(backend, replace(ready.rules.shape, name="waiting"), 1, "").take_over()  # a builder's first step
     with looking(tmp_path) as site:
         lines = {each.name: each for each in tables.table_list(site).tables}
         assert (lines["ready"].kind, lines["ready"].unreadable) == ("key", None)

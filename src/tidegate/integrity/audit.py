@@ -100,7 +100,7 @@ def prepare(
 
 def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
     """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
-    audit.doubt = tolerance.doubt(audit.log_start)
+    audit.doubt, audit.compacted_below = tolerance.doubt(audit.log_start), tolerance.bound()
     audit.compacted.reason = audit.compaction
     audit.suspect.reason = (
         f"{audit.compaction}; but the gap ends above what was compacted, "

@@ -97,6 +97,8 @@ class PartitionAudit:
     """Why gaps are, or are not, tolerated."""
     doubt: str = ""
     """Where loss would not show, and why; empty where every gap is a fault."""
+    compacted_below: int = -1
+    """The offset below which compaction may have removed records; -1: not known, or the topic is not compacted."""
     log_start: int = 0
     total: Tally = field(default_factory=Tally)
     managed: int = 0
@@ -165,6 +167,7 @@ class PartitionAudit:
             "open_chains": self.open_chains,
             "compaction": self.compaction,
             "doubt": self.doubt,
+            "compacted_below": self.compacted_below,
             "expected_gaps": [gaps.as_dict() for gaps in self.expected],
             "skipped_damage": [{"offset": offset, "resumed_at": resumed} for offset, resumed in self.skipped],
             "unread": self.unread,

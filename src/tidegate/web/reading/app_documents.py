@@ -149,6 +149,7 @@ class AppDocument(msgspec.Struct, frozen=True):
     stopped_total: Stopped
     lost_records: Lost
     lost: dict[str, Lost]
+    held: dict[str, Annotated[int, metric("tidegate_held_records")]]
     """The same by flow."""
     faults: Faults
     by_hand: Copy

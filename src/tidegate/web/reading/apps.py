@@ -59,6 +59,7 @@ def app_names(site: Site) -> list[str]:
 
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
+    from tidegate.pipeline.rounds.planning import held_of
     from tidegate.pipeline.rounds.stops import faults_of
     from tidegate.pipeline.rounds.ways_out import app_commits, app_status
     from tidegate.storage import StorageConfig
@@ -76,6 +77,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         status.owner, len(status.stopped), len(sources), lag, commit.committed_ms, now_ms
     )
     lost = {flow.name: 0 for flow in flows}
+    held = held_of({flow.name for flow in flows}, commit)
     for loss in status.losses:
         lost[loss.flow] = lost.get(loss.flow, 0) + loss.end - loss.first
     limits = StorageConfig()
@@ -114,6 +116,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         stopped_total=len(status.stopped),
         lost_records=sum(lost.values()),
         lost=lost,
+        held={flow.name: held[flow.name].events if flow.name in held else 0 for flow in flows},
         faults=sum(faults_of(commit.totals).values()),
         by_hand=copied(
             [

@@ -205,6 +205,9 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
             for part in parts
             for gap in part["expected_gaps"]
         ],
+        compacted_below={
+            str(part["partition"]): part["compacted_below"] for part in parts if part["compacted_below"] >= 0
+        },
         doubts=doubts,
         notes=[*_notes(parts), *_not_shown(site)],
         by_hand=copied([cli("tidegate verify", topic, log=site.log_path)], _python(site, topic)),

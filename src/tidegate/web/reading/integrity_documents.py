@@ -99,6 +99,8 @@ class IntegrityDocument(msgspec.Struct, frozen=True):
     damage: list[DamageShown]
     damaged_places: Annotated[int, metric("tidegate_audit_damaged_places")]
     gaps: list[GapShown]
+    compacted_below: dict[str, Offset]
+    """By partition, the offset below which compaction may have removed records, where it is known."""
     doubts: list[str]
     """Where loss would not show, partition by partition, and why."""
     notes: list[str]

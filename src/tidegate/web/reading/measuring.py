@@ -165,6 +165,8 @@ def _app(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
     own.committed.set(app.committed_ms / 1000, **of_app)
     for flow, lost in app.lost.items():
         run.lost.add(lost, flow=flow, **of_app)
+    for flow, held in app.held.items():
+        run.held.set(held, flow=flow, **of_app)
     for source in app.sources:
         place = of_app | {"flow": source.flow, "topic": source.topic, "partition": str(source.partition)}
         if source.lag_records is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.clock import Clock
+from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
@@ -117,7 +118,7 @@ class StoredTable(Opened):
         self.window_ms = shape.size_ms
         self.rules = f"consumed=tg.Consumed(tg.{shape.key_serde}, tg.{shape.value_serde}), "
         if shape.kind != "key":
-            self.rules += f"retention={shape.retention_ms}, "
+            self.rules += f"retention={format_duration(shape.retention_ms)!r}, "
         if shape.kind == "window":
             self.rules += f"key_format={shape.key_format!r}, "
         self.number, self.committed_ms, self.positions = (

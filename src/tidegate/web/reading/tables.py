@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.opened import Opened, asked, known_tables, opened
@@ -267,7 +268,7 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
     else:
         line = cli("tidegate table fetch", short, key, state=site.state_path)
     opening = {
-        "window": f"tg.windowed_table(log, {table.topic!r}, {table.window_ms}, ",
+        "window": f"tg.windowed_table(log, {table.topic!r}, {format_duration(table.window_ms)!r}, ",
         "session": f"tg.sessioned_table(log, {table.topic!r}, ",
         "key": f"tg.table(log, {table.topic!r}, ",
     }[table.kind]
