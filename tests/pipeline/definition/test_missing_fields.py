@@ -189,3 +189,22 @@ def test_a_started_app_that_a_deployment_of_producers_breaks_is_told_when_it_sta
     produce(tmp_path, *({"Amount": 1.0} for _ in range(2000)))
     with pytest.raises(InvalidError, match="did you mean Amount"):
         summed(tmp_path, name="amount").run("local", until="caught_up")
+
+
+def test_a_function_of_the_users_is_called_by_workers_only(tmp_path) -> None:
+    """Looking at a sample before the start must have no effects of its own."""
+    app, rows = tg.App("shop", data=tmp_path), []
+
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows.append(batch.num_rows)
+        return batch.select(["amount"])
+
+    mapped = app.stream("orders", value=tg.Json(amount="double")).map(
+        change, pa.schema([("amount", pa.float64())])
+    )
+    mapped.window(tg.Tumbling("1m")).aggregate(revenue=tg.sum("amount")).to("revenue")
+    with tg.Log(app.log) as log:
+        log.create_topic("orders", 1)
+        log.writer("orders").write(pa.table({"key": ["k"] * 7, "value": ['{"amount":1.0}'] * 7}))
+    app.run("local", until="caught_up")
+    assert sum(rows) == 7

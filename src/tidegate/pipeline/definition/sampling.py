@@ -27,7 +27,7 @@ from tidegate.integrity.tolerance import tolerance_of
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest
-from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Lookup
+from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step
 from tidegate.storage import open_backend
 from tidegate.tables.serdes.json_fields import is_optional
 from tidegate.tables.serdes.json_serde import Json
@@ -74,7 +74,7 @@ def sample_flow(flow: Flow, log: str, client: Mapping[str, str]) -> tuple[Sample
             batches = list(_newest(opened, flow.source.topic, len(numbers), MAX_RECORDS))
     except TidegateError as error:  # a plan can be told without looking
         return f"the log could not be looked at ({error})", Fields()
-    fields = _checked(flow, batches, len(numbers))
+    fields = _checked(flow, batches, len(numbers), calls_functions=True)
     events = [each for each in _events(flow, batches) if len(each)]
     if not events:
         return f"{flow.source.topic} holds nothing that comes so far", fields
@@ -103,7 +103,10 @@ def gap_doubts(flow: Flow, log: str, client: Mapping[str, str]) -> list[str]:
 
 
 def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
-    """What the newest records of an open log say about the fields of flows; nothing where there are none."""
+    """What the newest records of an open log say about the fields of flows; nothing where there are none.
+
+    Functions of the user's are not called: they belong to the workers. What comes behind one is not looked at.
+    """
     counts = log.partition_counts()
     samples: dict[str, list[pa.RecordBatch]] = {}
     wrong, notes = list[str](), list[str]()
@@ -116,7 +119,7 @@ def check_fields(flows: Sequence[Flow], log: Any) -> Fields:
                 samples[topic] = list(_newest(log, topic, counts[topic], START_RECORDS))
             except TidegateError:  # the run says what is wrong with the log
                 samples[topic] = []
-        found = _checked(flow, samples[topic], counts[topic])
+        found = _checked(flow, samples[topic], counts[topic], calls_functions=False)
         wrong += [f"flow {flow.name}: {each}" for each in found.wrong]
         notes += [f"flow {flow.name}: {each}" for each in found.notes]
     return Fields(tuple(wrong), tuple(notes))
@@ -181,14 +184,14 @@ def _decoded(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[tuple[EventB
 # ── fields ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int) -> Fields:
+def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int, *, calls_functions: bool) -> Fields:
     """What a sample says about the fields of a flow."""
     decoded = [each for each in _decoded(flow, batches) if len(each[0])]
     read = sum(len(events) for events, _ in decoded)
     if not read:
         return Fields()
     looked = _Looked(flow, read, _names_in(flow, batches), [events for events, _ in decoded])
-    wrong = [*looked.time([reasons for _, reasons in decoded]), *looked.steps(partitions)]
+    wrong = [*looked.time([reasons for _, reasons in decoded]), *looked.steps(partitions, calls_functions)]
     return Fields(tuple(dict.fromkeys(wrong)), tuple(looked.notes(wrong)))
 
 
@@ -210,7 +213,7 @@ class _Looked:
         elif sum(map(len, reasons)) == self._read and (self._flow.is_stateful or name is not None):
             yield f"{next(iter(reasons[0].values()))}; so it is in all {self._read:,} records looked at"
 
-    def steps(self, partitions: int) -> Iterator[str]:
+    def steps(self, partitions: int, calls_functions: bool) -> Iterator[str]:
         """Ids, aggregates and keys that are null in every event that comes to the step that needs them."""
         events = self._events
         for place, step in enumerate(self._flow.steps):
@@ -233,6 +236,8 @@ class _Looked:
                             ".key_by(…) before .window(…)"
                         )
                 case _:
+                    if not calls_functions and _has_function(step):
+                        return
                     try:
                         stage = _stage(self._flow, place)
                         events = [each if stage is None else stage(each) for each in events]
@@ -275,6 +280,20 @@ class _Looked:
             kind = self._flow.schemas[0].field(name).type
             said += f'. Write it as it is there, or declare it tg.field("{kind}", optional=True) if it may be missing'
         return said
+
+
+def _has_function(step: Step) -> bool:
+    """Whether a step calls a function of the user's."""
+    match step:
+        case Map():
+            return True
+        case Filter():
+            return callable(step.condition)
+        case Select():
+            return any(callable(expression) for _, expression in step.columns)
+        case KeyBy():
+            return callable(step.expression)
+    return False
 
 
 def _is_null(events: list[EventBatch], name: str) -> bool:
