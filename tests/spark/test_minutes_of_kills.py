@@ -127,6 +127,15 @@ class Stage:
                 found["worker"].append(pid)
         return found
 
+    def _executing(self) -> list[int]:
+        """Executors and their Python processes: they work in folders below this one."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(path / "cwd").startswith(str(self.folder)):
+                    found.append(int(path.name))
+        return found
+
     def measure(self) -> None:
         for pid in self.below()["worker"] + self.below()["driver"]:
             with suppress(OSError, StopIteration):
@@ -168,10 +177,18 @@ class Stage:
             self.start()
 
     def end(self) -> None:
+        """Kill everything, also executors that lost their driver, and wait until it is gone."""
         if self.driver is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.driver.pid, signal.SIGKILL)
             self.driver.wait()
+        deadline = time.monotonic() + 300
+        while left := self._executing():
+            assert time.monotonic() < deadline, left
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
         self.sender.close()
         self.log.close()
 
@@ -194,6 +211,26 @@ def tables(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
+def left_no_trace(folder: Path, twin: Path) -> None:
+    """Run the app and a twin that nobody disturbed to the end of the log: they tell the same, and nothing is left."""
+    shutil.copytree(folder / "log", twin / "log")
+    with tg.Log(twin / "log") as log:
+        for name in set(log.topics()) - {"orders"}:
+            log.delete_topic(name)
+    run_all(every_kind(twin, Failing(twin / "faults")), "local")
+    summary = run_all(every_kind(folder, Failing(folder / "faults")), "local")
+    assert summary.exit_code == 0 and not summary.stopped, str(summary)
+    ours, theirs = tables(folder), tables(twin)
+    assert {name: len(rows) for name, rows in ours.items()} == {
+        name: len(rows) for name, rows in theirs.items()
+    }
+    assert ours == theirs
+    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
+    backend = FolderBackend(folder / "state", clock=clock)
+    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
+    assert objects_of(backend, APP) == named_objects(backend, APP) != set()
+
+
 def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> None:
     twin, stage = folder / "twin", Stage(folder / "app", seed)
     until, next_at = time.monotonic() + seconds, time.monotonic() + 15
@@ -209,22 +246,7 @@ def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> Non
     finally:
         stage.end()
     failed = (stage.folder / "failed").read_text() if (stage.folder / "failed").exists() else ""
-    shutil.copytree(stage.folder / "log", twin / "log")
-    with tg.Log(twin / "log") as log:
-        for name in set(log.topics()) - {"orders"}:
-            log.delete_topic(name)
-    run_all(every_kind(twin, Failing(twin / "faults")), "local")
-    summary = run_all(every_kind(stage.folder, Failing(stage.folder / "faults")), "local")
-    assert summary.exit_code == 0 and not summary.stopped
-    ours, theirs = tables(stage.folder), tables(twin)
-    assert {name: len(rows) for name, rows in ours.items()} == {
-        name: len(rows) for name, rows in theirs.items()
-    }
-    assert ours == theirs
-    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
-    backend = FolderBackend(stage.folder / "state", clock=clock)
-    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
-    assert objects_of(backend, APP) == named_objects(backend, APP) != set()
+    left_no_trace(stage.folder, twin)
     ceiling = every_kind(stage.folder, Failing(stage.folder / "faults")).storage.memory_ceiling_bytes
     assert stage.peak_bytes < ceiling
     kills = sum(stage.happened.values())
