@@ -92,7 +92,7 @@ def test_records_are_found_opened_and_exported(page: Any, picture: Any) -> None:
     page.get_by_label("Key has").fill("customer-7")
     page.get_by_label("Value has").fill('"o-1478"')
     page.get_by_role("button", name="Find").click()
-    assert "looked at 101,010 records" in page.get_by_role("status").inner_text()
+    assert "looked at 100,998 records" in page.get_by_role("status").inner_text()
     rows = page.locator("tbody tr")
     assert rows.count() == 1 and '"order_id":"o-1478"' in rows.first.inner_text()
     with page.expect_download() as coming:
