@@ -17,6 +17,9 @@ from tidegate.integrity.breaking import Damage, break_topic
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.damage import DamageKind
 from tidegate.log.access.embedded import Log
+from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.log.topics.topic_config import BrokerConfig
+from tidegate.randomness import SeededRandomness
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.push.sending import SendOrder, send_partition
 from tidegate.storage import open_backend
@@ -111,6 +114,18 @@ def damage(log_folder: Path, topic: str, kind: DamageKind, into: Path, **where: 
                     columns = ["key", "value", "timestamp", "headers"]
                     writer.write(pa.Table.from_batches([batch.select(columns)]), partition=partition)
     return done
+
+
+def compact(log_folder: Path, topic: str) -> None:
+    """Compact all that a topic has."""
+    with Log(log_folder) as log:
+        for number in log.describe(topic).partition_numbers:
+            log.partition(topic, number).roll()
+        chores = Housekeeping(
+            log, broker=BrokerConfig(), files=log.files, clock=log.clock, randomness=SeededRandomness(1)
+        )
+        done = chores.clean_once()
+    assert any(each.compaction is not None for each in done)
 
 
 def stamps(log_folder: Path, topic: str, partition: int) -> np.ndarray[Any, Any]:

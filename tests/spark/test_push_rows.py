@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from push_kit import damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
+from push_kit import compact, damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
 
 from tidegate.clock import SystemClock
 from tidegate.errors import CommitGoneError, ConflictError, UnavailableError
@@ -155,17 +155,32 @@ def test_repeated_records_are_stored_once(tmp_path: Path, row: str) -> None:
 
 
 @pytest.mark.parametrize("row", ["DIV-16"])
-def test_gaps_of_a_compacted_topic_are_fine_when_they_are_old_enough(tmp_path: Path, row: str) -> None:
-    def compact(push: VersionPush) -> None:
-        damage(tmp_path / "log", push.version.topic, DamageKind.DROP, tmp_path / "copy", count=4)
+def test_gaps_of_a_compacted_topic_are_fine_where_compaction_has_been(tmp_path: Path, row: str) -> None:
+    settings = {"cleanup.policy": "compact", "min.compaction.lag.ms": 0, "min.cleanable.dirty.ratio": 0.01}
 
-    settings = {"cleanup.policy": "compact", "min.compaction.lag.ms": 0}
-    report = push_here(tmp_path, rows(100), touch={"ended": compact}, topic_settings=settings)
+    def overwrite(push: VersionPush) -> None:
+        """Another sender writes four keys behind the end of the push; compaction takes the push's records of them."""
+        with Log(tmp_path / "log") as log, log.writer(push.version.topic, integrity=True) as sender:
+            keys = [key for key, _ in rows(100)[10:50:10]]
+            sender.write(pa.table({"key": keys, "value": [b"later"] * 4}))
+        before = sum(len(keys_of(tmp_path / "log", push.version.topic, number)) for number in (0, 1))
+        compact(tmp_path / "log", push.version.topic)
+        after = sum(len(keys_of(tmp_path / "log", push.version.topic, number)) for number in (0, 1))
+        assert before - after == 4
+
+    report = push_here(tmp_path, rows(100), touch={"ended": overwrite}, topic_settings=settings)
     assert report.is_current and report.version.rows == 96
+
+
+@pytest.mark.parametrize("lag_ms", [0, 86_400_000])
+@pytest.mark.parametrize("row", ["DIV-16"])
+def test_gaps_of_a_compacted_topic_are_loss_where_compaction_has_not_been(
+    tmp_path: Path, row: str, lag_ms: int
+) -> None:
+    settings = {"cleanup.policy": "compact", "min.compaction.lag.ms": lag_ms}
+    drop = {"ended": lambda push: _damaged(tmp_path, push, DamageKind.DROP)}
     with pytest.raises(PushFailedError, match="missing"):
-        late = {"cleanup.policy": "compact", "min.compaction.lag.ms": 86_400_000}
-        copy = {"ended": lambda push: _damaged(tmp_path, push, DamageKind.DROP)}
-        push_here(tmp_path, rows(100), touch=copy, topic_settings=late)
+        push_here(tmp_path, rows(100), touch=drop, topic_settings=settings)
 
 
 def _damaged(folder: Path, push: VersionPush, kind: DamageKind) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,9 @@ from tidegate.integrity.outlet import SCHEMA
 from tidegate.log.access.embedded import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.spark.push.driver import push
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.key_table import table as table_of
+from tidegate.tables.serdes.plain import String
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,46 +102,58 @@ def said_last(pushed: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("row", ["DIV-21+DIV-24"])
-def test_spark_has_sent_all_but_who_ends_the_push_has_expired(
+def test_who_ends_sparks_push_is_not_forgotten_however_late_and_is_after_it(
     row: str, at: Callable[[str], PushedStage], pushed: Path
 ) -> None:
     stage = at("sent-1")
-    stage.clock.advance("5m")
-    edge, fresh = stage.sender(VERSION), stage.sender(VERSION)
-    stage.write(edge, edge="1")
-    stage.clock.advance("5s")
-    stage.write(fresh, fresh="1")
     table = stage.replica("a")
     stage.settle(table)
-    assert len(producers(table)) == 4 and rows(table)["alice"] == "pushed"
+    by_spark = producers(table)
+    assert len(by_spark) == 2 and rows(table)["alice"] == "pushed"
     table.close()
+    stage.clock.advance("5m")
+    other = stage.sender(VERSION)
+    stage.write(other, other="1")
     table = stage.replica("a", max_age="5s", rewind=0)
-    assert producers(table) == {edge.guid, fresh.guid}, "exactly at the limit is kept; Spark's are gone"
-    stage.write(edge, edge="2")
     stage.settle(table)
-    assert rows(table)["edge"] == "2" and faults(table) == 0
+    table.commit()
+    assert producers(table) == by_spark | {other.guid}, "the push is under way: its driver will speak again"
     with stage.log.writer(VERSION) as writer:
         writer.write(said_last(pushed), partition=0)
     stage.free()
     stage.settle(table)
-    status = table.status().partitions[0]
-    assert status.role == "offline" and "UNREGISTERED_PRODUCER" in status.error
+    assert rows(table) == {"alice": "pushed", "other": "1"} and faults(table) == 0
+    stage.clock.advance("10s")
+    stage.write(stage.sender(LIVE), live="1")
+    stage.settle(table)
+    table.commit()
+    assert not producers(table) & by_spark, "the push is over, and the leader speaks"
+    assert rows(table)["live"] == "1" and faults(table) == 0
 
 
 @pytest.mark.parametrize("row", ["DIV-22"])
 def test_partitions_that_spark_sent_expire_producers_independently(
     row: str, at: Callable[[str], PushedStage]
 ) -> None:
-    stage = at("sent-2")
-    patient = stage.replica("patient")
-    stage.settle(patient)
-    by_spark: list[Any] = [producers(patient, number) for number in (0, 1)]
-    assert sorted(map(len, by_spark)) == [1, 2], "the driver everywhere, a task where alice is"
-    stage.clock.advance("20s")
+    stage = at("swapped-2")
+    stage.clock.advance("2h")
     late = stage.sender(VERSION)
     stage.write(late, partition=0, zero="2")
-    table = stage.replica("a", max_age="5s", rewind=0)
-    stage.settle(table)
-    table.commit()
-    assert producers(table, 0) == {late.guid}
-    assert producers(table, 1) == by_spark[1], "partition 1 lags: nobody is old there"
+    found = {}
+    for max_age in ("1h", None):
+        consumed = Consumed(String(), String(), max_age=max_age)
+        with table_of(
+            stage.log, VERSION, state=stage.folder / f"table-{max_age}", consumed=consumed
+        ) as table:
+            table.commit()
+            validations = table._builder.validations
+            found[max_age] = [
+                {each.guid for each in validations[number].replica.drainer.state.producers}
+                for number in (0, 1)
+            ]
+            assert table.get("alice") == "pushed" and table.get("zero") == "2"
+            assert [validations[number].replica.faults.counts.faults for number in (0, 1)] == [0, 0]
+    by_spark = [found[None][0] - {late.guid}, found[None][1]]
+    assert sorted(map(len, by_spark)) == [1, 2], "the driver everywhere, a task where alice is"
+    assert found["1h"][0] == {late.guid}
+    assert found["1h"][1] == by_spark[1], "partition 1 lags: nobody is old there"

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from push_kit import stamps
 
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.integrity import audit_topic, without_control
+from tidegate.integrity.header import FINAL, ControlType
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.records import HEADERS_TYPE
@@ -253,6 +255,30 @@ def test_a_topic_made_anew_gets_a_new_sender(options: SinkOptions, begun_before:
     assert sorted(value for each in values(options).values() for value in each) == [
         f"v{n}" for n in range(70, 100)
     ]
+
+
+@pytest.mark.parametrize("row", ["DIV-37+DIV-39"])
+def test_chains_end_by_time_between_batches_and_go_on_behind_an_end(row: str, options: SinkOptions) -> None:
+    outbox = outbox_of(options)
+    # the limit is five minutes; the fourth batch ends the stream, and the fifth comes all the same
+    for batch, (now_ms, last) in enumerate(
+        [(0, False), (300_000, False), (300_001, False), (600_000, True), (600_001, False)]
+    ):
+        rows = pa.record_batch({"value": [f"v{batch}"], "partition": pa.array([0], pa.int32())})
+        attempts = [attempt(outbox, batch, 0, rows)]
+        clock = ManualClock(5000 + now_ms)
+        append_batch(options, outbox, batch, attempts, last=last, clock=clock, randomness=SeededRandomness(7))
+    found = stamps(Path(options.log), TOPIC, 0)
+    assert len({(int(each["guid_high"]), int(each["guid_low"])) for each in found}) == 1
+    ends = found[found["control"] == ControlType.END_OF_CHAIN]
+    assert ends["chain"].tolist() == [0, 1], "by time; by the end of the stream"
+    assert (ends["flags"] & FINAL).tolist() == [0, FINAL]
+    assert [len(found[found["chain"] == number]) for number in range(3)] == [4, 4, 2]
+    for number in range(3):
+        chain = found[found["chain"] == number]
+        assert chain["sequence"].tolist() == list(range(len(chain)))
+        assert chain["control"][0] == ControlType.START_OF_CHAIN
+    assert values(options)[0] == [f"v{batch}" for batch in range(5)]
 
 
 def test_another_kind_of_checksum_gets_a_new_sender(

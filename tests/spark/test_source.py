@@ -224,7 +224,7 @@ def test_a_running_stream_picks_up_new_records_and_new_partitions(
     }
     assert max(sink.sizes()) <= 40
     assert json.loads(progress["sources"][0]["endOffset"]) == {
-        "orders": {"0": 220, "1": 220, "2": 220, "3": 1}
+        "orders": {"0": 220, "1": 220, "2": 220, "3": 1, "id": log.describe("orders").topic_id}
     }
 
 

@@ -48,7 +48,7 @@ from tidegate.testing.tables import Said, session_record, window_record, write_r
 from tidegate.testing.windows import ms
 
 MINUTE = 60_000
-WINDOWS, SESSIONS, KEYS = "windows-changelog", "sessions-changelog", "accounts"
+WINDOWS, SESSIONS, KEYS, ENDLESS = "windows-changelog", "sessions-changelog", "accounts", "endless-changelog"
 FIELDS = Json(count="int", total="double", small="uint8", tags="list<string>", at="timestamp")
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,7 +69,7 @@ class Stored:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     folder = tmp_path_factory.mktemp("tables")
     with Log(folder / "log", durability="os") as log:
-        for topic in (WINDOWS, SESSIONS, KEYS):
+        for topic in (WINDOWS, SESSIONS, KEYS, ENDLESS):
             log.create_topic(topic, partitions=2)
         state = folder / "state"
         commits = []
@@ -100,12 +100,15 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
             )
             for start in range(0, 10_000, 1000)
         ]
-        said.append(session_record(b"far", LARGEST_MS + 5, LARGEST_MS + 10, FIELDS.encode({"count": 1}), 7))
-        write_records(log, SESSIONS, said[:-1], partition=0)
-        write_records(log, SESSIONS, said[-1:], partition=1)
+        write_records(log, SESSIONS, said, partition=0)
         with sessioned_table(
-            log, SESSIONS, state=state, retention=ms(2**62), consumed=Consumed(String(), FIELDS)
+            log, SESSIONS, state=state, retention="30d", consumed=Consumed(String(), FIELDS)
         ):
+            pass
+        endless = [window_record(b"far", start, Long().encode(start), 7) for start in (1, MINUTE)]
+        write_records(log, ENDLESS, endless, partition=1)
+        consumed = Consumed(String(), Long())
+        with windowed_table(log, ENDLESS, ms(LARGEST_MS), state=state, consumed=consumed):
             pass
         accounts = [Said(Long().encode(n), str(n * n).encode(), n + 5) for n in range(-5, 30)]
         write_records(log, KEYS, accounts, partition=0)
@@ -162,10 +165,10 @@ def test_sessions_have_both_ends_and_json_fields_are_a_struct(stored: Stored) ->
     assert value == {"count": 3000, "total": 3000 / 7, "small": 200, "tags": ["a", "b"], "at": MOMENT}
 
 
-def test_a_window_that_spark_cannot_hold_has_null_moments(stored: Stored) -> None:
-    (row,) = [row for row in rows(stored.options(SESSIONS)) if row["key"] == "far"]
-    assert row["window_start"] is row["window_end"] is None and row["value"]["count"] == 1
-    assert row["timestamp"] == at(7)
+def test_an_end_of_a_window_that_spark_cannot_hold_is_null(stored: Stored) -> None:
+    found = rows(stored.options(ENDLESS))
+    assert [(row["window_start"], row["window_end"]) for row in found] == [(at(1), None), (at(MINUTE), None)]
+    assert [(row["value"], row["timestamp"]) for row in found] == [(1, at(7)), (MINUTE, at(7))]
 
 
 def test_plain_keys_have_no_windows(stored: Stored) -> None:
@@ -201,7 +204,7 @@ def test_a_commit_is_chosen_by_number_or_by_time(stored: Stored) -> None:
     [
         (WINDOWS, {"versionAsOf": "99"}, "commit 99 of table windows-changelog is not kept; there are "),
         (WINDOWS, {"timestampAsOf": "1999-01-01"}, "no commit as old as 1999-01-01"),
-        ("window", {}, "there are accounts, sessions-changelog, windows-changelog"),
+        ("window", {}, "there are accounts, endless-changelog, sessions-changelog, windows-changelog"),
         (WINDOWS, {"versionAsOf": "1", "timestampAsOf": "5"}, "keep one"),
         (WINDOWS, {"version": "1"}, "did you mean versionAsOf"),
         (WINDOWS, {"state": "/nowhere"}, "is no folder"),
@@ -303,7 +306,10 @@ START, END = ("window_start",), ("window_end",)
         (WINDOWS, [In(("partition",), (0, 7)), EqualTo(START, at(0))]),
         (SESSIONS, [GreaterThanOrEqual(START, at(2000)), LessThan(END, at(7500))]),
         (SESSIONS, [GreaterThan(END, at(2500)), IsNotNull(END)]),
-        (SESSIONS, [IsNotNull(START)]),
+        (ENDLESS, [IsNotNull(START)]),
+        (ENDLESS, [IsNotNull(END)]),
+        (ENDLESS, [GreaterThan(END, at(0))]),
+        (ENDLESS, [GreaterThan(START, at(1))]),
         (SESSIONS, [key("ann"), EqualTo(START, at(4000))]),
         (KEYS, [In(("key",), (3, -5, 99))]),
         (KEYS, [key(2**63 - 1)]),
