@@ -105,28 +105,33 @@ def test_records_are_found_paged_opened_followed_and_exported(at: httpx.Client) 
     assert one["record"]["offset"] == row["offset"] and one["lifetime"] is None
     assert "lifetime" not in one["by_hand"]["cli"] and "open_log('kafka://" in one["by_hand"]["python"]
     assert at.get(f"/topics/paged/records/{place}", headers=PAGE).status_code == 200
-    seen, after = set[tuple[int, int]](), ""
-    while True:
-        page = at.get(
-            "/api/topics/paged/records", params={"limit": 200, "order": "oldest", "after": after}
-        ).json()
-        seen |= {(each["partition"], each["offset"]) for each in page["records"]}
-        after = page["next"]
-        if not after:
-            break
+    shown = paged(at)
+    assert len(shown) == 900
     ends = {each["partition"]: each for each in at.get("/api/topics/paged").json()["partitions"]}
-    assert len(seen) == sum(each["records"] for each in ends.values())
+    everything = paged(at, control_records=True)
+    assert len(everything) == sum(each["records"] for each in ends.values()) > 900
+    assert shown < everything
     since = at.get("/api/topics/paged/records", params={"at": "2026-01-01T10:10Z", "limit": 1000}).json()
-    assert (
-        min(each["timestamp_ms"] for each in since["records"] if not each["stamp"]["is_control"])
-        == NOW + 600_000
-    )
+    assert min(each["timestamp_ms"] for each in since["records"]) == NOW + 600_000
     exported = at.get("/api/topics/paged/export", params={"limit": 10, "format": "parquet"})
     assert exported.content[:4] == b"PAR1"
     assert at.get("/api/topics/paged/records/0/99999999").status_code == 404
     assert at.get("/api/topics/none/records").status_code == 404
-    shown = at.get("/topics/paged-hostile/records", headers=PAGE).text
-    assert "<script>x" not in shown and "&lt;script&gt;x()" in shown and "\x1b" not in shown
+    hostile = at.get("/topics/paged-hostile/records", headers=PAGE).text
+    assert "<script>x" not in hostile and "&lt;script&gt;x()" in hostile and "\x1b" not in hostile
+
+
+def paged(at: httpx.Client, **asked: Any) -> set[tuple[int, int]]:
+    """The partition and offset of every record of `paged`, page by page."""
+    seen, after = set[tuple[int, int]](), ""
+    while True:
+        page = at.get(
+            "/api/topics/paged/records", params={"limit": 200, "order": "oldest", "after": after, **asked}
+        ).json()
+        seen |= {(each["partition"], each["offset"]) for each in page["records"]}
+        after = page["next"]
+        if not after:
+            return seen
 
 
 def test_integrity_is_judged_and_what_a_broker_hides_is_said(at: httpx.Client) -> None:

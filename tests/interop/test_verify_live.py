@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from kafka_home import KafkaHome
 
 from tidegate.log.verify.verify import verify
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
 
 def faults(folder: Path) -> list[str]:
@@ -53,23 +54,26 @@ def test_an_audit_calls_no_sound_folder_damaged(kafka: KafkaHome, tmp_path: Path
         consumer.subscribe(["in"])
         while consumer.poll(1.0) is None:
             pass
-        found: list[str] = []
         is_over = threading.Event()
 
-        def audit() -> None:
+        def audit() -> list[list[str]]:
+            found: list[list[str]] = []
             while not is_over.is_set():
-                for topic in ("t-0", "__consumer_offsets-0"):
-                    found.extend(faults(broker.data / topic))
+                found += [faults(broker.data / topic) for topic in ("t-0", "__consumer_offsets-0")]
+            return found
 
-        auditor = threading.Thread(target=audit)
-        auditor.start()
-        try:
-            for name in ("first", "second", "first"):
-                transactions(broker, consumer, name, 15)
-        finally:
-            is_over.set()
-            auditor.join()
-        assert found == []
+        with ThreadPoolExecutor(1) as pool:
+            audited = pool.submit(audit)
+            try:
+                for name in ("first", "second", "first"):
+                    transactions(broker, consumer, name, 15)
+            finally:
+                is_over.set()
+            found = audited.result()
+        assert found and [each for each in found if each] == []
         consumer.close()
         broker.stop()
+        for topic in ("t-0", "__consumer_offsets-0"):
+            assert len(list((broker.data / topic).glob("*.log"))) > 1, "segments were rolled meanwhile"
+        assert any(each.stat().st_size for each in (broker.data / "t-0").glob("*.txnindex")), "some aborted"
         assert faults(broker.data) == []
