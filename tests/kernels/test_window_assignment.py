@@ -48,14 +48,14 @@ class PlainClocks:
         self.floor = -1
 
     def record(
-        self, ts: int, partition: int, has_key: bool, stamped: int | None, latest: int
+        self, ts: int, partition: int, has_key: bool, stamped: int | None, latest: int, may_lead: bool
     ) -> tuple[int, int, int]:
         verdict = GOOD
         if not has_key:
             verdict = NO_KEY
         elif ts < 0:
             verdict = NEGATIVE
-        elif ts > latest:
+        elif ts > latest or (stamped is not None and ts > stamped and not may_lead):
             verdict = FUTURE
         else:
             self.idle[partition] = False
@@ -72,12 +72,21 @@ RECORDS = st.lists(
 
 @BOTH
 @settings(max_examples=60, deadline=None)
-@given(RECORDS, st.booleans(), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 5))
+@given(
+    RECORDS, st.booleans(), st.booleans(), st.lists(st.booleans(), min_size=4, max_size=4), st.integers(0, 5)
+)
 def test_clocks_run_record_by_record(
-    life: str, records: list[tuple[int, int, bool, int]], trusted: bool, idle: list[bool], shift: int
+    life: str,
+    records: list[tuple[int, int, bool, int]],
+    trusted: bool,
+    may_lead: bool,
+    idle: list[bool],
+    shift: int,
 ) -> None:
     plain = PlainClocks([0, 1, 2, 3], idle)
-    expected = [plain.record(ts, at, has, stamp if trusted else None, 50) for ts, at, has, stamp in records]
+    expected = [
+        plain.record(ts, at, has, stamp if trusted else None, 50, may_lead) for ts, at, has, stamp in records
+    ]
     count = len(records)
     bits = np.packbits(
         np.array([False] * shift + [has for _, _, has, _ in records], np.bool_), bitorder="little"
@@ -91,6 +100,7 @@ def test_clocks_run_record_by_record(
         bits if count else NO_BYTES,
         shift,
         np.array([stamp for _, _, _, stamp in records], np.int64) if trusted else NO_NUMBERS,
+        int(may_lead),
         50,
         np.arange(4, dtype=np.int32),
         clocks,
@@ -112,7 +122,7 @@ def test_clocks_run_record_by_record(
 def test_an_unknown_partition_stops_the_clocks_there() -> None:
     out = np.empty(3, np.int64), np.empty(3, np.int64), np.empty(3, np.uint8)
     done = advance_clocks(
-        0, np.array([1, 2, 3]), np.array([7, 7, 9], np.int32), NO_BYTES, 0, NO_NUMBERS, 50,
+        0, np.array([1, 2, 3]), np.array([7, 7, 9], np.int32), NO_BYTES, 0, NO_NUMBERS, 0, 50,
         np.array([7], np.int32), np.full(1, -1, np.int64), np.zeros(1, np.uint8), np.zeros(1, np.uint8),
         np.full(1, -1, np.int64), *out,
     )  # fmt: skip

@@ -76,7 +76,7 @@ def _run_on(
 
 @kernel(
     types.int64(
-        INT64, READ_INT64S, READ_INT32S, READ_BYTES, INT64, READ_INT64S, INT64,
+        INT64, READ_INT64S, READ_INT32S, READ_BYTES, INT64, READ_INT64S, INT64, INT64,
         READ_INT32S, INT64S, BYTES, BYTES, INT64S, INT64S, INT64S, BYTES,
     )
 )  # fmt: skip
@@ -87,6 +87,7 @@ def advance_clocks(
     key_valid: Any,
     key_start: int,
     stamped: Any,
+    may_lead: int,
     latest: int,
     partitions: Any,
     clocks: Any,
@@ -100,14 +101,15 @@ def advance_clocks(
     """Go on from record `first`; the record that has an unknown partition, or the number of records.
 
     `key_valid` is a bitmap from bit `key_start` on, no bytes when every record has a key. `stamped` are stream
-    times from before a shuffle, which move the clocks; no elements when there are none. `seen[p]` becomes 1 when a
-    clock was asked.
+    times from before a shuffle, which move the clocks; no elements when there are none. `may_lead` is 1 where times may
+    lie ahead of their stamps (changes of windows); elsewhere only records that were too far ahead when they were read
+    do. `seen[p]` becomes 1 when a clock was asked.
     """
     count = partitions.shape[0]
     at, number, clock = int64(-1), int64(0), int64(0)
     has_all_keys, is_stamped = key_valid.shape[0] == 0, stamped.shape[0] > 0
     # what was too far ahead where it was read moved no clock there, and must not later
-    is_judged = is_stamped and latest < UNGUARDED
+    is_judged = is_stamped and may_lead == 0 and latest < UNGUARDED
     least = floor[0]
     is_alone = count == 1 and has_all_keys and not is_stamped
     row = int64(first)

@@ -89,7 +89,7 @@ class StreamClocks:
         done = 0
         while True:
             done = advance_clocks(
-                done, ts, partition, valid, start, times, latest,
+                done, ts, partition, valid, start, times, int(batch.changes is not None), latest,
                 self._partitions, self._times, self._idle, seen, self._floor, *stamped,
             )  # fmt: skip
             if done == rows:
