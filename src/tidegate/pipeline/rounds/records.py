@@ -41,7 +41,7 @@ from tidegate.pipeline.rounds.orders import Delivery, Held, Stop, Tick, decode, 
 from tidegate.storage.backends.port import StorageBackend, check_name
 
 VERSION: Final = 2
-READABLE: Final = (1, 2)  # 1 had no topic ids
+READABLE: Final = (1, 2)  # 1 had no topic ids and nothing held back
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
 
