@@ -1,6 +1,6 @@
 """Which offsets a Spark read or micro-batch covers: pure arithmetic over topics, partitions and offsets.
 
-A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7}}`,
+A *position* maps (topic, partition) to the next offset to read. As JSON it is `{"topic": {"0": 5, "1": 7, "id": …}}`,
 Spark's Kafka notation, with topics sorted by name and partitions by number: Spark compares positions as text,
 so equal positions must have one spelling (P1).
 
