@@ -106,7 +106,7 @@ def test_when_there_are_too_many_the_expired_ones_go_first_and_of_those_the_olde
 
 
 def test_cells_are_in_the_checkpoint() -> None:
-    shape = table_rules("window", "topic", (0,), size=10).shape
+    shape = table_rules("window", "topic", (0,), size="10ms").shape
     state, again = PartitionState(shape, 0), PartitionState(shape, 0)
     state.cells.note(np.array([10, 20, 86_400_000 * 3]), np.array([4, 6, 9]), np.array([1]), 0)
     again.restore_extra(state.encode_extra())
