@@ -19,7 +19,7 @@ from tidegate.tables.building.lease import Held, Lease, read_lease
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableShape, table_rules
 
-SHAPE: TableShape = table_rules("window", "topic", (0,), size=10).shape
+SHAPE: TableShape = table_rules("window", "topic", (0,), size="10ms").shape
 
 
 @pytest.fixture
