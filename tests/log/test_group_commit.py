@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect, Files
+from tidegate.log.access.embedded import Log
 from tidegate.log.partitions.fetching import Isolation, LogPoint
 from tidegate.log.partitions.syncing import GroupCommit
 from tidegate.testing.faults import EffectCounter, FailSync
@@ -227,3 +229,18 @@ def test_concurrent_writers_share_syncs(tmp_path: Path) -> None:
         assert not thread.is_alive()
     assert log.recovery_point == log.high_watermark == 100
     assert 1 <= len([name for name in syncs if name.endswith(".log")]) <= 100
+
+
+def test_a_snapshot_that_leaves_with_its_segment_while_it_is_synced_is_no_failed_sync(tmp_path: Path) -> None:
+    """Retention and compaction rename snapshots while a writer syncs."""
+
+    def leaves(effect: Effect) -> None:
+        if effect.kind == "open" and effect.path.suffix == ".snapshot":
+            effect.path.unlink(missing_ok=True)
+
+    with Log(tmp_path / "log", files=Files(watch=leaves)) as log:
+        log.create_topic("t", 1, {"segment.bytes": "1KiB"})
+        with log.writer("t", producer_id=7) as writer:
+            for number in range(40):
+                writer.write(pa.table({"value": [b"%0200d" % number]}))
+        assert log.reader("t").read_all().num_rows == 40

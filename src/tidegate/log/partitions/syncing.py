@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from tidegate.errors import UnavailableError
@@ -145,8 +146,9 @@ def sync_segments(
     for segment in finished:
         base_after = view.segments.next_base(segment.base_offset)
         snapshot = None if base_after is None else producers.snapshot_path(base_after)
-        if snapshot is not None and files.exists(snapshot):
-            with files.open(snapshot, write=True) as file:
+        if snapshot is not None:
+            # One that is not there was not needed, or left the log with its segment, perhaps just now.
+            with suppress(FileNotFoundError), files.open(snapshot, write=True) as file:
                 file.sync()
     if finished or any(base >= durable for base in written):
         files.sync_folder(active.folder)
