@@ -14,6 +14,7 @@ from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.partitions.fetching import Isolation, LogPoint
 from tidegate.log.partitions.syncing import GroupCommit
+from tidegate.log.producers.producer_state import ProducerStates
 from tidegate.testing.faults import EffectCounter, FailSync
 from tidegate.testing.partitions import Place, one_record
 
@@ -231,16 +232,24 @@ def test_concurrent_writers_share_syncs(tmp_path: Path) -> None:
     assert 1 <= len([name for name in syncs if name.endswith(".log")]) <= 100
 
 
-def test_a_snapshot_that_leaves_with_its_segment_while_it_is_synced_is_no_failed_sync(tmp_path: Path) -> None:
-    """Retention and compaction rename snapshots while a writer syncs."""
+def test_a_snapshot_that_leaves_with_its_segment_while_it_is_synced_is_no_failed_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention and compaction rename snapshots while a writer syncs: one that was seen may be gone when opened."""
+    asked, exists = [], Files.exists
 
-    def leaves(effect: Effect) -> None:
-        if effect.kind == "open" and effect.path.suffix == ".snapshot":
-            effect.path.unlink(missing_ok=True)
+    def gone(_: ProducerStates, base: int) -> Path:
+        asked.append(base)
+        return tmp_path / "gone.snapshot"
 
-    with Log(tmp_path / "log", files=Files(watch=leaves)) as log:
+    monkeypatch.setattr(ProducerStates, "snapshot_path", gone)
+    monkeypatch.setattr(
+        Files, "exists", lambda self, path: path.name == "gone.snapshot" or exists(self, path)
+    )
+    with Log(tmp_path / "log") as log:
         log.create_topic("t", 1, {"segment.bytes": "1KiB"})
         with log.writer("t", producer_id=7) as writer:
-            for number in range(40):
+            for number in range(20):
                 writer.write(pa.table({"value": [b"%0200d" % number]}))
-        assert log.reader("t").read_all().num_rows == 40
+        assert log.reader("t").read_all().num_rows == 20
+    assert asked
