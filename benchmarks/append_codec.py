@@ -23,17 +23,17 @@ from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
 from tidegate.log.batches.batch import Codec, stamp
 from tidegate.log.batches.decode import decode
-from tidegate.log.batches.encode import encode_batches
+from tidegate.log.batches.encode import encode_with_facts
 
 
 def encode_all(table: pa.Table, codec: Codec = Codec.NONE) -> int:
-    return sum(len(batch) for batch in encode_batches(table, max_batch_bytes=MIB, codec=codec))
+    return sum(len(batch) for batch, _ in encode_with_facts(table, max_batch_bytes=MIB, codec=codec))
 
 
 def write_all(table: pa.Table, fd: int) -> int:
     """Encode, stamp and write each batch where the last one ended: an append without its log."""
     position = offset = 0
-    for batch in encode_batches(table, max_batch_bytes=MIB):
+    for batch, _ in encode_with_facts(table, max_batch_bytes=MIB):
         offset = stamp(batch, base_offset=offset, leader_epoch=0).next_offset
         position += os.pwrite(fd, batch, position)
     return position
@@ -95,7 +95,7 @@ def main() -> None:
 def check(table: pa.Table) -> None:
     """Every row comes back, in order."""
     start = 0
-    for batch in encode_batches(table, max_batch_bytes=MIB):
+    for batch, _ in encode_with_facts(table, max_batch_bytes=MIB):
         back = decode(batch, topic="t", partition=0)
         wanted = table.slice(start, back.num_rows)
         demand(back["value"].equals(wanted["value"].combine_chunks()), "a value is not the one given")

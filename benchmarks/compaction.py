@@ -29,7 +29,7 @@ from tidegate.clock import SystemClock
 from tidegate.files import Files
 from tidegate.log.batches.batch import Codec
 from tidegate.log.batches.decode import decode_pieces, scan_batches
-from tidegate.log.batches.encode import encode_batches
+from tidegate.log.batches.encode import encode_with_facts
 from tidegate.log.cleaning.cleaner import Cleaner, CompactionReport
 from tidegate.log.cleaning.compaction import Limits, cleanable
 from tidegate.log.partitions.partition import PartitionLog
@@ -128,7 +128,7 @@ def measure(report: Report, case: Case, rows: int) -> None:
     table, numbers = keyed_events(rows)
     with tempfile.TemporaryDirectory(dir=".") as folder:
         log = open_log(Path(folder))
-        for batch in encode_batches(
+        for batch, _ in encode_with_facts(
             table, max_batch_bytes=MIB, max_batch_records=case.batch_records, codec=case.codec
         ):
             log.append(batch)

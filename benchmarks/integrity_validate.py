@@ -12,26 +12,30 @@ the oracle: its verdicts for the first rows must be the same.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
 from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
+from scalar_validator import Arrival, ScalarValidator
 from tidegate.integrity.chains import ChainLimits, Chains, ChainState
 from tidegate.integrity.checkpoint import decode_state, encode_state
 from tidegate.integrity.checksum import checksum_of
 from tidegate.integrity.columns import IntegrityColumns
-from tidegate.integrity.judge import Observed
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.scalar import Arrival, ScalarValidator
 from tidegate.integrity.stamping import joined
 from tidegate.integrity.state import PartitionState, ProducerTable
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.kernels.producer_index import PRODUCER_ROW
 from tidegate.log.batches.records import RECORD_SCHEMA, coerce
+from validation_rules import Observed
 
 NOW_MS = 1_767_225_600_000
 BATCH_ROWS = 20_000

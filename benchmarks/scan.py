@@ -25,14 +25,16 @@ from machine import memcpy_bytes_per_second
 from tidegate.log.batches.batch import Codec, stamp
 from tidegate.log.batches.codecs import XERIAL_HEADER
 from tidegate.log.batches.decode import decode, scan_batches
-from tidegate.log.batches.encode import encode_batches
+from tidegate.log.batches.encode import encode_with_facts
 
 FETCH_BYTES = 8 * MIB
 
 
 def log_of(table: pa.Table, codec: Codec, max_batch_records: int | None = None) -> bytes:
     log, offset = bytearray(), 0
-    for batch in encode_batches(table, max_batch_bytes=MIB, max_batch_records=max_batch_records, codec=codec):
+    for batch, _ in encode_with_facts(
+        table, max_batch_bytes=MIB, max_batch_records=max_batch_records, codec=codec
+    ):
         offset = stamp(batch, base_offset=offset, leader_epoch=0).next_offset
         log += batch
     return bytes(log)

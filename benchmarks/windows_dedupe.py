@@ -3,9 +3,8 @@
 Batches of 250 k records, one in ten a copy of a record from up to 2.4 M records ago, the others with ids never seen;
 the horizon keeps about 2.5 M ids alive in about ten runs. Each id is hashed (16 rounds of SipHash: 30 ns), sorted
 (30 ns), held against every live run's directory (ten hashes a record, in order: 30 ns), decided (10 ns), and kept
-(30 ns): 130 ns, and 20 ns to copy what goes on. Storage also enters every id in its clock of keys, and takes it out one
-day: a line of a table that no cache holds, 100 ns each. The thread's processor time; the first batches fill the state
-and are not timed. Upkeep between batches (merging, storing and evicting runs) is shown beside it.
+(30 ns): 130 ns, and 20 ns to copy what goes on. The thread's processor time; the first batches fill the state and
+are not timed. Upkeep between batches (merging, storing and evicting runs) is shown beside it.
 
 Run: .venv/bin/python benchmarks/windows_dedupe.py [--full]
 """

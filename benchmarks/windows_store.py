@@ -63,7 +63,7 @@ def puts(rows: int, keys: int) -> list[tuple[pa.Array, np.ndarray, pa.Array, np.
 
 def put_all(store: WindowStore, batches: list[tuple[pa.Array, np.ndarray, pa.Array, np.ndarray]]) -> None:
     for keys, starts, values, stamps in batches:
-        store.put_batch(keys, starts, values, value_ts=stamps)
+        store.put_all(keys, starts, values, value_ts=stamps)
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def main() -> None:
         wanted = there.take(pa.array(some))
         stored = encode_keys(wanted, np.full(len(wanted), start), KeyFormat.CHANGELOG).to_pylist()
         answer = [expected[key] for key in stored]
-        found = store.fetch_batch(wanted, start, start)["value"].to_pylist()
+        found = store.fetch_keys(wanted, start, start)["value"].to_pylist()
         demand(found == answer == [peer.get(key) for key in stored], "fetches differ")
 
         def gets() -> None:
@@ -148,7 +148,7 @@ def main() -> None:
                 peer.get(key)
 
         def fetch() -> pa.RecordBatch:
-            return store.fetch_batch(wanted, start, start)
+            return store.fetch_keys(wanted, start, start)
 
         fetch_s, get_s = best_of(5 * repetitions, fetch), best_of(repetitions, gets)
         report.figure("10 000 keys in one fetch", f"{fetch_s * 1e3:.2f} ms")

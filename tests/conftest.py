@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # Tests share plain modules: those that meet Kafka, live or recorded (brokers, raw batches, recorded folders), those of
 # pushes and of replicas, those of the page (data of a run, the server over it, a browser).
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).parent / "interop"))
 sys.path.insert(0, str(Path(__file__).parent / "spark"))
 sys.path.insert(0, str(Path(__file__).parent / "web"))
@@ -20,7 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from chromium import find_chromium
 from kafka_home import find_kafka
 
+import s3_server
 from reliability_figures import Recorder, Tally
+from s3_server import s3, s3_endpoint
+
+__all__ = ["s3", "s3_endpoint"]
 
 pytest.register_assert_rewrite("hybrid_rows")  # tests that several modules collect
 
@@ -97,6 +102,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if FIGURES.rows:
         terminalreporter.write_line(FIGURES.write(config.rootpath))
+    if any(s3_server.NOT_RUN in str(each.longrepr) for each in terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(s3_server.NOT_RUN, yellow=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from scalar_validator import Arrival, Judgement, ScalarValidator
 from tidegate.integrity.checksum import checksum_of, field_sum
 from tidegate.integrity.columns import MANAGED, UNMANAGED, control_payload, read_columns
 from tidegate.integrity.header import (
@@ -22,14 +23,13 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
     start_of_push_bytes,
 )
-from tidegate.integrity.judge import Observed
 from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.scalar import Arrival, Judgement, ScalarValidator
 from tidegate.integrity.state import PartitionState, Phase, ProducerTable
 from tidegate.integrity.validator import Judged, PartitionValidator
 from tidegate.integrity.verdicts import Note, Rule, Verdict
 from tidegate.log.batches.records import RECORD_SCHEMA
+from validation_rules import Observed
 
 NOW = 1_800_000_000_000
 HOUR = 3_600_000

@@ -26,6 +26,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tidegate.errors import InvalidError
@@ -252,6 +253,7 @@ def in_ms(number: int, unit: str) -> int:
     return int(number / _PER_MS[unit] // 1)
 
 
+@cache
 def bounds_of(unit: str) -> tuple[int, int]:
     """Where our days begin and end, in a unit."""
     first, stop = OUR_DAYS_MS

@@ -11,7 +11,34 @@ class; a message says more. The handbook's page of errors is made of both.
 
 from __future__ import annotations
 
+import errno
+import re
+import shlex
 from pathlib import Path
+
+_TRANSIENT_ERRNOS = frozenset(
+    number
+    for name in (
+        "EAGAIN", "EBUSY", "EINTR", "EIO", "EREMOTEIO", "ESTALE", "ENOSPC", "EDQUOT", "ENOMEM", "ENOBUFS", "EMFILE",
+        "ENFILE", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "EADDRNOTAVAIL", "ENOTCONN",
+    )
+    if (number := getattr(errno, name, None)) is not None
+)  # fmt: skip
+_AFTER_SCHEME = re.compile(r"(?<=://)[^\s\"'<>]*@[^\s\"'<>]*")
+
+
+def without_credentials(text: str) -> str:
+    """The text with the user and the password of every URL in it replaced by `***`: they are never printed."""
+    return _AFTER_SCHEME.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """All before the last `@` of the authority; also where an unquoted `/` of a password seems to end that."""
+    authority, slash, path = found[0].partition("/")
+    if "@" in authority:
+        return f"***@{authority.rpartition('@')[2]}{slash}{path}"
+    _, colon, port = authority.rpartition(":")
+    return f"***@{path.rpartition('@')[2]}" if colon and not port.isdigit() else found[0]
 
 
 class TidegateError(Exception):
@@ -24,7 +51,7 @@ class TidegateError(Exception):
     remedy = "Read the message: it says what, where, why and what to do."
 
     def __init__(self, message: str, *, kafka_name: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(without_credentials(message))
         self.kafka_name = kafka_name
 
 
@@ -38,13 +65,21 @@ class InvalidError(TidegateError, ValueError):
 class OffsetOutOfRangeError(InvalidError):
     """The asked-for offset is not in the log (any more, or yet): `first` ≤ offset ≤ `end` would be."""
 
-    remedy = "Read from `first` or later; what lies before was deleted (`tidegate log lifetime` says why)."
+    remedy = (
+        "Read from `first` or later; what lies before was deleted (`tidegate log lifetime TOPIC` says why)."
+    )
 
     def __init__(self, message: str, *, offset: int, first: int, end: int) -> None:
         super().__init__(message, kafka_name="OFFSET_OUT_OF_RANGE")
         self.offset = offset
         self.first = first
         self.end = end
+
+
+class UnsupportedError(InvalidError):
+    """This kind of table cannot answer this call; the message says why, and what can."""
+
+    remedy = "Ask for what the message names instead. Retrying does not help."
 
 
 class AuthenticationError(InvalidError):
@@ -72,6 +107,18 @@ class CorruptError(TidegateError):
         self.path = None if path is None else Path(path)
         self.position = position
         self.offset = offset
+
+
+class SignatureError(CorruptError):
+    """A file of state is not signed with a key of this process, so it was not read: `path` is its name there."""
+
+    remedy = (
+        "Restore the file from a copy if somebody changed it. Set the key it was signed with; or, if you trust the "
+        "state as it is, sign it with `tidegate state sign`."
+    )
+
+    def __init__(self, message: str, *, path: Path | str | None = None) -> None:
+        super().__init__(message, path=path, kafka_name=None)
 
 
 class IntegrityError(TidegateError):
@@ -132,7 +179,10 @@ class OverloadError(TidegateError):
 
 
 class UnavailableError(TidegateError):
-    """Out of reach for now (disk full, broker down, file system error): retry later."""
+    """Out of reach for now (disk full, broker down, file system error): retry later.
+
+    A function of yours in a pipeline may raise it, too: the round is then tried again, and no record is to blame.
+    """
 
     exit_code = 3
     remedy = "Retry later: free the disk, start the broker, mend the connection."
@@ -155,3 +205,37 @@ class InternalError(TidegateError):
 
 class TidegateWarning(UserWarning):
     """Something a person should know that does not stop the work."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether an error of a user's function says that something is out of reach, so that trying again may help.
+
+    These are `UnavailableError`, `ConnectionError`, `TimeoutError`, `MemoryError`, a failed name lookup that may be
+    tried again, an `OSError` about the network, the disk, or too many open files, and any error that Python reports as
+    caused by one of them or raised while one of them was handled (unless it was raised `from None`).
+    """
+    found: BaseException | None = error
+    seen = set[int]()
+    while found is not None and id(found) not in seen:
+        seen.add(id(found))
+        if isinstance(found, TidegateError):
+            return isinstance(found, UnavailableError)
+        if isinstance(found, ConnectionError | TimeoutError | MemoryError) or _is_out_of_reach(found):
+            return True
+        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    return False
+
+
+def _is_out_of_reach(error: BaseException) -> bool:
+    if not isinstance(error, OSError):
+        return False
+    import socket
+
+    if isinstance(error, socket.gaierror):  # its numbers are not those of `errno`
+        return error.errno == socket.EAI_AGAIN
+    return error.errno in _TRANSIENT_ERRNOS
+
+
+def verify_command(folder: Path | str) -> str:
+    """The command that shows all damage of a partition's folder, as a message names it."""
+    return f"`tidegate verify {shlex.quote(str(folder))}`"

@@ -11,7 +11,8 @@ F2  a failed `sync` is final: the file is poisoned and every later write or sync
     may have dropped the pages; trying again would report a success that is not one).
 F3  nothing follows a symbolic link or opens anything but a regular file; a file with a second hard link
     is not opened for writing (it may be somebody's backup).
-F4  operating-system errors leave as `UnavailableError` naming the file, `FileNotFoundError` excepted.
+F4  nothing is made that others than its owner can write to, whatever the umask says.
+F5  operating-system errors leave as `UnavailableError` naming the file, `FileNotFoundError` excepted.
 
 Thread rule: a `Files` may be shared; one `File` has one writer, any number of readers by position.
 """
@@ -19,6 +20,7 @@ Thread rule: a `Files` may be shared; one `File` has one writer, any number of r
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import mmap
 import os
@@ -160,7 +162,7 @@ class File:
         try:
             self._files.watch("sync", self.path, fd=fd)
             with _named(self.path, "sync"):
-                os.fsync(fd)
+                _sync(fd)
         except BaseException:
             self._poison = (
                 "an earlier sync failed, so what is on the disk is unknown; close and reopen the log"
@@ -350,14 +352,23 @@ class Files:
         except OSError as error:
             raise _unavailable(error, path, "unlink") from error
 
-    def mkdir(self, path: Path) -> None:
-        """Make the folder (and its parents); fine when it is there already."""
+    def mkdir(self, path: Path, *, private: bool = False) -> None:
+        """Make the folder (and its parents), which only its owner can write to; fine when it is there already.
+
+        A `private` one only its owner can look into, and one that belongs to another user is refused: it may lie
+        where everybody can make folders.
+        """
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             self.watch("mkdir", folder)
             with _named(folder, "mkdir"):
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(0o700 if private else 0o755, exist_ok=True)
             self.sync_folder(folder.parent)
+        if private:
+            with _named(path, "stat"):
+                owner = os.lstat(path).st_uid
+            if owner != os.geteuid():
+                raise InvalidError(f"{path} belongs to another user (uid {owner}); name another folder")
 
     def rmdir(self, path: Path) -> None:
         self.watch("rmdir", path)
@@ -375,7 +386,7 @@ class Files:
         with _named(folder, "sync"):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                os.fsync(fd)
+                _sync(fd)
             finally:
                 os.close(fd)
 
@@ -412,15 +423,38 @@ class Files:
         return temporary
 
 
+def _sync(fd: int) -> None:
+    """Have the disk itself keep what was written. macOS's fsync stops at the cache of the drive."""
+    if (full_sync := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        try:
+            fcntl.fcntl(fd, full_sync)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL):  # a file system that has only the weaker one
+                raise
+    os.fsync(fd)
+
+
 @contextmanager
 def _named(path: Path, doing: str) -> Iterator[None]:
-    """Give operating-system errors a file and a remedy (F4)."""
+    """Give operating-system errors a file and a remedy (F5)."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
         raise _unavailable(error, path, doing) from error
+
+
+def _denied(path: Path) -> str:
+    """Why permission was denied: a folder that this user cannot write, or the file itself."""
+    user = f"user {os.geteuid()}"
+    if not os.access(path.parent, os.W_OK):
+        return (
+            f"the folder {path.parent} is read-only for {user}; give that user write permission, "
+            "or choose another folder"
+        )
+    return f"permission denied for {user}; check the owner and the mode of the file"
 
 
 def _unavailable(error: OSError, path: Path, doing: str) -> Exception:
@@ -432,8 +466,9 @@ def _unavailable(error: OSError, path: Path, doing: str) -> Exception:
         errno.ENOSPC: "the disk is full: free some space (retention still runs), then retry",
         errno.EDQUOT: "the disk quota is used up: free some space, then retry",
         errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
-        errno.EACCES: "permission denied: check the owner of the log folder",
-        errno.EROFS: "the file system is read-only",
+        errno.EACCES: _denied(path),
+        errno.EPERM: _denied(path),
+        errno.EROFS: f"{path.parent} lies on a file system that is read-only; choose another folder",
         errno.EIO: "the disk reported an error: check it before going on",
     }
     reason = remedies.get(error.errno or 0, error.strerror or str(error))

@@ -54,6 +54,13 @@ class Instrument:
         with self._lock:
             self._values[key] = value
 
+    def forget(self, **labels: object) -> None:
+        """Remove every number with these values of these labels: what they were about is gone."""
+        places = [(self.labels.index(name), str(value)) for name, value in labels.items()]
+        with self._lock:
+            for key in [key for key in self._values if all(key[place] == value for place, value in places)]:
+                del self._values[key]
+
     def value(self, **labels: object) -> float:
         """The number so far, 0 where nothing was counted."""
         key = self._key(labels)

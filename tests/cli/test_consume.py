@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.records import RECORD_SCHEMA
@@ -253,3 +254,85 @@ def _readable(stream: object) -> bool:
     import select
 
     return bool(select.select([stream], [], [], 0.1)[0])
+
+
+@pytest.fixture
+def counted(path: Path) -> Path:
+    """Topics of results with windowed keys: minutes of strings, sessions, and keys that are numbers."""
+    app = tg.App("counts", log=str(path), state=str(path.parent / "state"))
+    clicks = app.stream("t", value=tg.String())
+    clicks.window(tg.Tumbling("5s", grace="1h")).count().to("minutes")
+    clicks.window(tg.Session("1s", grace="1h")).count().to("sessions")
+    clicks.key_by(lambda batch: pa.array([7] * batch.num_rows, pa.int64()), serde=tg.Long()).window(
+        tg.Hopping("10s", advance="5s", grace="1h")
+    ).count().to("numbers")
+    app.run("local", until="caught_up", close=True)
+    return path
+
+
+def windows_of(capfd: pytest.CaptureFixture[str], topic: str, *more: str) -> list[dict[str, object]]:
+    capfd.readouterr()
+    assert run(["consume", topic, "-e", "-J", *more]) == 0
+    return [json.loads(line)["window"] for line in capfd.readouterr().out.splitlines()]
+
+
+def test_windowed_keys_are_taken_apart(counted: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def window(key: object, start_s: int, size_s: int) -> dict[str, object]:
+        return {"key": key, "start": START + 1000 * start_s, "end": START + 1000 * (start_s + size_s)}
+
+    minutes = windows_of(capfd, "minutes")
+    assert sorted(minutes, key=str) == sorted(
+        (window(f"k{number}", number // 5 * 5, 5) for number in range(10)), key=str
+    )
+    assert sorted(windows_of(capfd, "sessions"), key=str) == sorted(
+        (window(f"k{number}", number, 0) for number in range(10)), key=str
+    )
+    assert {str(each) for each in windows_of(capfd, "numbers")} == {
+        str(window(7, start, 10)) for start in (-5, 0, 5)
+    }
+    by_hand = windows_of(capfd, "minutes", "--key-format", "changelog", "--window-size", "5s")
+    assert by_hand == minutes
+    as_bytes = windows_of(
+        capfd, "numbers", "--key-format", "changelog", "--window-size", "10s", "--key", "long"
+    )
+    assert {each["key"] for each in as_bytes} == {7}
+
+
+def test_windowed_keys_in_every_format(
+    counted: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    assert run(["consume", "minutes", "-e", "--format", "table", "-n", "1"]) == 0
+    head, row = capfd.readouterr().out.splitlines()
+    assert "WINDOW" in head and "2026-01-01T00:00:00.000Z/2026-01-01T00:00:05.000Z" in row
+    assert run(["consume", "minutes", "-e", "-f", r"%k %w\n"]) == 0
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines[0] == f"k0 {START}/{START + 5000}" and len(lines) == 10
+    assert run(["consume", "minutes", "-e", "--format", "csv"]) == 0
+    (row, *_) = csv.DictReader(io.StringIO(capfd.readouterr().out))
+    assert json.loads(row["window"])["start"] in (START, START + 5000)
+    stored = tmp_path / "minutes.parquet"
+    assert run(["consume", "minutes", "-e", "--format", "parquet", "--output", str(stored)]) == 0
+    assert parquet.read_table(stored).column("window").to_pylist()[0]["end"] % 5000 == 0
+    assert run(["consume", "minutes", "-e", "--key-format", "raw", "-J"]) == 0
+    assert all("window" not in json.loads(line) for line in capfd.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("format", ["jsonl", "json", "parquet"])
+def test_what_is_shown_with_windows_can_be_produced_again(
+    counted: Path, tmp_path: Path, format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stored = str(tmp_path / "copy")
+    assert run(["consume", "minutes", "-e", "--format", format, "--output", stored]) == 0
+    assert run(["produce", "copy", "--create-topic", "--repartition", "--format", format, stored]) == 0
+    with Log(counted, read_only=True) as log:
+        tables = [log.reader(topic).read_all().select(["key", "value"]) for topic in ("minutes", "copy")]
+    pairs = [sorted((row["key"], row["value"]) for row in table.to_pylist()) for table in tables]
+    assert pairs[0] == pairs[1] and len(pairs[0]) == 10
+
+
+def test_keys_without_windows_are_shown_as_they_are(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert windows_of(capfd, "t", "--key-format", "topic", "--window-size", "1m") == [None] * 10
+    assert run(["consume", "t", "-e", "--key-format", "topic"]) == 2
+    assert run(["consume", "t", "-e", "--key-format", "session", "--window-size", "1m"]) == 2
+    assert run(["consume", "t", "-e", "--window-size", "1m"]) == 2

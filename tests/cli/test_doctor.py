@@ -79,6 +79,33 @@ def test_the_kind_of_log_folder_is_recognised(tmp_path: Path, capsys: pytest.Cap
     assert "a Kafka data folder" in checks(capsys, "--log", str(tmp_path))["log folder"]["found"]
 
 
+def test_settings_of_the_broker_that_do_nothing_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "server.properties"
+    assert "broker settings" not in checks(capsys, "--log", str(tmp_path))
+    settings.write_text("log.retention.hours=2\n")
+    assert checks(capsys, "--log", str(tmp_path))["broker settings"]["verdict"] == "ok"
+    settings.write_text(
+        "listeners=PLAINTEXT://:9092\nnum.recovery.threads.per.data.dir=4\nlog.retention.hours=2\n"
+    )
+    found = checks(capsys, "--log", str(tmp_path))["broker settings"]
+    assert found["found"] == "ignored here: listeners, num.recovery.threads.per.data.dir"
+    settings.write_text("log.retention.hour=2\n")
+    found = checks(capsys, "--log", str(tmp_path), code=1)["broker settings"]
+    assert found["verdict"] == "fault" and "did you mean log.retention.hours" in found["found"]
+
+
+def test_a_user_without_a_home_folder_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def homeless(cls: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    assert checks(capsys)["python"]["verdict"] == "ok"
+
+
 def test_nothing_of_the_home_folder_or_the_environment_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

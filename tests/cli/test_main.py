@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from tidegate.cli import main as main_module
 from tidegate.cli.main import VERBS, run
-from tidegate.errors import ConflictError, CorruptError, OverloadError, TidegateError
+from tidegate.errors import ConflictError, CorruptError, InvalidError, OverloadError, TidegateError
 
 HEAVY = ("numba", "pyarrow", "pandas", "pyspark", "confluent_kafka", "matplotlib", "rich")
 
@@ -50,7 +51,7 @@ def test_light_verbs_load_nothing_heavy(tmp_path: Path, arguments: tuple[str, ..
     script = (
         "import sys\n"
         "from tidegate.cli.main import run\n"
-        "if sys.argv[1:2] == ['topic'] and sys.argv[2] not in ('create', 'list', '--help'):\n"
+        "if sys.argv[1:2] == ['topic'] and sys.argv[2] not in ('create', '--help'):\n"
         "    run(['topic', 'create', 'orders', '--if-not-exists'])\n"
         "code = run(sys.argv[1:])\n"
         f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])\n"
@@ -210,3 +211,88 @@ def test_the_log_is_named_by_option_then_environment_then_default(tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / ("env" if variable else "data/log") / "t-0").is_dir()
+
+
+def test_a_refusal_of_several_lines_keeps_them_and_neutralises_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InvalidError("this cannot run:\n  orders: no topic\n  users: \x1b[31mno topic")
+
+    monkeypatch.setattr(main_module.cli, "main", fail)
+    assert run([]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["error: this cannot run:", "  orders: no topic"]
+    assert len(told) == 3 and "\x1b" not in told[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "shop", "--onec"], "'--onec'. Did you mean '--once'?"),
+        (["run", "shop", "-once"], "'-once'. Did you mean '--once'?"),
+        (["run", "--onec"], "'--onec'"),
+        (["run", "shop", "--trigger", "1x"], "'--trigger': '1x' is not a duration"),
+        (["log", "clean", "--every", "soon"], "'--every': 'soon' is not a duration"),
+        (["produce", "t", "--batch-bytes", "many"], "'--batch-bytes': 'many' is not"),
+        (["consume", "t", "--partitoin", "1"], "'--partitoin'"),
+        (["topic", "describe", "t", "-overides"], "'-overides'. Did you mean '--overrides'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_misspelt_option_and_a_wrong_value_name_the_option(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_that_asks_tidegate(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert "_TIDEGATE_COMPLETE" in script and "tidegate" in script
+    assert run(["completion", "tcsh"]) == 2
+
+
+def test_bash_completes_commands_and_options() -> None:
+    def completed(words: str, place: int) -> list[str]:
+        done = tidegate(COMP_WORDS=words, COMP_CWORD=str(place), _TIDEGATE_COMPLETE="bash_complete")
+        assert done.returncode == 0, done.stderr
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("tidegate top", 1) == ["topic"]
+    assert completed("tidegate topic de", 2) == ["delete", "delete-records", "describe"]
+    assert "--once" in completed("tidegate run --on", 2)
+    assert completed("tidegate run --engine ", 3) == ["auto", "spark", "local"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_the_script_for_bash_is_one_that_bash_takes() -> None:
+    script = tidegate("completion", "bash").stdout
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_warnings_of_the_library_are_lines_and_quiet_leaves_them_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import logging
+
+    from tidegate.cli import topic
+
+    real = topic.opened
+
+    def warned(*given: object, **settings: object) -> object:
+        logging.getLogger("tidegate.log").warning("one\x1b[31m record")
+        return real(*given, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(topic, "opened", warned)
+    run(["topic", "list", "--log", "nowhere"])
+    assert capsys.readouterr().err.splitlines()[0] == r"warning: one\x1b[31m record"
+    run(["topic", "list", "--log", "nowhere", "-q"])
+    assert "warning" not in capsys.readouterr().err
+    assert logging.getLogger("tidegate").handlers == []

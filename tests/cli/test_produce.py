@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tidegate.cli import produce as produce_module
 from tidegate.cli.main import run
+from tidegate.cli.output import Progress
+from tidegate.clock import ManualClock
+from tidegate.errors import InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.batches.batch import iter_headers
 
@@ -54,6 +59,12 @@ def test_lines_are_values(
     assert told.out == ""
     assert "wrote 4 records to t" in told.err
     assert "0: 0–3" in told.err
+
+
+def test_the_timestamp_zero_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only Kafka's client takes it for "now" (`tests/interop/test_cli_live.py`)."""
+    assert produce(monkeypatch, '{"value":"v","timestamp":0}', "t", "--format", "jsonl") == 0
+    assert [row["timestamp"] for row in records(path)] == [0]
 
 
 def test_lines_with_keys_and_headers_and_nulls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +265,174 @@ def test_a_live_pipe_is_written_as_it_grows(path: Path) -> None:
         child.stdin.close()
         assert "wrote 3 records" in child.stderr.read()
         assert child.wait(60) == 0
+
+
+@pytest.mark.parametrize("topic", ["t", "many"])
+def test_integrity_numbers_and_checks_what_is_written(
+    path: Path, topic: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert produce(monkeypatch, "a:1\nb:2\nc:3\n", topic, "-K", ":", "--integrity") == 0
+    assert f"wrote 3 records to {topic}" in capsys.readouterr().err, "its own records are not counted"
+    assert sorted(pairs(path, topic)) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    assert run(["verify", topic, "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)["integrity"]
+    assert report["share"] == 1.0 and set(report["verdicts"]) == {"ok"}
+    with Log(path, read_only=True) as log:
+        whole = log.reader(topic, control_records=True).read_all()
+    said = [
+        json.loads(header["value"])
+        for headers in whole.column("headers").to_pylist()
+        for header in headers
+        if header["key"] == "divo"
+    ]
+    assert said and all(
+        each == {"host": socket.gethostname(), "pid": os.getpid(), "app": "tidegate-produce"} for each in said
+    )
+
+
+def test_integrity_is_not_an_idempotent_producers_numbering(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert produce(monkeypatch, "a\n", "t", "--integrity", "--producer-id", "7") == 2
+    assert "leave --producer-id out" in capsys.readouterr().err
+
+
+def test_an_interrupted_numbered_write_certifies_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = '{"value": "one"}\n' * 10 + "{broken\n"
+    assert produce(monkeypatch, text, "t", "--format", "jsonl", "--integrity") == 2
+    capsys.readouterr()
+    assert run(["verify", "t", "--format", "json"]) == 0
+    partitions = json.loads(capsys.readouterr().out).get("integrity", {}).get("partitions", [])
+    assert all(each["verdicts"].keys() <= {"ok"} for each in partitions)
+
+
+@pytest.mark.parametrize("format", ["lines", "jsonl", "csv", "parquet"])
+def test_progress_over_files_knows_percent_and_time_left(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes that were read add up to those of the files, and never go back."""
+    files = [tmp_path / f"{number}.in" for number in range(2)]
+    for file in files:
+        if format == "parquet":
+            table = pa.table({"value": [f"{number}" for number in range(5000)]})
+            parquet.write_table(table, file, row_group_size=1000)
+        elif format == "csv":
+            file.write_text("value\n" + "\n".join(str(number) for number in range(5000)))
+        else:
+            line = '{{"value": "{}"}}\n' if format == "jsonl" else "{}\n"
+            file.write_text("".join(line.format(number) for number in range(5000)))
+    told: list[tuple[int, int]] = []
+    real = produce_module.Progress.advance
+
+    def advance(progress: Any, done: int, **counts: int) -> None:
+        real(progress, done, **counts)
+        told.append((progress.done, progress.total))
+
+    monkeypatch.setattr(produce_module.Progress, "advance", advance)
+    assert run(["produce", "t", "--format", format, *map(str, files), "--durability", "os"]) == 0
+    total = sum(file.stat().st_size for file in files)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert all(each == total for _, each in told)
+    assert told[0][0] > 0 and told[-1][0] <= total
+    if format in ("lines", "jsonl"):
+        assert told[-1][0] == total
+
+
+def test_the_line_and_the_heartbeat_say_percent_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = ManualClock()
+    progress = Progress("writing t", total=1 << 20, unit="bytes", clock=clock)
+    clock.advance(10_000)
+    progress.advance(1 << 18, records=500)
+    beat = json.loads(capsys.readouterr().err)
+    assert (beat["percent"], beat["left_ms"], beat["records"]) == (25, 30_000, 500)
+    assert progress._line(10_000) == "writing t: 256 KiB of 1 MiB (25%), 25.6 KiB/s, 30s left, 500 records"
+    assert Progress("writing t", clock=clock)._line(1000) == "writing t: 0, 0/s"
+
+
+def piped(content: bytes, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`produce` in a process of its own, which could be ended by a signal."""
+    command = [sys.executable, "-m", "tidegate.cli.main", "produce", "t", "--durability", "os", *arguments]
+    done = subprocess.run(command, input=content, capture_output=True, timeout=300, env={**os.environ})
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_a_csv_field_of_four_mebibytes_is_refused_in_one_line_and_taken_when_asked(path: Path) -> None:
+    content = b"key,value\na,1\n" + b"".join(b"b,%s\n" % (b"x" * (4 << 20)) for _ in range(3))
+    refused = piped(content, "--format", "csv")
+    assert refused.returncode == 2, refused.stderr
+    (error,) = [line for line in refused.stderr.splitlines() if not line.startswith("wrote ")]
+    assert "line 3 of standard input is longer than 1048576 bytes; raise --max-line-bytes" in error
+    assert pairs(path) == [(b"a", b"1")]  # what was in front of it is written, and told
+    assert "wrote 1 record to t" in refused.stderr
+    with Log(path) as log:
+        log.alter_topic("t", {"max.message.bytes": str(8 << 20)})
+    taken = piped(content, "--format", "csv", "--max-line-bytes", "8MiB")
+    assert taken.returncode == 0, taken.stderr
+    assert [len(value or b"") for _, value in pairs(path)] == [1, 1, 4 << 20, 4 << 20, 4 << 20]
+
+
+def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a chunk ends inside a quoted field."""
+    import csv
+
+    from tidegate.cli import record_input
+
+    values = ['{"a": "x,y"}', "two\nlines", 'a ""quoted"" word', "", "plain", '5" disk', "end\n"] * 40
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows([("key", "value"), *((f"k{number}", value) for number, value in enumerate(values))])
+    for chunk in (7, 64, 1 << 20):
+        monkeypatch.setattr(record_input, "_CHUNK_BYTES", chunk)
+        assert produce(monkeypatch, text.getvalue(), "t", "--format", "csv") == 0
+        assert [value for _, value in pairs(path)][-len(values) :] == [
+            each.encode() or None for each in values
+        ]
+
+
+@pytest.mark.parametrize(
+    ("format", "content", "said"),
+    [
+        (
+            "jsonl",
+            b'{"value":"a","timestamp":99999999999999999999999}\n',
+            "line 1: timestamp 99999999999999999999999",
+        ),
+        ("json", b'[{"value":"a","timestamp":-99999999999999999999999}]', "record 0: timestamp -9999999"),
+        ("jsonl", b'{"value":"a"}\n{"value":"' + b"x" * (3 << 20), "line 2 of standard input is longer than"),
+        ("jsonl", b'{"value":"a"}\n{"value":"b', "line 2: Input data was truncated"),
+        (
+            "csv",
+            b"key,value,timestamp\na,1,99999999999999999999999\n",
+            "invalid value '99999999999999999999999'",
+        ),
+        ("csv", b'key,value\na,1\nb,"' + b"x" * (3 << 20), "line 3 of standard input is longer than"),
+        ("csv", b"key,value\na,\xff\xfe\n", "invalid UTF8"),
+        ("csv", b"", "it is empty"),
+        ("csv", b"key,value\na\n", "Expected 2 columns, got 1"),
+        ("parquet", b"PAR1" + bytes(100), "not a Parquet file"),
+        ("parquet", b"", "not a Parquet file"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_with_the_usage_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    format: str,
+    content: bytes,
+    said: str,
+) -> None:
+    assert produce(monkeypatch, content, "t", "--format", format) == 2
+    told = capsys.readouterr()
+    (error,) = [line for line in told.err.splitlines() if not line.startswith("wrote ")]
+    assert said in error and "fault in Tidegate" not in error
+
+
+def test_seconds_that_are_too_many_for_milliseconds_are_refused(path: Path) -> None:
+    """They came round the other end of 64 bits, as another moment."""
+    times = pa.array([1, 37_000_000_000_000_000], pa.timestamp("s"))
+    with Log(path) as log, pytest.raises(InvalidError, match="column 'timestamp'"):
+        log.writer("t").write(pa.table({"value": ["a", "b"], "timestamp": times}))
+    assert records(path) == []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from tidegate.cli.loading import load_app
 from tidegate.cli.main import run
 from tidegate.cli.run_line import bar, line, short
 from tidegate.errors import InvalidError
+from tidegate.integrity.breaking import break_topic
+from tidegate.integrity.damage import DamageKind
 from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
 
 TEN = 1_767_261_600_000
@@ -37,7 +41,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with clicks.py and three clicks."""
     (tmp_path / "clicks.py").write_text(MODULE.format(data=str(tmp_path), more=""))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(tg.__file__).parents[1]))  # processes run what is tested here
     monkeypatch.delitem(sys.modules, "clicks", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     write(tmp_path, 3)
@@ -86,10 +90,32 @@ def test_an_app_that_is_not_there_is_told_with_what_is(shop: Path, where: str, s
     assert said in str(refused.value)
 
 
-def test_a_fault_in_the_module_itself_is_shown_as_it_is(shop: Path) -> None:
-    (shop / "broken.py").write_text("import not_there_at_all")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        load_app("broken:app")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "import not_there_at_all",
+            "ModuleNotFoundError: No module named 'not_there_at_all' (broken.py, line 1)",
+        ),
+        ("\nraise ValueError('boom\\nmore')", "ValueError: boom (broken.py, line 2)"),
+        ("x = (", "SyntaxError: '(' was never closed (broken.py, line 1)"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3 (broken.py, line 2)"),
+        (
+            "import tidegate as tg\ntg.App('a', data='d').stream('t').map(None, 3)",
+            "TypeError: map needs the schema",
+        ),
+    ],
+    ids=["import", "raises", "syntax", "exits", "misuse"],
+)
+def test_a_fault_in_the_module_itself_is_told_as_the_modules(
+    shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    (shop / "broken.py").write_text(content)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    importlib.invalidate_caches()
+    assert run(["run", "broken.py", "--once", "--engine", "local"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: broken.py cannot be imported: ") and said in line
 
 
 def test_close_needs_once(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +209,63 @@ def test_it_can_be_asked_to_end_and_serves_metrics_till_then(shop: Path, sent: i
     assert "Traceback" not in err
 
 
+STUCK = """
+import time
+
+import pyarrow as pa
+import tidegate as tg
+
+
+def stuck(batch):
+    while batch.num_rows:
+        print("in the round", flush=True)
+        time.sleep(0.2)
+    return batch.select(["x"])
+
+
+app = tg.App("counts", data={data!r})
+app.stream("clicks", value=tg.Json(x="double")).map(stuck, pa.schema([("x", pa.float64())])).to("copies")
+"""
+
+
+def test_a_second_interrupt_ends_it_at_once_whatever_its_round_does(shop: Path) -> None:
+    (shop / "stuck.py").write_text(STUCK.format(data=str(shop)))
+    command = [sys.executable, "-m", "tidegate.cli.main", "run", "stuck", "--engine", "local"]
+    started = subprocess.Popen(command, cwd=shop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None and started.stderr is not None
+        assert started.stdout.readline() == "in the round\n"
+        started.send_signal(signal.SIGINT)
+        for line in started.stderr:
+            if "once more to stop at once" in line:
+                break
+        started.send_signal(signal.SIGINT)
+        assert started.wait(300) == 130
+    finally:
+        started.kill()
+    assert run(["app", "status", "counts", "--state", str(shop / "state")]) == 0
+
+
+@pytest.mark.parametrize("apart_ms", [0, 5, 40, 150])
+def test_many_interrupts_in_a_row_never_wait_for_the_round(shop: Path, apart_ms: int) -> None:
+    """As from a key that is held down: whatever it is doing when one comes, the process ends, and the app is free."""
+    (shop / "stuck.py").write_text(STUCK.format(data=str(shop)))
+    command = [sys.executable, "-m", "tidegate.cli.main", "run", "stuck", "--engine", "local"]
+    started = subprocess.Popen(command, cwd=shop, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "in the round\n"
+        for _ in range(2000):
+            if started.poll() is not None:
+                break
+            started.send_signal(signal.SIGINT)
+            time.sleep(apart_ms / 1000)
+        assert started.wait(60) == 130
+    finally:
+        started.kill()
+    assert "Traceback" not in started.communicate()[1]
+
+
 def test_the_line_says_what_a_person_wants_to_know() -> None:
     stopped = StoppedPartition("f", "clicks", 0, "corrupt", "…", 3, "tidegate app resume")
     progress = Progress(
@@ -198,3 +281,176 @@ def test_the_line_says_what_a_person_wants_to_know() -> None:
     assert "caught up" in line(Progress("shop", caught_up=True))
     assert [short(n) for n in (0, 950, 12_400, 3.1e9)] == ["0", "950", "12.4 k", "3.1 G"]
     assert bar(2.0).startswith("▰▰▰▰▰")
+
+
+DROP_OVERRIDE = [
+    "setpriv",
+    "--inh-caps=-dac_override,-dac_read_search",
+    "--bounding-set=-dac_override,-dac_read_search",
+]
+"""As root, permissions are only asked about without these capabilities."""
+
+
+def as_anybody(shop: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process that permissions apply to."""
+    is_root = os.geteuid() == 0
+    if is_root and shutil.which("setpriv") is None:
+        pytest.skip("root without setpriv: permissions do not apply")
+    return subprocess.run(
+        [*(DROP_OVERRIDE if is_root else []), sys.executable, "-m", "tidegate.cli.main", *arguments],
+        cwd=shop,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["read-only", "below a read-only folder"])
+def test_a_read_only_state_folder_is_named_as_such(shop: Path, exists: bool) -> None:
+    state = shop / "state"
+    if exists:
+        assert run(["run", "clicks", "--once", "--engine", "local"]) == 0
+    locked = state if exists else shop
+    modes = {each: each.stat().st_mode for each in [locked, *(state.rglob("*") if exists else ())]}
+    for each, mode in modes.items():
+        each.chmod(mode & 0o555)
+    try:
+        done = as_anybody(shop, "run", "clicks", "--once", "--engine", "local")
+        assert done.returncode == 3, done.stderr
+        assert f"error: the state folder {state} is read-only" in done.stderr
+        assert f"{locked} is read-only for user" in done.stderr and "log folder" not in done.stderr
+        if exists:
+            reset = as_anybody(shop, "app", "reset", "counts", "--yes", "--state", str(state))
+            assert reset.returncode == 3 and f"the state folder {state} is read-only" in reset.stderr
+            looked = as_anybody(shop, "app", "status", "counts", "--state", str(state))
+            assert looked.returncode == 0, "who only looks needs no permission to write"
+    finally:
+        for each, mode in modes.items():
+            each.chmod(mode)
+
+
+def test_a_read_only_log_folder_is_named(shop: Path) -> None:
+    folder = shop / "log"
+    folder.chmod(0o555)
+    (folder / ".lock").chmod(0o444)
+    try:
+        done = as_anybody(shop, "topic", "create", "x", "--log", str(folder))
+        assert done.returncode == 3 and f"the folder {folder} is read-only for user" in done.stderr
+    finally:
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("verb", ["status", "checkpoints", "reset", "replay", "acknowledge"])
+def test_a_state_folder_that_is_not_there_is_an_error_and_stays_away(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "nowhere"
+    more = ["--yes"] if verb in ("reset", "replay") else []
+    assert run(["app", verb, "shop", *more, "--state", str(state)]) == 2
+    assert f"there is no state in {state}" in capsys.readouterr().err
+    assert not state.exists()
+    assert run(["app", "status", "--state", str(state)]) == 2 and not state.exists()
+
+
+def redefine(shop: Path, module: str) -> None:
+    """Another clicks.py, which is loaded anew."""
+    (shop / "clicks.py").write_text(module)
+    shutil.rmtree(shop / "__pycache__", ignore_errors=True)
+    sys.modules.pop("clicks", None)
+
+
+def test_a_refused_change_keeps_its_lines(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
+    redefine(shop, MODULE.replace('"1m"', '"2m"').format(data=str(shop), more=""))
+    capsys.readouterr()
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: app counts was changed in a way its state cannot follow:"
+    assert lines[1].startswith("- ") and len(lines) >= 3
+
+
+def broken_by(shop: Path, how: str) -> None:
+    """Make the topic such that a run ends badly."""
+    if how == "unreadable":
+        write(shop, 1, "{broken")
+    elif how == "corrupt":
+        (segment,) = (shop / "log" / "clicks-0").glob("*.log")
+        data = bytearray(segment.read_bytes())
+        data[-3] ^= 0xFF
+        segment.write_bytes(bytes(data))
+    elif how in ("integrity", "faults"):
+        with tg.Log(shop / "log") as log:
+            log.delete_topic("clicks")
+        with tg.Log(shop / "whole") as log:
+            log.create_topic("clicks", 1)
+            with log.writer("clicks", integrity=True) as sender:
+                rows = {"key": ["a"] * 9, "value": ['{"x":1}'] * 9, "timestamp": [TEN] * 9}
+                sender.write(pa.table(rows))
+        shutil.rmtree(shop / "log")
+        with tg.Log(shop / "whole", read_only=True) as log:
+            break_topic(log, "clicks", DamageKind.FLIP, into=shop / "log", partition=0, offset=5)
+        check = "" if how == "integrity" else 'on_error="keep"'
+        module = MODULE.format(data=str(shop), more="").replace(").window", f").validate({check}).window")
+        (shop / "clicks.py").write_text(module)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("fine", 0), ("unreadable", 5), ("corrupt", 5), ("integrity", 1), ("faults", 1)]
+)
+def test_run_and_status_end_with_the_same_code(
+    shop: Path, how: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_by(shop, how)
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == code
+    assert printed_json(capsys)["exit_code"] == code
+    assert run(["app", "status", "--state", str(shop / "state")]) == code
+    assert run(["app", "status", "counts", "--state", str(shop / "state")]) == code
+
+
+def test_faults_of_a_flow_that_is_gone_count_for_neither(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` looked at the flows there are, `app status` at all there ever were."""
+    broken_by(shop, "faults")
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 1
+    module = MODULE.format(data=str(shop), more=', on_error="drop"')
+    redefine(shop, module.replace('to("counts")', 'to("others")'))
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 0
+    assert run(["app", "status", "--state", str(shop / "state")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["faults"] == 0
+
+
+def test_two_flows_over_a_topic_count_its_records_and_faults_once(
+    shop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_by(shop, "faults")
+    more = 'app.stream("clicks", value=tg.Json(x="double")).validate(on_error="keep").window(tg.Tumbling("2m")).count()'
+    (shop / "clicks.py").write_text((shop / "clicks.py").read_text() + more + '.to("others")\n')
+    assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 1
+    summary = printed_json(capsys)
+    assert (summary["records"], summary["progress"]["faults"]) == (11, {"corrupt": 1})
+    assert "faults: 1 corrupt (1 set aside as dead letters)" in summary["summary"]
+    state = ["--state", str(shop / "state")]
+    assert run(["app", "status", *state, "--log", str(shop / "log")]) == 1
+    row = json.loads(capsys.readouterr().out)
+    assert (row["records"], row["faults"], row["new_faults"], row["lag"]) == (11, 1, 1, 0)
+    assert run(["app", "checkpoints", "counts", *state]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["records"] == 11
+    assert run(["app", "acknowledge", "counts", *state]) == 0
+    assert "1 faults acknowledged" in capsys.readouterr().err
+    assert run(["app", "status", *state]) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"onloss": "accept"}, "no setting 'onloss'; did you mean on_loss?"),
+        ({"triger": "1s"}, "did you mean trigger?"),
+        ({"once": True}, "no setting 'once'"),
+        ({"trigger": "1x"}, "trigger: '1x' is not a duration"),
+    ],
+)
+def test_a_misspelt_setting_of_a_run_is_named(shop: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidError) as refused:
+        load_app("clicks").run("local", **settings)
+    assert said in str(refused.value)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.consumed import Consumed
@@ -90,3 +92,72 @@ def test_wrong_names_and_folders_are_told(capsys: pytest.CaptureFixture[str], fo
     assert "is not kept" in said(capsys, folder, "scan", "counts", "--commit", "99", code=2)
     assert run(["table", "info", "--state", str(folder / "nowhere")]) == 2
     assert not (folder / "nowhere").exists()
+
+
+TEN = 1_767_261_600_000
+
+
+def shop(folder: Path, name: str, size: str = "1m") -> tg.App:
+    app = tg.App(name, log=str(folder / "log"), state=str(folder / "state"))
+    clicks = app.stream("clicks", value=tg.Json(x="double"))
+    clicks.window(tg.Tumbling(size, grace="1h")).aggregate(n=tg.count(), total=tg.sum("x")).table(
+        "per_minute"
+    )
+    return app
+
+
+@pytest.fixture
+def apps(folder: Path) -> Path:
+    """The tables of `folder`, and the app shop with its table per_minute."""
+    with Log(folder / "log", durability="os") as log:
+        log.create_topic("clicks", 2)
+        rows = [(key, TEN + n * 30_000) for n in range(4) for key in ("a", "b")]
+        table = {
+            "key": [key for key, _ in rows],
+            "value": ['{"x":2}'] * 8,
+            "timestamp": [at for _, at in rows],
+        }
+        log.writer("clicks").write(pa.table(table))
+    shop(folder, "shop").run("local", until="caught_up")
+    return folder
+
+
+def test_tables_of_apps_are_read_by_name(capsys: pytest.CaptureFixture[str], apps: Path) -> None:
+    with shop(apps, "shop").read("per_minute") as own:
+        expected = own.to_arrow().to_pylist()
+    assert len(expected) == 4
+    scanned = lines(capsys, apps, "scan", "per_minute")
+    assert sorted(scanned, key=str) == sorted(expected, key=str)
+    assert lines(capsys, apps, "fetch", "per_minute", "a") == [row for row in expected if row["key"] == "a"]
+    assert lines(capsys, apps, "fetch", "shop:per_minute", "a", "--backward", "--from", str(TEN)) == [
+        row for row in reversed(expected) if row["key"] == "a"
+    ]
+    assert len(lines(capsys, apps, "scan", "per_minute", "-n", "1")) == 1
+    assert len(lines(capsys, apps, "scan", "per_minute", "--commit", "1")) == 4
+    assert "not kept" in said(capsys, apps, "scan", "per_minute", "--commit", "7", code=2)
+    listed = {str(row["table"]): row for row in lines(capsys, apps, "info")}
+    assert listed["shop:per_minute"]["topic"] == "clicks" and "counts" in listed
+    facts = json.loads(said(capsys, apps, "info", "per_minute", "--format", "json"))
+    assert (facts["app"], facts["position"]) == ("shop", "0: 8, 1: 0")
+    told = said(capsys, apps, "explain", "per_minute", "a", str(TEN), "--log", str(apps / "log"))
+    assert told.count(" counted\n") == 2 and '"total": 4.0' in told
+
+
+def test_a_table_name_that_two_apps_have_must_say_which(
+    capsys: pytest.CaptureFixture[str], apps: Path
+) -> None:
+    shop(apps, "other", "2m").run("local", until="caught_up")
+    refused = said(capsys, apps, "scan", "per_minute", code=2)
+    assert "other:per_minute" in refused and "shop:per_minute" in refused
+    assert len(lines(capsys, apps, "scan", "other:per_minute")) == 2
+    assert len(lines(capsys, apps, "scan", "shop:per_minute")) == 4
+
+
+def test_what_an_app_table_cannot_be_asked_is_said(capsys: pytest.CaptureFixture[str], apps: Path) -> None:
+    assert "shop:per_minute" in said(capsys, apps, "scan", "nothing", code=2)
+    assert "shop:per_minute" in said(capsys, apps, "scan", "nobody:per_minute", code=2)
+    assert "leave --key" in said(capsys, apps, "scan", "per_minute", "--key", "int", code=2)
+    assert "give START" in said(
+        capsys, apps, "explain", "per_minute", "a", "--log", str(apps / "log"), code=2
+    )
+    assert lines(capsys, apps, "scan", "counts"), "a stored table is found before an app's"

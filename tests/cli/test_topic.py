@@ -22,6 +22,29 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+def test_records_below_an_offset_are_deleted(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Log(path, durability="os") as log:
+        log.create_topic("orders", 2)
+        for number in range(2):
+            log.writer("orders").write(pa.table({"value": [b"%d" % n for n in range(10)]}), partition=number)
+    call = ["topic", "delete-records", "orders", "--before", "4"]
+    assert run([*call, "--dry-run"]) == 0
+    assert "would delete the records below offset 4 of orders-0, orders-1" in capsys.readouterr().err
+    assert run(call) == 2, "nobody can be asked"
+    assert run([*call, "--partition", "1", "--yes"]) == 0
+    assert "orders-1 now starts at offset 4" in capsys.readouterr().err
+    with Log(path, read_only=True) as log:
+        assert log.reader("orders", [0]).read_all().column("offset").to_pylist() == list(range(10))
+        assert log.reader("orders", [1]).read_all().column("offset").to_pylist() == list(range(4, 10))
+    assert run([*call[:-1], "-1", "--yes"]) == 0
+    with Log(path, read_only=True) as log:
+        assert log.reader("orders").read_all().num_rows == 0
+    capsys.readouterr()
+    assert run([*call[:-1], "11", "--yes"]) == 2, "beyond the end"
+    assert run([*call, "--partition", "2", "--yes"]) == 2
+    assert run([*call, "--log", "kafka://localhost:1", "--yes"]) != 0
+
+
 def test_create_list_describe_alter_delete(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["topic", "create", "orders", "--partitions", "4", "-X", "segment.bytes=16384"]) == 0
     assert "created topic orders with 4 partitions" in capsys.readouterr().err
@@ -176,3 +199,26 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["-q", "topic", "create", "more"]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_log_that_is_not_there_is_an_error_and_stays_away(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["topic", "list"]) == 2
+    assert f"there is no log at {path}" in capsys.readouterr().err
+    assert not path.exists()
+    path.mkdir()
+    assert run(["topic", "list"]) == 0
+    assert "no topics in" in capsys.readouterr().err
+
+
+def test_a_setting_that_does_nothing_here_is_warned_of(tmp_path, capsys):
+    log = ["--log", str(tmp_path / "log")]
+    assert run(["topic", "create", "orders", "-X", "min.insync.replicas=2", "-X", "retention=1h", *log]) == 0
+    told = capsys.readouterr().err
+    assert (
+        "warning: min.insync.replicas: kept for a broker" in told
+        and "retention" not in told.split("created")[0]
+    )
+    assert run(["topic", "alter", "orders", "-X", "local.retention.ms=5", *log]) == 0
+    assert "warning: local.retention.ms: kept for a broker" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from tidegate.integrity import (
     Verdict,
     read_columns,
 )
-from tidegate.integrity.breaking import Damage, break_topic, copy_topic
+from tidegate.integrity.breaking import Damage, break_topic
 from tidegate.integrity.damage import DamageKind
 from tidegate.integrity.header import ControlType
 from tidegate.log.access.embedded import Log
@@ -157,16 +157,6 @@ def test_every_damage_is_seen_where_it_was_put_and_nothing_else_is(
             assert sights(copy, topic, untouched) == []
     assert len(places) > 1  # another seed, another place
     assert digest(log.path) == before
-
-
-@pytest.mark.parametrize("topic", ["live", "pushed"])
-def test_a_copy_without_damage_reports_none(topic: str, log: Log, tmp_path: Path) -> None:
-    copy_topic(log, topic, into=tmp_path / "copy")
-    with Log(tmp_path / "copy", read_only=True, clock=log.clock) as copy:
-        for partition in range(2):
-            assert len(records(copy, topic, partition)) > 36
-            assert records(copy, topic, partition) == records(log, topic, partition)
-            assert sights(copy, topic, partition) == []
 
 
 @pytest.mark.parametrize("kind", DamageKind)

@@ -21,7 +21,6 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
     start_of_chain_from_bytes,
     start_of_push_bytes,
-    start_of_push_from_bytes,
 )
 
 GUID = bytes(range(16))
@@ -88,13 +87,12 @@ def test_the_payloads_are_these() -> None:
     assert start_of_chain_bytes(ChecksumType.ADHASH2).hex() == "0105"
     assert start_of_chain_from_bytes(bytes.fromhex("0104")) == ChecksumType.ADHASH
     assert start_of_push_bytes(is_sorted=True).hex() == "0101"
-    assert start_of_push_from_bytes(bytes.fromhex("0100")) is False
     end = EndOfChain(5, 2**64 - 1, 7, 9)
     assert end.to_bytes().hex() == "0105" + "f" * 16 + "00000007" + "0000000000000009"
     assert EndOfChain.from_bytes(end.to_bytes()) == end
 
 
-@pytest.mark.parametrize("read", [start_of_chain_from_bytes, start_of_push_from_bytes, EndOfChain.from_bytes])
+@pytest.mark.parametrize("read", [start_of_chain_from_bytes, EndOfChain.from_bytes])
 @pytest.mark.parametrize("data", [b"", b"\x01", b"\x02\x05", b"\x02" + bytes(21), bytes(30)])
 def test_other_payload_bytes_are_refused(read: object, data: bytes) -> None:
     with pytest.raises(InvalidError):

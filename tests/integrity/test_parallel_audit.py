@@ -310,13 +310,14 @@ def test_sound_ranges_are_not_read_again(
     pen = streams.Pen()
     rows = [row for _ in range(30) for row in pen.chain_of(9)]
     read: list[tuple[int, int]] = []
-    again = range_audit._Fold._judged
 
-    def counted(self: Any, audit: Any, state: Any, extent: tuple[int, int]) -> Any:
-        read.append(extent)
-        return again(self, audit, state, extent)
+    class Counted(range_audit.JudgingTap):
+        def __init__(self, *given: Any, first: int, end: int, state: Any = None) -> None:
+            super().__init__(*given, first=first, end=end, state=state)
+            if state is not None:
+                read.append((first, end))
 
-    monkeypatch.setattr(range_audit._Fold, "_judged", counted)
+    monkeypatch.setattr(range_audit, "JudgingTap", Counted)
     for name, lost in (("sound", None), ("damaged", 200)):
         chosen = rows if lost is None else rows[:lost] + rows[lost + 1 :]
         write_partition(tmp_path / name / "orders-0", chosen, random.Random(3), first=0)

@@ -16,9 +16,8 @@ from tidegate.integrity.checkpoint import (
     restore_checkpoint,
     take_checkpoint,
 )
-from tidegate.integrity.judge import Producer
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import FUTURE_GUARD_MS, NEVER, PartitionState, Phase, ProducerTable
+from tidegate.integrity.state import FUTURE_GUARD_MS, NEVER, PartitionState, Phase, Producer, ProducerTable
 from tidegate.integrity.verdicts import Rule, Verdict
 
 NOW = 1_800_000_000_000

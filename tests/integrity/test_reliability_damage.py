@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from scalar_validator import ScalarValidator
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.scalar import ScalarValidator
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Note, Verdict

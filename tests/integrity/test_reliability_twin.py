@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from scalar_validator import ScalarValidator
 from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.scalar import ScalarValidator
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import FATAL, Rule

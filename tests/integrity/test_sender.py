@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +15,18 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from receiving import Arrived, arrived, verdicts
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.integrity import Sender
-from tidegate.integrity.chains import ChainLimits, ChainState
-from tidegate.integrity.header import ControlKey
+from tidegate.integrity import Sender, audit_topic
+from tidegate.integrity.chains import ChainLimits, Chains, ChainState
+from tidegate.integrity.header import ORIGIN_HEADER_KEY, ChainOrigin, ControlKey, Stamp
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.writer import Writer, Written
+from tidegate.log.batches.records import coerce
 from tidegate.randomness import SeededRandomness
-from tidegate.testing.receiving import Arrived, arrived, verdicts
 
 OK, DUPLICATE = Verdict.OK, Verdict.DUPLICATE
 
@@ -562,3 +565,54 @@ def test_through_any_failures_each_record_is_accepted_once_and_in_order(seed: in
     assert set(seen) <= {OK, DUPLICATE}, seen
     kept = [record for record, verdict in zip(records, seen, strict=True) if verdict is OK]
     assert [name for name in shape(kept) if name not in ("S", "E", "F")] == expected
+
+
+def origins(log: Log, topic: str) -> list[ChainOrigin | None]:
+    """What the starts of chains say about who sent them."""
+    table = log.reader(topic, control_records=True).read_all()
+    found = []
+    for headers in table.column("headers").to_pylist():
+        known = {each["key"]: each["value"] for each in headers}
+        if ORIGIN_HEADER_KEY in known:
+            assert Stamp.from_bytes(known["div"]).is_start_of_chain
+            found.append(ChainOrigin.from_bytes(known[ORIGIN_HEADER_KEY]))
+    return found
+
+
+def test_a_start_of_chain_names_host_process_and_app(tmp_path: Path) -> None:
+    with Log(tmp_path, durability="os") as log:
+        log.create_topic("t", 1)
+        limits = ChainLimits(max_records=2)
+        with log.writer("t", integrity={"app": "shop", "limits": limits}) as sender:
+            sender.write(pa.table({"value": [b"1", b"2", b"3"]}))
+        with log.writer("t", integrity=True) as sender:
+            sender.write(pa.table({"value": [b"4"]}))
+        here = (socket.gethostname(), os.getpid())
+        first, second, other = origins(log, "t")
+        assert first == second == ChainOrigin(*here, "shop")
+        assert other is not None and other[:2] == here and other.app
+        report = audit_topic(log, "t")
+        assert report.faults == 0
+
+
+def test_who_sent_a_chain_is_in_no_checksum(tmp_path: Path) -> None:
+    """Attempts of two processes at the same chain send the same numbers and the same sums."""
+    stamps = []
+    for app in ("one", "another name"):
+        chains = Chains(bytes(16), origin=ChainOrigin("host", 7, app))
+        rows = coerce(pa.table({"key": [b"k"], "value": [b"v"], "timestamp": [1]}))
+        planned = chains.data(ChainState(), rows, 5)
+        end = chains.end(planned.after, 6)
+        pieces = [*planned.pieces, *end.pieces]
+        stamps.append([piece.headers.to_pylist()[0][0]["value"] for piece in pieces])
+    assert stamps[0] == stamps[1] and len(stamps[0]) == 3
+
+
+def test_a_sender_that_must_repeat_itself_names_nobody(tmp_path: Path) -> None:
+    with Log(tmp_path, durability="os") as log:
+        log.create_topic("t", 1)
+        with log.writer("t", integrity={"guid": bytes(16), "fixed_time_ms": 5}) as sender:
+            sender.write(pa.table({"value": [b"1"]}))
+        assert origins(log, "t") == []
+    assert ChainOrigin.from_bytes(b"{}") is None and ChainOrigin.from_bytes(b"\xff") is None
+    assert ChainOrigin.from_bytes(ChainOrigin("h", 1, "ä").to_bytes()) == ChainOrigin("h", 1, "ä")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from receiving import arrived, verdicts
 from tidegate.integrity import Sender
 from tidegate.integrity.chains import ChainLimits
 from tidegate.integrity.columns import without_control
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.connect import open_log
-from tidegate.testing.receiving import arrived, verdicts
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from damaged_streams import LAG, damage, sound_rows
+from scalar_validator import ScalarValidator
 from tidegate.integrity.checkpoint import decode_state, encode_state
 from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.scalar import ScalarValidator
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.verdicts import FATAL, Note, Rule
 

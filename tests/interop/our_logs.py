@@ -36,14 +36,13 @@ class OurPartition:
     def compact(self, checkpoint: int | None) -> CompactionReport:
         """One cleaning from the checkpoint on, whatever the dirty ratio."""
         now_ms = self.clock.now_ms()
-        config = self.log.config
         part = cleanable(
             self.log.segments,
             checkpoint=checkpoint,
             log_start=self.log.log_start_offset,
             log_end=self.log.log_end_offset,
             last_stable=self.log.last_stable_offset,
-            limits=Limits(delete_retention_ms=config.delete_retention_ms),
+            limits=Limits(),
             now_ms=now_ms,
         )
         cleaner = Cleaner(files=Files(), clock=self.clock, randomness=SeededRandomness(1))

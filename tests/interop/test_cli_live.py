@@ -150,3 +150,23 @@ def test_an_offset_that_aged_out_is_an_error(shell: Shell, broker: Broker) -> No
 def test_a_topic_that_is_not_there_is_an_error(shell: Shell) -> None:
     assert "cli-missing" in shell("consume", "cli-missing", "-e", code=2)
     assert "cli-missing" in shell("produce", "cli-missing", "--format", "jsonl", feed=as_lines(LINES), code=2)
+
+
+def test_the_timestamp_zero_is_refused_and_nothing_is_written(shell: Shell, broker: Broker) -> None:
+    """The client takes 0 for "now": records of 1970-01-01 would be dated today."""
+    broker.create("cli-zero", {"retention.ms": "-1"})
+    zero = [LINES[0], {"key": "z", "value": "zero", "timestamp": 0}]
+    told = shell("produce", "cli-zero", "--format", "jsonl", feed=as_lines(zero), code=2)
+    assert "the timestamp 0" in told and "present time" in told
+    assert shell.rows("consume", "cli-zero", "-e", "-J") == []
+    shell("produce", "cli-zero", "--format", "jsonl", feed=as_lines([{**zero[1], "timestamp": 1}]))
+    shell(
+        "produce",
+        "cli-zero",
+        "--format",
+        "jsonl",
+        feed=as_lines([{"key": "z", "value": "now", "timestamp": None}]),
+    )
+    one, now = shell.rows("consume", "cli-zero", "-e", "-J")
+    assert one["timestamp"] == 1 and now["timestamp"] > T0
+    assert consume(broker.address, "cli-zero")[0].timestamp == 1

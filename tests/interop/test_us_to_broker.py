@@ -22,9 +22,10 @@ from kafka_wire import RefusedError, Wire
 from raw_batches import Row, batch, stored_batches
 from workloads import CODECS, FOREVER, T0
 
+from encoded_batches import end_txn_marker
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.control import ControlType, end_txn_marker
+from tidegate.log.batches.control import ControlType
 from tidegate.log.producers.producer_state import Origin
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]

@@ -39,29 +39,6 @@ def test_every_kernel_module_is_warmed() -> None:
     }
 
 
-def test_a_cache_that_cannot_be_read_is_compiled_anew(tmp_path: Path) -> None:
-    """An index may be cut short, or name a class that an upgrade took away."""
-    source = tmp_path / "doubling.py"
-    source.write_text(
-        "from numba import types\n"
-        "from tidegate.kernels.compiling import INT64, kernel\n"
-        "@kernel(INT64(INT64))\n"
-        "def double(number):\n"
-        "    return number * 2\n"
-        "print(double(21))\n"
-    )
-
-    def run() -> str:
-        done = subprocess.run([sys.executable, str(source)], capture_output=True, text=True, check=False)
-        return done.stdout.strip() or done.stderr
-
-    assert run() == "42"
-    (index,) = (tmp_path / "__pycache__").glob("*.nbi")
-    index.write_bytes(index.read_bytes()[:-9])
-    assert run() == "42"
-    assert run() == "42"
-
-
 @pytest.fixture
 def doubling() -> tuple[Any, Any]:
     """Two kernels nobody has called: one calls the other."""

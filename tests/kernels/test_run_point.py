@@ -9,8 +9,8 @@ from tidegate.clock import ManualClock
 from tidegate.kernels.run_lookup import point_lookup
 from tidegate.kernels.run_point import point_read
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import AppendBatch, Tenant
-from tidegate.storage.memory.caches import RunCache
+from tidegate.storage.index.entries import AppendBatch
+from tidegate.storage.memory.caches import WriteBuffer
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.reading.lookup import span_of
 from tidegate.storage.runs.building import build_runs
@@ -23,7 +23,7 @@ from tidegate.testing.workers import rows_batch, store
 @pytest.mark.parametrize("seed", range(6))
 def test_one_key_is_found_as_the_general_search_finds_it(seed: int, merge: Merge) -> None:
     chance, index = np.random.default_rng(seed), store(merge).index
-    cache = RunCache(Tenant.WRITE_BUFFER, WorkerMemoryPool(StorageConfig.for_tests(), ManualClock()))
+    cache = WriteBuffer(WorkerMemoryPool(StorageConfig.for_tests(), ManualClock()))
     for number in range(4):
         keys, times = chance.integers(0, 20, 60), chance.integers(0, 3000, 60)
         deleted = chance.random(60) < (0.3 if merge is Merge.LAST else 0)
@@ -34,7 +34,7 @@ def test_one_key_is_found_as_the_general_search_finds_it(seed: int, merge: Merge
         seq = 60 * number if merge is Merge.APPEND else None
         for run in build_runs(index.spec, rows_batch(merge, rows), first_seq=seq, max_rows=1000):
             cursors = Cursor(run.min_ts, 0), Cursor(run.max_ts, 0)
-            bounds = (run.bucket, cache.put("t", run), run.row_count, 1, 1, run.min_ts, run.max_ts)
+            bounds = (run.bucket, cache.put_all("t", [run])[0], run.row_count, 1, 1, run.min_ts, run.max_ts)
             index.insert([AppendBatch(*bounds, *cursors)])
     span = span_of(index.query(0, 3000))
     kind = 0 if merge is Merge.APPEND else 1

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from encoded_batches import end_txn_marker
 from tidegate.errors import CorruptError
 from tidegate.log.batches.batch import check_batch
 from tidegate.log.batches.control import (
     ControlRecord,
     ControlType,
-    end_txn_marker,
     parse_control,
     read_control,
 )

@@ -115,17 +115,9 @@ def test_an_empty_history_knows_nothing(tmp_path: Path) -> None:
     epochs = epochs_at(tmp_path)
     assert (epochs.latest, epochs.earliest, epochs.entries) == (None, None, ())
     assert epochs.end_offset_for(0, 5) == (-1, -1)
-    assert epochs.epoch_for_offset(5) is None
     epochs.truncate_from_start(7)
     epochs.truncate_from_end(0)
     assert not any(tmp_path.iterdir()), "nothing to say, nothing written"
-
-
-@pytest.mark.parametrize(
-    ("offset", "epoch"), [(5, None), (10, 0), (19, 0), (20, 1), (25, 1), (30, 5), (99, 5)]
-)
-def test_the_epoch_of_an_offset(tmp_path: Path, offset: int, epoch: int | None) -> None:
-    assert filled(tmp_path, (0, 10), (1, 20), (5, 30)).epoch_for_offset(offset) == epoch
 
 
 def test_the_file_has_the_published_bytes(tmp_path: Path) -> None:

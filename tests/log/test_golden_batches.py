@@ -10,7 +10,7 @@ from kafka_home import FIXTURES
 from raw_batches import stored_batches
 from recorded import answers, names
 
-from tidegate.log.batches.batch import Codec, TimestampType, check_batch
+from tidegate.log.batches.batch import Codec, TimestampType, check_batch, stamp
 from tidegate.log.batches.decode import decode, scan_batches
 from tidegate.log.batches.encode import ProducerStamp, encode
 
@@ -64,12 +64,11 @@ def test_plain_batches_are_written_again_to_the_same_bytes(part: str, topic: str
         plain += 1
         again = encode(
             decode(raw, topic=topic, partition=0),
-            base_offset=head.base_offset,
-            leader_epoch=head.leader_epoch,
             producer=ProducerStamp(
                 head.producer_id, head.producer_epoch, head.base_sequence, header.is_transactional
             ),
         )
+        stamp(again, base_offset=head.base_offset, leader_epoch=head.leader_epoch)
         assert bytes(again) == raw, f"batch at offset {head.base_offset}"
     assert plain or topic.startswith(("recoded", "empty", "append-time"))
 

@@ -141,25 +141,6 @@ def test_a_last_offset_below_the_base_fails_the_sanity_check(tmp_path: Path) -> 
     assert caught.value.position == 8
 
 
-@pytest.mark.parametrize(
-    ("second", "what"),
-    [
-        pytest.param((5, 200), "follows 50", id="offset"),
-        pytest.param((6, 100), "position 100 follows", id="position"),
-        pytest.param((6, -1), "negative", id="negative-position"),
-        pytest.param((-3, 200), "negative", id="negative-offset"),
-        pytest.param((0, 0), "follows 50", id="zero-tail"),
-    ],
-)
-def test_the_thorough_check_finds_disorder_and_says_where(
-    tmp_path: Path, second: tuple[int, int], what: str
-) -> None:
-    index_at(tmp_path).path.write_bytes(struct.pack(">iiiiii", 5, 100, *second, 9, 900))
-    with pytest.raises(CorruptError, match=what) as caught:
-        index_at(tmp_path).check_order()
-    assert caught.value.position == 8
-
-
 @pytest.mark.parametrize("entry", [(5, -100), (-5, 100)])
 def test_a_lookup_that_hits_an_impossible_entry_is_a_typed_error(
     tmp_path: Path, entry: tuple[int, int]

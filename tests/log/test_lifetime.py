@@ -90,6 +90,25 @@ def test_topics_that_also_compact_are_swept_by_the_cleaner_every_fifteen_seconds
     assert workload_lifetime(CANARY, config, BROKER).visible_max.ms == 1_140_000 + 15_000
 
 
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_with_the_cleaner_off_no_record_of_a_compacted_topic_goes(policy: str) -> None:
+    config = TopicConfig.of({"cleanup.policy": policy, "retention.ms": "600000"})
+    off = BrokerConfig.of({"log.cleaner.enable": "false"})
+    answer = workload_lifetime(CANARY, config, off).as_dict()
+    assert answer["check_interval_ms"] is None
+    assert answer["visible_max_ms"] is None and answer["disk_max_ms"] is None
+    for bound in ("visible_max_ms", "disk_max_ms"):
+        assert answer["rules"][bound]["rule"] == "unattended"
+        assert "log.cleaner.enable=false" in answer["rules"][bound]["because"]
+    assert answer["guaranteed_ms"] == (None if policy == "compact" else 600_000)
+    assert answer["rules"]["guaranteed_ms"]["rule"] != "compaction"
+    (trap,) = [trap for trap in find_traps(config, off, CANARY) if trap.name == "cleaner-off"]
+    assert trap.fix == "log.cleaner.enable=true (broker)"
+    assert "cleaner-off" not in {trap.name for trap in find_traps(config, BROKER, CANARY)}
+    assert "cleaner-off" not in {trap.name for trap in find_traps(CANARY_TOPIC, off, CANARY)}
+    assert workload_lifetime(CANARY, CANARY_TOPIC, off) == workload_lifetime(CANARY, CANARY_TOPIC, BROKER)
+
+
 def test_a_producer_slower_than_retention_and_check_never_fills_a_segment():
     config = CANARY_TOPIC
     lifetime = workload_lifetime(Workload(150, 3_600_000), config, BROKER)

@@ -19,7 +19,8 @@ from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.partitions.kafka_recovery import KafkaRecovery
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.segment import CLEANED, SWAP, LogSegment
+from tidegate.log.segments.file_names import CLEANED, SWAP
+from tidegate.log.segments.segment import LogSegment
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.building import Rec, build_batch
 from tidegate.testing.faults import CrashAt, SimulatedCrash, count_effects
@@ -469,8 +470,8 @@ def test_known_facts_of_the_last_segment_spare_reading_it(place: Place) -> None:
     reads: list[str] = []
 
     class Sealed(KafkaRecovery):
-        def facts(self, segment: LogSegment) -> Any:
-            return type("Facts", (), {"next_offset": 3})()
+        def known_end(self, segment: LogSegment) -> int | None:
+            return 3
 
     place.files = Files(watch=lambda effect: _note_segment_read(effect, reads))
     log = place.open(recovery=Sealed())

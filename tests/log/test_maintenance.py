@@ -245,6 +245,27 @@ def test_clock_set_right_in_time_saves_everything(house: House) -> None:
     assert log.log_start_offset == 0
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_with_the_cleaner_off_compacted_topics_are_left_and_others_aged(
+    tmp_path: Path, is_open: bool
+) -> None:
+    """As `tidegate log lifetime` says, whether a partition is open or not."""
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "server.properties").write_text("log.cleaner.enable=false\n")
+    house = House(tmp_path)
+    logs = {
+        name: house.topic(name, **{"cleanup.policy": policy, "retention.ms": "60000"})
+        for name, policy in (("prices", "compact,delete"), ("orders", "delete"))
+    }
+    for log in logs.values():
+        house.append(log, 12)
+        if not is_open:
+            house.log.release(log.topic, 0)
+    house.run_for(700_000, 10_000)
+    assert {name: house.log.view(name, 0).bounds().log_start for name in logs} == {"prices": 0, "orders": 12}
+    house.log.close()
+
+
 # -- partitions that are not open --------------------------------------------------------------------
 
 

@@ -143,7 +143,7 @@ def test_several_batches_of_one_append_are_checked_in_order(bench: Bench) -> Non
     assert (bench.entry().epoch, [batch.last_offset for batch in bench.entry().batches]) == (1, [5])
 
 
-@pytest.mark.parametrize("origin", [Origin.COORDINATOR, Origin.RAFT_LEADER])
+@pytest.mark.parametrize("origin", [Origin.COORDINATOR])
 def test_a_coordinator_is_held_to_its_epoch_only(bench: Bench, origin: Origin) -> None:
     for offset in (99, 100):
         bench.append(-1, offset, epoch=5, txn=True, origin=origin)
@@ -205,31 +205,3 @@ def test_a_new_epoch_forgets_the_batches_of_the_old_one(bench: Bench) -> None:
     bench.append(0, 1, epoch=1)
     assert bench.states.duplicate_of(bench.header(0, 0)) is None
     assert bench.states.duplicate_of(bench.header(0, 0, epoch=1)) is not None
-
-
-# -- verification -----------------------------------------------------------------------------------
-
-
-def test_the_lowest_waiting_sequence_goes_first(bench: Bench) -> None:
-    states = bench.states
-    waiting = states.start_verification(PID, 1, 0)
-    states.start_verification(PID, 0, 0)
-    assert (waiting.lowest_sequence, waiting.epoch) == (0, 0)
-    out_of_order(lambda: bench.append(4, 0, txn=True))
-    bench.append(0, 0, txn=True)
-    states.start_verification(PID, 2, 1)
-    states.start_verification(PID, 0, 0)
-    assert (waiting.lowest_sequence, waiting.epoch) == (2, 1)
-    states.clear_verification(PID)
-    bench.append(1, 1, txn=True)
-
-
-def test_a_forgotten_verification_expires(bench: Bench) -> None:
-    bench.states.start_verification(PID, 0, 0)
-    for step in (DAY_MS // 2, DAY_MS // 2 - 1):
-        bench.clock.advance(step)
-        bench.states.remove_expired(bench.clock.now_ms())
-        out_of_order(lambda: bench.append(4, 0))
-    bench.clock.advance(1)
-    bench.states.remove_expired(bench.clock.now_ms())
-    bench.append(4, 0)

@@ -17,10 +17,9 @@ from tidegate.log.producers.producer_snapshot import (
     decode_snapshot,
     encode_snapshot,
     read_snapshot,
-    snapshot_offset,
-    snapshot_path,
     write_snapshot,
 )
+from tidegate.log.segments.file_names import SNAPSHOT, offset_file, offsets_of
 
 FILES = Files()
 EMPTY = bytes.fromhex("000148674bc700000000")
@@ -94,19 +93,18 @@ def test_a_count_that_does_not_match_the_bytes_is_rejected_even_with_a_good_chec
 
 
 def test_file_names_carry_the_offset(tmp_path: Path) -> None:
-    assert snapshot_path(tmp_path, 109).name == "00000000000000000109.snapshot"
-    assert snapshot_offset("00000000000000000109.snapshot") == 109
-    for name in (
+    assert offset_file(tmp_path, 109, SNAPSHOT).name == "00000000000000000109.snapshot"
+    others = (
         "109.snapshot",
         "00000000000000000109.snapshot.deleted",
         "0000000000000000010x.snapshot",
         "x",
-    ):
-        assert snapshot_offset(name) is None
+    )
+    assert offsets_of(["00000000000000000109.snapshot", *others], SNAPSHOT) == [109]
 
 
 def test_writing_replaces_a_longer_file(tmp_path: Path) -> None:
-    path = snapshot_path(tmp_path, 5)
+    path = offset_file(tmp_path, 5, SNAPSHOT)
     write_snapshot(path, [ONE_ENTRY, MARKER_ONLY], files=FILES)
     write_snapshot(path, [ONE_ENTRY], files=FILES, sync=False)
     assert path.read_bytes() == ONE
@@ -114,7 +112,7 @@ def test_writing_replaces_a_longer_file(tmp_path: Path) -> None:
 
 
 def test_an_absurdly_long_file_is_not_read(tmp_path: Path) -> None:
-    path = snapshot_path(tmp_path, 5)
+    path = offset_file(tmp_path, 5, SNAPSHOT)
     with path.open("wb") as file:
         file.truncate(1 << 31)
     with pytest.raises(CorruptError, match="more than"):
@@ -125,10 +123,10 @@ def test_the_files_of_a_folder_are_listed_written_marked_and_removed(tmp_path: P
     (tmp_path / "00000000000000000007.snapshot.deleted").write_bytes(EMPTY)
     (tmp_path / "00000000000000000000.log").write_bytes(b"")
     snapshots = SnapshotFiles(tmp_path, files=FILES)
-    assert (snapshots.offsets, snapshots.latest, snapshots.oldest) == ((), None, None)
+    assert (snapshots.offsets, snapshots.latest) == ((), None)
     for offset in (30, 10, 20, 10):
         snapshots.write(offset, [ONE_ENTRY], sync=False)
-    assert (snapshots.offsets, snapshots.latest, snapshots.oldest) == ((10, 20, 30), 30, 10)
+    assert (snapshots.offsets, snapshots.latest) == ((10, 20, 30), 30)
     assert snapshots.read(20) == [ONE_ENTRY]
     assert snapshots.mark_deleted(10) == tmp_path / "00000000000000000010.snapshot.deleted"
     assert snapshots.mark_deleted(10) is None

@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.producers.producer_snapshot import snapshot_path
 from tidegate.log.producers.producer_state import Origin
+from tidegate.log.segments.file_names import SNAPSHOT, offset_file
 from tidegate.testing.producers import PID
 from tidegate.testing.producers import ProducerBench as Bench
 
@@ -120,7 +120,7 @@ def test_a_damaged_snapshot_is_discarded_and_the_previous_one_used(
     for n in range(2):
         bench.append(n, n)
         bench.states.take_snapshot()
-    latest = snapshot_path(bench.folder, 2)
+    latest = offset_file(bench.folder, 2, SNAPSHOT)
     latest.write_bytes(damage(latest.read_bytes()))
     again = bench.reloaded(0, 20)
     assert bench.files() == [1]
@@ -131,9 +131,9 @@ def test_a_damaged_snapshot_is_discarded_and_the_previous_one_used(
 def test_without_any_good_snapshot_the_log_start_is_where_replay_begins(bench: Bench) -> None:
     bench.append(0, 7)
     bench.states.take_snapshot()
-    snapshot_path(bench.folder, 8).write_bytes(b"junk")
+    offset_file(bench.folder, 8, SNAPSHOT).write_bytes(b"junk")
     states = bench.reloaded(5, 20).states
-    assert (states.map_end_offset, states.last_snapshot_offset, states.snapshots) == (5, 5, ())
+    assert (states.map_end_offset, states.snapshots) == (5, ())
     assert states.is_empty
 
 
@@ -151,7 +151,7 @@ def test_stray_snapshots_are_removed_except_one_behind_the_last_base(
     bench: Bench, bases: list[int], kept: list[int]
 ) -> None:
     for offset in (2, 5, 42):
-        snapshot_path(bench.folder, offset).write_bytes(b"")
+        offset_file(bench.folder, offset, SNAPSHOT).write_bytes(b"")
     bench.states.remove_stray_snapshots(bases)
     assert bench.files() == kept == list(bench.states.snapshots)
 
@@ -159,12 +159,12 @@ def test_stray_snapshots_are_removed_except_one_behind_the_last_base(
 def test_a_snapshot_is_taken_only_when_the_log_moved_on(bench: Bench) -> None:
     assert bench.states.take_snapshot() is None
     bench.append(0, 0)
-    assert bench.states.take_snapshot() == snapshot_path(bench.folder, 1)
+    assert bench.states.take_snapshot() == offset_file(bench.folder, 1, SNAPSHOT)
     assert bench.states.take_snapshot() is None
-    assert (bench.files(), bench.states.last_snapshot_offset) == ([1], 1)
+    assert bench.files() == [1]
     bench.states.update_map_end_offset(9)
-    assert bench.states.take_snapshot(sync=False) == snapshot_path(bench.folder, 9)
-    assert (bench.states.latest_snapshot, bench.states.oldest_snapshot) == (9, 1)
+    assert bench.states.take_snapshot(sync=False) == offset_file(bench.folder, 9, SNAPSHOT)
+    assert bench.states.snapshots == (1, 9)
 
 
 def test_a_failed_snapshot_is_not_taken_for_written(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_failed_snapshot_is_not_taken_for_written(tmp_path: Path) -> None:
     bench.append(0, 0)
     with pytest.raises(UnavailableError):
         bench.states.take_snapshot()
-    assert (bench.files(), bench.states.snapshots, bench.states.last_snapshot_offset) == ([], (), 0)
+    assert (bench.files(), bench.states.snapshots) == ([], ())
     broken[0] = False
     assert bench.states.take_snapshot() is not None
 
@@ -220,14 +220,14 @@ def test_reloading_to_the_same_end_keeps_what_is_known(bench: Bench) -> None:
     bench.states.take_snapshot()
     bench.states.truncate_and_reload(2, 4, bench.clock.now_ms())
     assert len(bench.entry().batches) == 4
-    assert bench.states.last_snapshot_offset == 4
+    assert bench.states.take_snapshot() is None
 
 
 def test_deleting_old_snapshots(bench: Bench) -> None:
     for n in range(3):
         bench.append(n, n)
         bench.states.take_snapshot()
-    bench.states.delete_snapshots_before(3)
+    bench.states.truncate_and_reload(2, 3, bench.clock.now_ms())
     assert bench.files() == [3]
     assert bench.states.snapshot_path(3) is not None and bench.states.snapshot_path(2) is None
     deleted = bench.states.mark_snapshot_deleted(3)
@@ -253,4 +253,5 @@ def test_a_raised_log_start_keeps_producers_but_not_replicated_transactions(benc
     assert bench.states.first_unstable_offset is None
     assert bench.entry().last_sequence == 0
     bench.states.on_log_start_incremented(20)
-    assert (bench.states.map_end_offset, bench.states.last_snapshot_offset) == (20, 20)
+    assert bench.states.map_end_offset == 20
+    assert bench.states.take_snapshot() is None

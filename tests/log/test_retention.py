@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tidegate.clock import ManualClock
 from tidegate.errors import OffsetOutOfRangeError
 from tidegate.files import Files
+from tidegate.log.cleaning.partition_look import look_at
 from tidegate.log.cleaning.retention import (
     Bounds,
     Reason,
@@ -342,7 +343,7 @@ def test_dry_run_says_the_same_and_changes_nothing(tmp_path: Path) -> None:
     world.log.acknowledge(sync=False)
     world.clock.advance(1001)
     before = sorted(path.name for path in world.log.folder.iterdir())
-    planned = apply_retention(world.log, world.clock.now_ms(), dry_run=True)
+    planned = look_at(world.log).retention(world.clock.now_ms())
     assert sorted(path.name for path in world.log.folder.iterdir()) == before
     assert world.bases() == [0, 5, 10]
     assert planned == world.retain()

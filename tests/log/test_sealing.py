@@ -16,7 +16,8 @@ from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.partitions.recovery import SafeRecovery
 from tidegate.log.partitions.sealing import Sealer, seal_as_found
 from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.seals import check_seals, read_seal, seal_path
+from tidegate.log.segments.file_names import offset_file
+from tidegate.log.segments.seals import check_seals, read_seal
 from tidegate.testing.building import end_transaction_batch
 from tidegate.testing.partitions import Place, one_record
 
@@ -92,7 +93,7 @@ def test_seals_leave_with_their_segments(place: Place) -> None:
 
 def test_a_seal_without_its_segment_is_cleared_away(place: Place) -> None:
     sealed_log(place).close()
-    seal_path(place.folder, 77).write_bytes(b"leftover")
+    offset_file(place.folder, 77, ".seal").write_bytes(b"leftover")
     Sealer.attach(place.open(), place.files)
     assert sealed_bases(place) == [0, 3, 6]
 

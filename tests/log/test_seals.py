@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
+from tidegate.log.segments.file_names import offset_file
 from tidegate.log.segments.seals import (
     BLOCK_BYTES,
     BlockSums,
@@ -19,7 +20,6 @@ from tidegate.log.segments.seals import (
     check_seals,
     mismatches,
     read_seal,
-    seal_path,
     sum_file,
     write_seal,
 )
@@ -67,7 +67,7 @@ def test_a_seal_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_any_flipped_bit_of_a_seal_is_seen(tmp_path: Path) -> None:
     sealed(tmp_path, b"x" * 100)
-    path = seal_path(tmp_path, 7)
+    path = offset_file(tmp_path, 7, ".seal")
     good = path.read_bytes()
     for position in range(len(good)):
         for bit in range(8):
@@ -81,7 +81,7 @@ def test_any_flipped_bit_of_a_seal_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [0, 1, 50, -1])
 def test_a_cut_or_grown_seal_is_seen(tmp_path: Path, cut: int) -> None:
     sealed(tmp_path, b"x" * 100)
-    path = seal_path(tmp_path, 7)
+    path = offset_file(tmp_path, 7, ".seal")
     good = path.read_bytes()
     path.write_bytes(good[:cut])
     with pytest.raises(CorruptError):
@@ -93,7 +93,7 @@ def test_a_cut_or_grown_seal_is_seen(tmp_path: Path, cut: int) -> None:
 
 def test_a_seal_under_another_segments_name_is_refused(tmp_path: Path) -> None:
     sealed(tmp_path, b"x" * 100)
-    seal_path(tmp_path, 7).rename(seal_path(tmp_path, 8))
+    offset_file(tmp_path, 7, ".seal").rename(offset_file(tmp_path, 8, ".seal"))
     with pytest.raises(CorruptError, match="foreign name"):
         read_seal(FILES, tmp_path, 8)
 
@@ -129,7 +129,7 @@ def test_a_whole_folder_is_checked_damaged_seals_included(tmp_path: Path) -> Non
     sealed(tmp_path, b"x" * 100)
     assert check_seals(FILES, tmp_path) == []
     (tmp_path / f"{7:020d}.log").write_bytes(b"y" * 100)
-    seal_path(tmp_path, 500).write_bytes(b"{}\n")
+    offset_file(tmp_path, 500, ".seal").write_bytes(b"{}\n")
     first, second = check_seals(FILES, tmp_path)
     assert (first.path.name, first.suffix) == (f"{7:020d}.log", ".log")
-    assert (second.path, second.suffix) == (seal_path(tmp_path, 500), ".seal")
+    assert (second.path, second.suffix) == (offset_file(tmp_path, 500, ".seal"), ".seal")

@@ -19,7 +19,8 @@ from tidegate.log.partitions.fetching import find_by_timestamp
 from tidegate.log.partitions.kafka_recovery import recover_segment
 from tidegate.log.partitions.rolling import roll_reason
 from tidegate.log.producers.producer_state import ProducerStates
-from tidegate.log.segments.segment import DELETED, LogSegment
+from tidegate.log.segments.file_names import DELETED
+from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.transaction_index import AbortedTxn
 from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.randomness import SeededRandomness
@@ -38,7 +39,7 @@ class Bench:
         self.producers = self.fresh_producers()
 
     def fresh_producers(self) -> ProducerStates:
-        return ProducerStates(self.folder, files=self.files, clock=self.clock)
+        return ProducerStates(self.folder, files=self.files)
 
     def make(self, base_offset: int, *, create: bool = True, **settings: Any) -> LogSegment:
         segment = LogSegment(
@@ -266,10 +267,10 @@ def test_recovery_rebuilds_the_transaction_index(bench: Bench, earlier: int | No
     segment.close()
     if earlier is not None:
         append = bench.producers.prepare(10, _replication())
-        append.append_data(
-            epoch=0, first_sequence=0, last_sequence=5, timestamp=1, first_offset=75, last_offset=80,
-            transactional=True,
-        )  # fmt: skip
+        batch = build_batch(
+            [Rec(b"k", b"v", 1)] * 6, base_offset=75, transactional=True, base_sequence=0, **second
+        )
+        append.append(BatchHeader.parse(batch))
         bench.producers.update(append)
     segment = bench.make(100, create=False)
     bench.recover(segment)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.config import INT_MAX, LONG_MAX
 from tidegate.errors import InvalidError
+from tidegate.log.topics import topic_config
 from tidegate.log.topics.topic_config import BrokerConfig, Source, TopicConfig
-from tidegate.log.topics.topic_settings import BROKER_ONLY_SETTINGS, SYNONYMS, TOPIC_SETTINGS
+from tidegate.log.topics.topic_settings import BROKER_ONLY_SETTINGS, SYNONYMS, TOPIC_SETTINGS, is_used
+
+TIMESTAMP_FIELDS = {  # read by `TopicConfig.timestamp_bounds_ms`, for everybody else
+    "message_timestamp_before_max_ms",
+    "message_timestamp_after_max_ms",
+    "message_timestamp_difference_max_ms",
+}
 
 DEFAULTS = {
     "segment.bytes": "1073741824",
@@ -178,6 +188,26 @@ def test_a_mistyped_storage_key_is_an_error_and_a_foreign_one_is_read_over() -> 
         "process.roles": "broker",
     }
     assert set(BrokerConfig.of(read_over).ignored) == set(read_over)
+
+
+def test_settings_that_do_nothing_here_are_listed_as_ignored() -> None:
+    told = {"num.recovery.threads.per.data.dir": "4", "min.insync.replicas": "2", "log.retention.hours": "3"}
+    assert BrokerConfig.of(told).ignored == ("num.recovery.threads.per.data.dir", "min.insync.replicas")
+
+
+def test_a_setting_says_that_it_is_not_used_exactly_when_nothing_reads_it() -> None:
+    """Every field of the two records is read somewhere in the sources, or its summary says that it is not."""
+    sources = Path(topic_config.__file__).parents[2]
+    read = {
+        node.attr
+        for path in sources.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        and not (path.name == "topic_config.py" and node.attr not in TIMESTAMP_FIELDS)
+    }
+    for setting in [*TOPIC_SETTINGS, *BROKER_ONLY_SETTINGS]:
+        if setting.name != "remote.storage.enable":  # refused
+            assert is_used(setting) is (setting.name.replace(".", "_").replace("-", "_") in read), setting
 
 
 def test_broker_only_settings_have_kafkas_defaults_and_tell_their_source() -> None:

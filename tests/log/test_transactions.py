@@ -65,7 +65,7 @@ def test_a_marker_keeps_the_batches_of_its_epoch(bench: Bench) -> None:
     append = bench.states.prepare(PID, Origin.CLIENT)
     append.append(bench.header(1, 16, count=5, attributes=TRANSACTIONAL_BIT))
     append.append(bench.header(6, 26, count=5, attributes=TRANSACTIONAL_BIT))
-    assert [txn.first_offset for txn in append.started] == [16]
+    assert append.started == (16,)
     assert (append.entry.first_sequence, append.entry.last_sequence) == (1, 10)
     completed = append.append_marker(bench.header(-1, 40), is_abort=False, coordinator_epoch=15)
     assert completed == CompletedTxn(PID, 16, 40, is_aborted=False)
@@ -142,26 +142,6 @@ def test_open_transactions_survive_a_snapshot_in_offset_order(bench: Bench) -> N
     again.marker(70, pid=9)
     again.states.on_high_watermark(71)
     assert again.states.first_unstable_offset == 60
-
-
-def test_a_transaction_left_behind_is_late(bench: Bench) -> None:
-    late_ms = 300_000 + 300_000
-    bench.append(0, 100, pid=39, txn=True)
-    bench.clock.advance(500)
-    bench.append(0, 150, pid=57, txn=True)
-    assert not bench.states.has_late_transaction(bench.clock.now_ms())
-    bench.clock.advance(late_ms - 500)
-    assert not bench.states.has_late_transaction(bench.clock.now_ms())
-    bench.clock.advance(1)
-    assert bench.states.has_late_transaction(bench.clock.now_ms()), "the first is"
-    bench.states.take_snapshot()
-    assert bench.reloaded(0, 151).states.has_late_transaction(bench.clock.now_ms())
-    bench.marker(200, pid=39)
-    assert not bench.states.has_late_transaction(bench.clock.now_ms()), "the second is not yet"
-    bench.clock.advance(500)
-    assert bench.states.has_late_transaction(bench.clock.now_ms())
-    bench.marker(250, pid=57)
-    assert not bench.states.has_late_transaction(bench.clock.now_ms())
 
 
 @pytest.mark.parametrize("fully", [False, True])

@@ -18,7 +18,7 @@ from determinism import GROUPS, KINDS, WINDOWS, Line, Way, chains, defined, diff
 from tidegate.testing.windows import Clock, Record, oracle_of
 
 PARTITIONS = (1, 3, 5)
-SIZES = (4, 9, 20, 45, 1000)
+SIZES = (7, 12, 23, 45, 1000)
 SOME: tuple[tuple[str, ...], ...] = (
     ("re-keyed", "dedupe"),
     ("re-keyed", "dedupe", "tumbling-close-mergeable"),
@@ -35,8 +35,8 @@ def agree(folder: Path, flows: list[tuple[str, ...]], partitions: int, events: i
     open_ended = [Way(size) for size in reversed(SIZES)] + [Way(13, stops=2)]
     ended = [Way(1000, closes=True), Way(17, pieces=3, closes=True)]
     if full:
-        open_ended.append(Way(5, stops=4))
-        ended += [Way(6, pieces=2, closes=True), Way(25, stops=1, pieces=4, closes=True)]
+        open_ended.append(Way(9, stops=4))
+        ended += [Way(10, pieces=2, closes=True), Way(25, stops=1, pieces=4, closes=True)]
     cases = 0
     for ways in (open_ended, ended):
         expected: dict[str, Any] | None = None

@@ -19,7 +19,7 @@ from tidegate.integrity.damage import DamageKind
 from tidegate.integrity.manifest import Manifest
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.tasks import source_state
-from tidegate.pipeline.tasks.opening import open_state
+from tidegate.storage import open_backend
 
 TEN = 1_767_261_600_000
 AMOUNTS = [float(2**number) for number in range(12)]  # every subset has a sum of its own
@@ -192,14 +192,14 @@ def test_sound_input_is_no_reason_to_say_anything(tmp_path: Path) -> None:
     assert summary.exit_code == 0 and "\n" not in str(summary)
 
 
-@pytest.mark.parametrize("on_fault", ["keep", "drop", "fail"])
-def test_a_table_sets_a_corrupt_record_aside(tmp_path: Path, on_fault: str) -> None:
+@pytest.mark.parametrize("on_error", ["keep", "drop", "fail"])
+def test_a_table_sets_a_corrupt_record_aside(tmp_path: Path, on_error: str) -> None:
     written(tmp_path / "sound")
     offset = data_offsets(tmp_path / "sound")[-1]
     flipped(tmp_path / "sound", offset, tmp_path / "log")
-    consumed = tg.Consumed(tg.String(), tg.Json(amount="double"), on_fault=on_fault)
+    consumed = tg.Consumed(tg.String(), tg.Json(amount="double"), on_error=on_error)
     with tg.Log(tmp_path / "log") as log:
-        if on_fault == "fail":
+        if on_error == "fail":
             with pytest.raises(tg.IntegrityError, match="CORRUPT"):
                 tg.table(log, "orders", state=tmp_path / "state", consumed=consumed)
             return
@@ -207,7 +207,7 @@ def test_a_table_sets_a_corrupt_record_aside(tmp_path: Path, on_fault: str) -> N
             with tg.table(log, "orders", state=tmp_path / "state", consumed=consumed) as table:
                 assert table.get("ann") == {"amount": AMOUNTS[-2]}
                 letters = table.dead_letters().to_pylist()
-                assert [each["offset"] for each in letters] == ([offset] if on_fault == "keep" else [])
+                assert [each["offset"] for each in letters] == ([offset] if on_error == "keep" else [])
                 assert all(each["reason"].startswith("CORRUPT (D1)") for each in letters)
                 assert (table.counts.faulty, table.counts.repeated) == (1, 0)
 
@@ -244,7 +244,7 @@ def test_a_sound_push_goes_through(tmp_path: Path) -> None:
 
 
 def validator_state(folder: Path) -> Any:
-    backend = open_state(str(folder / "state"))
+    backend = open_backend(str(folder / "state"))
     try:
         records = Records(backend, "shop")
         commit = records.read_commit(records.newest())[0]  # type: ignore[arg-type]

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
+from encoded_batches import encode_batches
 from tidegate.log.batches.batch import Codec, check_batch
 from tidegate.log.batches.decode import decode
-from tidegate.log.batches.encode import ProducerStamp, encode_batches
+from tidegate.log.batches.encode import ProducerStamp
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

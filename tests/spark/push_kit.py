@@ -61,13 +61,14 @@ def push_here(
     *,
     table: str = "users",
     partitions: int = 2,
+    state: str | None = None,
     watch: Callable[[str], None] | None = None,
     touch: dict[str, Callable[[VersionPush], None]] | None = None,
     serdes: tuple[str, str] = ("String()", "String()"),
     **settings: Any,
 ) -> PushReport:
     """All of a push but Spark, which only brings rows to their tasks; `touch` is called at the steps it names."""
-    backend = open_backend(str(folder / "state"))
+    backend = open_backend(state or str(folder / "state"))
     plan = PushPlan(str(folder / "log"), table, partitions, *serdes, **settings)
     hooks = touch or {}
 

@@ -2,6 +2,7 @@
 
 Records are written all the while. At the end the app runs undisturbed to the end of its log; its tables must be those
 of a run that nobody disturbed, record by record, and after a collection nothing may be left that no commit names.
+Beside it, replicas copy a live topic, and whoever leads them is killed, too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import pyarrow as pa
 import pytest
 from kill_kit import Failing
 
+import replica_processes
 import tidegate as tg
-from tidegate.clock import ManualClock
+from tidegate.clock import ManualClock, SystemClock
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import Records
 from tidegate.storage.backends.folder import FolderBackend
@@ -58,13 +60,39 @@ print(repr(run.error), flush=True)
 """
 
 
+class Replicas:
+    """Three replicas of a hybrid table, each a process, and who writes their live topic."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        folder.mkdir(parents=True)
+        self.stage = replica_processes.Stage(folder, seed)
+        self._nursery = replica_processes.Nursery(folder)
+        for name in replica_processes.NAMES:
+            self._nursery.start(name)
+
+    def kill_leader(self) -> bool:
+        """Kill the process that leads a partition and start it again; whether there was one."""
+        until, name = time.monotonic() + 20, None
+        while name is None and time.monotonic() < until:
+            name = self.stage.leader_of(self.stage.random.randrange(2), self._nursery)
+        if name is not None:
+            self._nursery.send(name, signal.SIGKILL)
+            self._nursery.start(name)
+        return name is not None
+
+    def end(self) -> None:
+        self._nursery.__exit__()
+
+
 class Stage:
     """The app's folder, a writer of its topic, the process that drives it, and what happened to it."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.chance = folder, random.Random(seed)
         self.happened: dict[str, int] = {}
+        self.planned: list[str] = []
         self.peak_bytes = 0
+        self.replicas = Replicas(folder.parent / "replicas", seed)
         with tg.Log(folder / "log", durability="os") as log:
             log.create_topic("orders", 2)
         every_kind(folder, Failing(folder / "faults")).run(
@@ -145,17 +173,37 @@ class Stage:
 
     def disturb(self) -> None:
         """One thing that happens to machines."""
-        what = self.chance.choice(
-            ["driver", "executor", "worker", "worker", "EIO", "ENOSPC", "forward", "back"]
-        )
+        if not self.planned:  # every kind comes as often as the others
+            self.planned = [
+                "driver",
+                "executor",
+                "worker",
+                "worker",
+                "leader",
+                "EIO",
+                "ENOSPC",
+                "forward",
+                "back",
+            ]
+            self.chance.shuffle(self.planned)
+        what = self.planned.pop()
         if what in ("EIO", "ENOSPC"):
-            (self.folder / "faults").write_text(f"{what} {0.02 if what == 'EIO' else 1}")
+            before, until = self.failed(), time.monotonic() + 15
+            (self.folder / "faults").write_text(f"{what} {0.2 if what == 'EIO' else 1}")
             time.sleep(self.chance.uniform(0.5, 3))
+            while self.failed() == before and time.monotonic() < until:
+                self.write(100)
+                time.sleep(0.2)
             (self.folder / "faults").unlink()
+            if self.failed() == before:
+                return  # nothing was written meanwhile
         elif what in ("forward", "back"):
             (self.folder / "jump").write_text(
                 str(self.chance.randrange(3_600_000) * (1 if what == "forward" else -1))
             )
+        elif what == "leader":
+            if not self.replicas.kill_leader():
+                return
         else:
             victims = self.below()[what]
             if not victims:
@@ -166,6 +214,11 @@ class Stage:
             else:
                 os.kill(victim, signal.SIGKILL)
         self.happened[what] = self.happened.get(what, 0) + 1
+
+    def failed(self) -> int:
+        """How many errors were injected so far."""
+        path = self.folder / "failed"
+        return path.stat().st_size if path.exists() else 0
 
     def is_working(self) -> bool:
         """Whether the process that runs now has begun rounds: one that is killed before did not do anything."""
@@ -191,6 +244,7 @@ class Stage:
             time.sleep(0.2)
         self.sender.close()
         self.log.close()
+        self.replicas.end()
 
 
 def tables(folder: Path) -> dict[str, list[Any]]:
@@ -217,17 +271,19 @@ def left_no_trace(folder: Path, twin: Path) -> None:
     with tg.Log(twin / "log") as log:
         for name in set(log.topics()) - {"orders"}:
             log.delete_topic(name)
-    run_all(every_kind(twin, Failing(twin / "faults")), "local")
-    summary = run_all(every_kind(folder, Failing(folder / "faults")), "local")
+    later = ManualClock(NOON + 365 * 86_400_000)  # no record is from the future
+    run_all(every_kind(twin, Failing(twin / "faults")), "local", clock=later, round_records=50_000)
+    summary = run_all(
+        every_kind(folder, Failing(folder / "faults")), "local", clock=later, round_records=50_000
+    )
     assert summary.exit_code == 0 and not summary.stopped, str(summary)
     ours, theirs = tables(folder), tables(twin)
     assert {name: len(rows) for name, rows in ours.items()} == {
         name: len(rows) for name, rows in theirs.items()
     }
     assert ours == theirs
-    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
-    backend = FolderBackend(folder / "state", clock=clock)
-    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
+    backend = FolderBackend(folder / "state")
+    Collector(backend, Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
 
 
@@ -238,6 +294,7 @@ def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> Non
         while time.monotonic() < until:
             stage.keep_running()
             stage.write(500)
+            stage.replicas.stage.write_live()
             stage.measure()
             if time.monotonic() >= next_at and stage.is_working():
                 stage.disturb()
@@ -245,13 +302,14 @@ def minutes_of_kills(folder: Path, seconds: float, seed: int, tally: Any) -> Non
             time.sleep(0.25)
     finally:
         stage.end()
-    failed = (stage.folder / "failed").read_text() if (stage.folder / "failed").exists() else ""
     left_no_trace(stage.folder, twin)
+    epochs = stage.replicas.stage.check(replica_processes.NAMES)
     ceiling = every_kind(stage.folder, Failing(stage.folder / "faults")).storage.memory_ceiling_bytes
     assert stage.peak_bytes < ceiling
     kills = sum(stage.happened.values())
     figures = {
-        "records": stage.written, "injected_errors": len(failed), "peak_mib": stage.peak_bytes >> 20,
+        "records": stage.written, "leader_epochs": epochs, "injected_errors": stage.failed(),
+        "peak_mib": stage.peak_bytes >> 20,
         "ceiling_mib": ceiling >> 20, **stage.happened,
     }  # fmt: skip
     print(json.dumps(figures))

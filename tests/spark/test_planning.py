@@ -12,6 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from remedies import typed
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
 from tidegate.spark.topics.options import SourceOptions
@@ -251,6 +252,23 @@ def test_a_topic_created_again_between_batches_is_a_loss_however_long_it_is(log:
         ("t", 1, 0, again),
     }
     assert going_on.latestOffset(following, ReadAllAvailable()) == following
+
+
+def test_a_loss_names_how_long_records_stay_and_how_to_go_on(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = stream(log)
+    position = reader.initialOffset()
+    log.partition("t", 0).delete_records_before(40)
+    with pytest.raises(OffsetOutOfRangeError) as told:
+        reader.partitions(position, reader.reportLatestOffset())
+    monkeypatch.setenv("TIDEGATE_LOG", str(log.path))
+    assert "retention" in typed(told.value, "spark.topics.planning.Planner.report_loss: log lifetime")
+    assert ".option('failOnDataLoss', 'false')" in str(told.value)
+    going_on = stream(log, failOnDataLoss="false")
+    with pytest.warns(TidegateWarning, match="going on without them"):
+        ranges = [each.range for each in going_on.partitions(position, reader.reportLatestOffset())]  # type: ignore[attr-defined]
+    assert {(each.partition, each.start, each.end) for each in ranges} == {(0, 40, 100), (1, 0, 100)}
 
 
 def test_a_position_of_an_older_release_has_no_ids_and_is_read_on(log: Log) -> None:

@@ -254,3 +254,17 @@ def dying(column: str, mark: Path) -> Callable[[DataFrame], Any]:
     maybe.__annotations__ = {"values": pa.Array, "return": pa.Array}
     made: Any = arrow_udf
     return lambda frame: made(maybe, "string")(frame[column]).alias(column)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_number_that_json_cannot_say_is_the_callers_fault(
+    spark: SparkSession, tmp_path: Path, number: str
+) -> None:
+    from pyspark.sql import functions as f
+
+    bad = f.when(f.col("name") == "user-0100", f.lit(number).cast("double")).otherwise(f.col("score"))
+    with pytest.raises(
+        InvalidError, match=r"a row cannot be pushed: .*'score' is (nan|inf), which JSON cannot say"
+    ):
+        pushed(tmp_path, users(spark).withColumn("score", bad))
+    assert pushed(tmp_path, users(spark)).is_current

@@ -72,7 +72,9 @@ def test_an_answer_is_read_with_the_serdes_of_the_version_it_comes_from(
         scan = reader.batches(batch_rows=10)
         seen = next(scan).to_pylist()
         push_here(tmp_path, numbers, serdes=("Long()", "Long()"))
-        monkeypatch.setattr(reader, "_looked_ms", None)  # the next question looks, and finds version 2
+        monkeypatch.setattr(
+            reader._follower, "_looked_ms", None
+        )  # the next question looks, and finds version 2
         assert reader.get(7) == 70
         assert {row.key: row.value for row in reader.fetch_many([1, 2])} == {1: 10, 2: 20}
         assert reader.sql("select sum(value) s from rows")["s"].to_pylist() == [49_500]
@@ -80,7 +82,7 @@ def test_an_answer_is_read_with_the_serdes_of_the_version_it_comes_from(
         seen += [row for batch in scan for row in batch.to_pylist()]
         assert {row["key"]: row["value"] for row in seen} == expected(100)
         versions_of(tmp_path).swap(1)
-        monkeypatch.setattr(reader, "_looked_ms", None)
+        monkeypatch.setattr(reader._follower, "_looked_ms", None)
         assert [row.value for row in reader.fetch_range("key-00005", "key-00006")] == ["v-5", "v-6"]
 
 

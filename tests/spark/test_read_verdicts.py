@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,9 @@ from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner
 from tidegate.spark.topics.ranges import OffsetRange
 from tidegate.spark.topics.source import TidegateDataSource, read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPIC = "t"
 FAULTS = {6: "missing", 8: "duplicate", 9: "corrupt"}
@@ -134,3 +138,44 @@ def test_control_records_are_left_out_without_verdicts_too(log: Log) -> None:
 def test_options_that_do_not_go_together_are_said(log: Log, wrong: dict[str, str]) -> None:
     with pytest.raises(InvalidError, match="verdict"):
         options(log, **wrong)
+
+
+# -- damage behind a gap -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def behind_a_gap(log: Log, tmp_path: Path) -> Log:
+    """Of the sound records one is left out, and the one behind it has another value: a gap that a damaged one shows."""
+    with Log(tmp_path / "sound", read_only=True) as sound:
+        records = sound.reader(TOPIC, control_records=True).read_all().to_pylist()
+    rows = [*records[:6], records[7] | {"value": b"other"}, *records[8:]]
+    schema = pa.schema(
+        [("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("timestamp", TIME)]
+    )
+    with Log(tmp_path / "gap", durability="os") as made:
+        made.create_topic(TOPIC)
+        with made.writer(TOPIC) as writer:
+            writer.write(
+                pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
+            )
+        return made
+
+
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_a_damaged_record_behind_a_gap_is_corrupt_wherever_the_topic_is_cut(
+    behind_a_gap: Log, step: int
+) -> None:
+    found: dict[int, str] = {}
+    for start in range(0, 21, step):
+        found |= verdicts(options(behind_a_gap), start, min(start + step, 21))
+    assert {offset: said for offset, said in found.items() if said != "ok"} == {6: "corrupt"}
+
+
+def test_who_filters_by_the_column_does_not_count_it(spark: SparkSession, behind_a_gap: Log) -> None:
+    rows = spark.read.format("tidegate").option("log", str(behind_a_gap.path)).option("topic", TOPIC)
+    judged = rows.option("verdicts", "true").load()
+    assert [(row.offset, row.value) for row in judged.where("verdict = 'corrupt'").collect()] == [
+        (6, b"other")
+    ]
+    assert judged.where("verdict = 'missing'").count() == 0
+    assert b"other" not in {row.value for row in judged.where("verdict in ('ok', 'missing')").collect()}

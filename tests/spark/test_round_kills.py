@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 from cluster_kit import answers, run_script
 
-from tidegate.clock import ManualClock
+from tidegate.clock import SystemClock
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import Records
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.testing import pipelines
 from tidegate.testing.meddling import STEPS, Meddling
 from tidegate.testing.pipelines import (
-    NOON,
     every_kind,
     named_objects,
     objects_of,
@@ -174,11 +173,10 @@ def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_els
     """What dead attempts wrote is gone then; what any kept commit needs is there, and says the same."""
     folder = tmp_path / what
     shutil.copytree(killed.folder, folder)
-    clock = ManualClock(NOON + 100 * 365 * 86_400_000)
-    backend = FolderBackend(folder / "state", clock=clock)
+    backend = FolderBackend(folder / "state")
     orphans = objects_of(backend, APP) - named_objects(backend, APP)
     assert len(orphans) > 2, "attempts died after they had written something"
-    Collector(backend, Records(backend, APP), clock=clock, grace_ms=1000, every_ms=0).run()
+    Collector(backend, Records(backend, APP), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
     for round in Records(backend, APP).rounds()[-3:]:
         for name in TOPICS:

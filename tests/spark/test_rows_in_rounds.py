@@ -15,11 +15,11 @@ from push_kit import stamps
 from version_kit import Script, write
 
 from damaged_streams import damage, sound_rows
+from scalar_validator import ScalarValidator
 from stamped_streams import NOW, Pen, Row, Streams, arrivals
 from tidegate.clock import ManualClock
 from tidegate.integrity.header import HEADERS_ONLY, NO_CONTROL, ControlType
 from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.scalar import ScalarValidator
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -104,3 +105,13 @@ class TestRunning:
     def test_the_data_source_is_registered(self, spark: Any, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="option log is missing"):
             spark.read.format("tidegate").load().count()
+
+
+def test_what_the_doctor_says_of_spark_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from remedies import typed
+    from tidegate.cli.main import run
+
+    run(["doctor", "--format", "json"])
+    (found,) = [each for each in json.loads(capsys.readouterr().out)["checks"] if each["check"] == "spark"]
+    assert "not started" in found["found"]
+    assert "not started" not in typed(found["remedy"], "cli.doctor._spark: doctor")

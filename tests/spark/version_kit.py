@@ -25,7 +25,7 @@ from tidegate.tables.queries.reading import all_rows
 from tidegate.tables.queries.results import typed
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.ingesting import Ingested
-from tidegate.tables.versions.reading import VersionView, view_version
+from tidegate.tables.versions.reading import VersionSnapshot, view_version
 from tidegate.tables.versions.record import State, TableVersion
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class Job:
         """The rows of all partitions; read as if the version were ready, which with a fault it never is."""
         with self._view() as view:
             found = typed(
-                pa.Table.from_batches(list(all_rows(view.source, EARLIEST, batch_rows=1 << 16))), view.rules
+                pa.Table.from_batches(list(all_rows(view.source, EARLIEST, batch_rows=1 << 16))),
+                view.source.rules,
             ).to_pylist()
         return sorted((row["key"], row["value"]) for row in found)
 
@@ -85,7 +86,7 @@ class Job:
             return decode_state(view.source.partitions[partition].drainer).next_offset
 
     @contextmanager
-    def _view(self) -> Iterator[VersionView]:
+    def _view(self) -> Iterator[VersionSnapshot]:
         backend = open_backend(str(self.folder / "state"))
         view = view_version(backend, replace(self.version, state=State.READY))
         try:

@@ -7,11 +7,13 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from s3_server import BUCKET, SETTINGS, Place
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
@@ -19,23 +21,23 @@ from tidegate.randomness import SeededRandomness
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.objects import ObjectsBackend
-from tidegate.storage.backends.opening import open_backend
-from tidegate.storage.backends.port import MissingObjectError, StorageBackend, chunks, same_bytes
+from tidegate.storage.backends.opening import copies_folder, open_backend
+from tidegate.storage.backends.port import (
+    MissingObjectError,
+    NoStateError,
+    StorageBackend,
+    chunks,
+    same_bytes,
+)
+from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend
+from tidegate.storage.backends.state_keys import StateKeys
 from tidegate.storage.backends.together import put_all
 from tidegate.storage.packs.token import Token
 
 OpenBackend = Callable[[], StorageBackend]
-KINDS = ["memory", "folder", "objects-in-memory", "objects-over-s3"]
+KINDS = ["memory", "folder", "folder-signed", "objects-in-memory", "objects-signed", "objects-over-s3"]
+KEYS = StateKeys((bytes(range(32)),), "a test")
 _bucket_prefixes = itertools.count()
-
-
-def s3_options(endpoint: str) -> dict[str, str]:
-    return {
-        "endpoint": endpoint,
-        "region": "us-east-1",
-        "access_key_id": "x",
-        "secret_access_key": "y",
-    }
 
 
 @pytest.fixture(params=KINDS)
@@ -47,15 +49,24 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> OpenBackend:
             return lambda: kept
         case "folder":
             return lambda: FolderBackend(tmp_path / "storage")
+        case "folder-signed":
+            return lambda: SignedBackend(FolderBackend(tmp_path / "storage"), KEYS, where="here")
         case "objects-in-memory":
             from obstore.store import MemoryStore
 
             store = MemoryStore()
             return lambda: ObjectsBackend(store, where="memory", cache=tmp_path / "cache")
+        case "objects-signed":
+            from obstore.store import MemoryStore
+
+            signed = MemoryStore()
+            return lambda: SignedBackend(
+                ObjectsBackend(signed, where="memory", cache=tmp_path / "cache"), KEYS, where="here"
+            )
         case _:
             endpoint = request.getfixturevalue("s3_endpoint")
-            url = f"s3://tidegate-tests/{os.getpid()}/{next(_bucket_prefixes)}"
-            options = s3_options(endpoint)
+            url = f"s3://{BUCKET}/{os.getpid()}/{next(_bucket_prefixes)}"
+            options = {"endpoint": endpoint, **SETTINGS}
             return lambda: ObjectsBackend.open(url, cache=tmp_path / "cache", options=options)
 
 
@@ -145,7 +156,7 @@ def test_a_listing_goes_by_folder_and_tells_size_and_age(backend: StorageBackend
     assert names(backend) == ["a/1/x", "a/1/y/z", "a/10/x", "a/1x", "b/1/x"]
     assert names(backend, "c") == []
     (found,) = backend.list("b")
-    assert found.size == 5
+    assert found.size == 5 + (HEAD_BYTES if isinstance(backend, SignedBackend) else 0)
     assert found.modified_ms > 1_600_000_000_000
 
 
@@ -419,7 +430,9 @@ def test_a_store_without_conditional_update_is_refused_when_it_is_opened(tmp_pat
 
 def test_a_missing_bucket_is_not_an_absent_object(s3_endpoint: str, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="no such bucket"):
-        ObjectsBackend.open("s3://no-such-bucket/x", cache=tmp_path, options=s3_options(s3_endpoint))
+        ObjectsBackend.open(
+            "s3://no-such-bucket/x", cache=tmp_path, options={"endpoint": s3_endpoint, **SETTINGS}
+        )
 
 
 def test_an_unreachable_store_is_unavailable_after_bounded_retries(
@@ -427,7 +440,9 @@ def test_an_unreachable_store_is_unavailable_after_bounded_retries(
 ) -> None:
     monkeypatch.setattr("tidegate.storage.backends.objects.MAX_RETRIES", 1)
     with pytest.raises(UnavailableError, match="could not open"):
-        ObjectsBackend.open("s3://bucket/x", cache=tmp_path, options=s3_options("http://127.0.0.1:1"))
+        ObjectsBackend.open(
+            "s3://bucket/x", cache=tmp_path, options={"endpoint": "http://127.0.0.1:1", **SETTINGS}
+        )
 
 
 @pytest.mark.parametrize(
@@ -443,11 +458,120 @@ def test_an_address_says_which_backend_it_is(tmp_path: Path) -> None:
     assert open_backend(tmp_path / "a").kind == "folder"
     assert open_backend(str(tmp_path / "a")).kind == "folder"
     by_url = open_backend(f"file://{tmp_path}/with%20space")
-    assert isinstance(by_url, FolderBackend)
-    assert by_url.root == tmp_path / "with space"
+    assert (by_url.kind, by_url.address) == ("folder", str(tmp_path / "with space"))
     assert open_backend("memory://").kind == "memory"
-    with pytest.raises(InvalidError, match="needs a local folder"):
+
+
+def test_an_object_store_is_opened_by_its_address_alone(s3: Place) -> None:
+    with closing(open_backend(s3.url)) as backend:
+        assert (backend.kind, backend.address) == ("objects", s3.url)
+        backend.put("t/a", [b"x" * 300_000])
+        assert backend.read("t/a").size == 300_000
+    assert copies_folder(s3.url).is_relative_to(s3.environment["TIDEGATE_CACHE"])
+    assert any(copies_folder(s3.url).rglob("*.copy"))
+
+
+def test_a_folder_of_copies_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDEGATE_CACHE", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    shared = copies_folder("s3://bucket/a").parent
+    assert shared.parent == tmp_path and shared.stat().st_mode & 0o777 == 0o700
+    assert copies_folder("s3://bucket/b").parent == shared
+    shared.chmod(0o777)  # as somebody would leave it who was first here
+    with pytest.raises(InvalidError, match=r"changed by other users.*TIDEGATE_CACHE"):
+        copies_folder("s3://bucket/a")
+    shared.rmdir()
+    shared.symlink_to(tmp_path)
+    with pytest.raises(InvalidError, match="TIDEGATE_CACHE"):
+        copies_folder("s3://bucket/a")
+
+
+def test_without_a_folder_for_temporary_files_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEGATE_CACHE", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "nothing" / "here"))
+    with pytest.raises(InvalidError, match="name one that can be written in TIDEGATE_CACHE"):
         open_backend("s3://bucket/prefix")
+
+
+# -- reading only --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["folder", "objects-over-s3"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "state") if request.param == "folder" else request.getfixturevalue("s3").url
+
+
+@pytest.mark.parametrize("given", [{"create": False}, {"read_only": True}], ids=str)
+def test_what_is_not_there_is_told_and_not_made(address: str, tmp_path: Path, given: dict[str, bool]) -> None:
+    for _ in range(2):
+        with pytest.raises(NoStateError, match="there is no state in"):
+            open_backend(address, **given)
+    assert not (tmp_path / "state").exists()
+    with closing(open_backend(address)) as made:
+        made.put("t/a", [b"abc"])
+    with closing(open_backend(address, **given)) as opened:
+        assert (opened.identity, opened.read("t/a").to_pybytes()) == (made.identity, b"abc")
+
+
+def test_opened_to_be_read_nothing_is_written(address: str) -> None:
+    with closing(open_backend(address)) as made:
+        made.put("t/a", [b"abc"])
+        version = made.publish("t/current", b"one", expected=None)
+    opened = open_backend(address, read_only=True)
+    writes: list[Callable[[], object]] = [
+        lambda: opened.put("t/b", [b"x"]),
+        lambda: put_all(opened, [("t/b", [b"x"])]),
+        lambda: opened.publish("t/current", b"two", expected=version),
+        lambda: opened.publish("t/other", b"two", expected=None),
+        lambda: opened.delete("t/a"),
+    ]
+    for write in writes:
+        with pytest.raises(InvalidError, match="was opened to be read"):
+            write()
+    assert names(opened) == ["t/a", "t/current"]
+    assert opened.read_published("t/current") == (b"one", version)
+
+
+def test_a_folder_without_the_right_to_write_can_be_read(tmp_path: Path) -> None:
+    with closing(open_backend(tmp_path / "state")) as made:
+        made.put("t/a", [b"abc"])
+    watched = Files(watch=_refuse)
+    with closing(open_backend(tmp_path / "state", read_only=True, files=watched)) as opened:
+        assert opened.read("t/a").to_pybytes() == b"abc"
+        assert names(opened) == ["t/a"]
+
+
+def _refuse(effect: Effect) -> None:
+    if effect.kind not in ("open", "read", "map", "list", "stat"):
+        raise AssertionError(f"reading does {effect}")
+
+
+def test_to_read_an_object_store_takes_one_request_and_to_write_six(s3: Place) -> None:
+    with s3.counted() as made:
+        open_backend(s3.url).close()
+    with s3.counted() as to_write:
+        open_backend(s3.url).close()
+    with s3.counted() as to_read:
+        open_backend(s3.url, read_only=True).close()
+    assert to_read == {"GET": 1}
+    assert to_write == {"PUT": 4, "DELETE": 1, "GET": 1}
+    assert made == {"PUT": 5, "DELETE": 1, "GET": 1, "LIST": 1}
+
+
+def test_a_lost_identity_is_damage_and_never_made_anew(address: str, tmp_path: Path) -> None:
+    with closing(open_backend(address)) as made:
+        made.put("t/a", [b"abc"])
+    if address.startswith("s3://"):
+        import obstore
+
+        obstore.delete(made.inside._store, "tidegate-storage")  # type: ignore[attr-defined]
+    else:
+        (tmp_path / "state" / "tidegate-storage").unlink()
+    for given in ({}, {"read_only": True}):
+        with pytest.raises(CorruptError, match="tidegate-storage is missing although"):
+            open_backend(address, **given)
 
 
 def test_parts_are_gathered_when_small_and_passed_on_when_large() -> None:

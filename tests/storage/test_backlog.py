@@ -23,6 +23,15 @@ def backlog_of(clock: Clock | None = None, **changes: Any) -> BacklogBudget:
     return BacklogBudget(clock or ManualClock(), **limits)
 
 
+def fits(backlog: BacklogBudget, nbytes: int, *, task: str = "") -> bool:
+    """Take room if there is some now."""
+    try:
+        backlog.acquire(nbytes, 0, task=task)
+    except OverloadError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("sizes", [pytest.param([90, 80, 70, 60, 55], id="WS-T51")])
 def test_waiters_proceed_in_the_order_they_came_as_room_is_made(sizes: list[int]) -> None:
     """Sizes fall, and no two fit together: were it not for the line, a later and smaller one could go first."""
@@ -38,7 +47,7 @@ def test_waiters_proceed_in_the_order_they_came_as_room_is_made(sizes: list[int]
     for number, nbytes in enumerate(sizes):
         waiters.append(Beside(lambda nbytes=nbytes: take(nbytes)))
         until(lambda number=number: backlog.waiting == number + 1)
-    assert not backlog.try_acquire(1, task="late"), "nobody overtakes those who wait, though there is room"
+    assert not fits(backlog, 1, task="late"), "nobody overtakes those who wait, though there is room"
     backlog.release(50, task="slow")
     for number, nbytes in enumerate(sizes):
         until(lambda number=number: len(served) > number)
@@ -46,7 +55,8 @@ def test_waiters_proceed_in_the_order_they_came_as_room_is_made(sizes: list[int]
         backlog.release(nbytes, task="fast")
     for waiter in waiters:
         waiter.result()
-    assert backlog.waits == len(sizes) and backlog.waiting == backlog.used == 0
+    assert backlog.waits == len(sizes) + 1, "the late one waited too, for no time"
+    assert backlog.waiting == backlog.used == 0
 
 
 def test_room_for_the_second_does_not_help_it_past_a_large_first() -> None:
@@ -136,9 +146,9 @@ def test_more_than_the_limit_is_admitted_alone(nbytes: int) -> None:
     backlog.release(1, task="other")
     large.result()
     assert backlog.used == nbytes
-    assert not backlog.try_acquire(1)
+    assert not fits(backlog, 1)
     backlog.release(nbytes, task="t")
-    assert backlog.try_acquire(100)
+    assert fits(backlog, 100)
 
 
 def test_more_than_memory_can_ever_hold_is_refused_at_once() -> None:
@@ -197,6 +207,41 @@ def test_the_word_reaches_those_who_wait_already() -> None:
     assert backlog.waiting == 0 and backlog.used == 100
 
 
+def test_when_all_who_could_make_room_wait_themselves_they_are_told_at_once() -> None:
+    """Three jobs on two threads: one waits while the other works; when that one waits too, nobody is left."""
+    backlog = backlog_of(SystemClock())
+    backlog.expect_jobs(2, 3)
+    backlog.acquire(60, task="a")
+    backlog.acquire(40, task="b")
+    first = Beside(lambda: backlog.acquire(10, task="a"))
+    until(lambda: backlog.waiting == 1)
+    backlog.job_done()  # b's thread goes on with the third job
+    assert backlog.waiting == 1 and not first.is_done
+    with pytest.raises(OverloadError) as caught:
+        backlog.acquire(10, task="c")
+    assert caught.value.reason == "retention_exceeds_backlog"
+    backlog.job_done()  # and fails: the first is the only one left
+    with pytest.raises(OverloadError) as caught:
+        first.result()
+    assert caught.value.reason == "retention_exceeds_backlog"
+    assert backlog.waiting == 0 and backlog.used == 100
+
+
+def test_room_that_a_failed_job_gives_back_is_for_those_who_wait() -> None:
+    backlog = backlog_of(SystemClock())
+    backlog.expect_jobs(2, 2)
+    backlog.acquire(60, task="a")
+    backlog.acquire(40, task="b")
+    first = Beside(lambda: backlog.acquire(10, task="a"))
+    until(lambda: backlog.waiting == 1)
+    with pytest.raises(OverloadError):
+        backlog.acquire(10, task="b")
+    backlog.drop("b")
+    backlog.job_done()
+    first.result()
+    assert backlog.used == 70
+
+
 def test_a_wait_is_bounded_by_the_clock_and_says_what_to_do() -> None:
     clock = ManualClock()
     backlog = backlog_of(clock, timeout_ms=5000)
@@ -242,7 +287,7 @@ def test_nothing_costs_nothing_even_when_full() -> None:
     backlog.acquire(100)
     backlog.acquire(0)
     backlog.release(0, task="unknown")
-    assert backlog.try_acquire(0) and backlog.used == 100
+    assert fits(backlog, 0) and backlog.used == 100
 
 
 def test_restored_rows_are_charged_without_waiting_and_a_dropped_task_gives_all_back() -> None:
@@ -267,9 +312,9 @@ def test_used_is_what_was_taken_and_not_given_back(steps: list[tuple[str, int, i
     for task, nbytes, action in steps:
         held, used = model.get(task, 0), sum(model.values())
         if action == 0:
-            fits = nbytes == 0 or used == 0 or used + nbytes <= 100
-            assert backlog.try_acquire(nbytes, task=task) == fits
-            model[task] = held + nbytes if fits else held
+            expected = nbytes == 0 or used == 0 or used + nbytes <= 100
+            assert fits(backlog, nbytes, task=task) == expected
+            model[task] = held + nbytes if expected else held
         elif action == 1:
             backlog.force(nbytes, task=task)
             model[task] = held + nbytes

@@ -23,10 +23,9 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import ALL, RangeRequest
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.testing.storage import batch_of
+from tidegate.testing.storage import batch_of, scan_all
 
 TASK = "job/window/0"
 LIMIT = 64 << 10
@@ -114,8 +113,7 @@ def test_a_stuck_consumer_brakes_the_writer_at_the_budget_and_a_freed_one_lets_a
 
     while len(seen) < total * ROWS:  # the consumer wakes up: reads what is there, then prunes it
         done = len(written)
-        with reader.load(reader.plan(TASK, state, [RangeRequest(ALL)])) as loaded:
-            table = loaded.to_table()
+        table = scan_all(reader, TASK, state)
         rows = [ts for ts in table.column("ts").to_pylist() if ts < done * 1000]
         seen += rows
         if rows:

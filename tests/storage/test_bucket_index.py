@@ -135,51 +135,6 @@ def test_drop_segments_takes_whole_time_segments_only() -> None:
     assert index.all_buckets() == [8000]
 
 
-@pytest.mark.parametrize(
-    ("previous", "new", "span"),
-    [
-        (None, Cursor(2500, 0), (1000, 2000)),
-        (Cursor(1999, 9), Cursor(3000, 0), (1000, 3000)),
-        (Cursor(2000, 0), Cursor(2000, 1), (2000, 2000)),
-        (Cursor(2000, 1), Cursor(2000, 1), None),
-        (Cursor(3000, 0), Cursor(2000, 0), None),
-        (None, Cursor(999, 0), None),
-        (Cursor(4000, 0), Cursor(9000, 0), None),
-    ],
-)
-def test_delta_span_names_the_buckets_of_new_rows(
-    previous: Cursor | None, new: Cursor, span: tuple[int, int] | None
-) -> None:
-    assert three_buckets().delta_span(previous, new) == span
-    assert BucketIndex(SPEC).delta_span(previous, new) is None
-
-
-@pytest.mark.parametrize(
-    ("end", "count", "within", "found"),
-    [
-        (3000, 75, None, [3000]),
-        (3000, 76, None, [2000, 3000]),
-        (2999, 50, None, [2000]),
-        (2000, 51, None, [1000, 2000]),
-        (9999, 10**9, None, [1000, 2000, 3000]),
-        (9999, 10**9, 2000, [2000, 3000]),
-        (999, 1, None, []),
-        (3000, 0, None, []),
-    ],
-)
-def test_rows_tail_walks_back_until_covered(
-    end: int, count: int, within: int | None, found: list[int]
-) -> None:
-    assert three_buckets().rows_tail(end, count, within) == found
-
-
-def test_rows_tail_does_not_trust_a_bucket_with_rows_after_the_end() -> None:
-    index = BucketIndex(SPEC)
-    index.insert([part(1000, 10), part(2000, 10, low=2000, high=2900)])
-    assert index.rows_tail(2500, 5) == [1000, 2000]
-    assert index.rows_tail(2900, 5) == [2000]
-
-
 def test_insert_raises_the_highest_cursor_and_prune_does_not_lower_it() -> None:
     index = BucketIndex(SPEC)
     assert index.max_cursor is None
@@ -533,7 +488,6 @@ def test_work_follows_the_buckets_touched_not_all_of_them() -> None:
             index.insert(parts)
             stored(index, 1000 * others + 1000)
             index.buckets(2000, 3000)
-            index.rows_tail(10**9, 1)
             index.newest_buckets(2)
             index.prune(1000)
         finally:

@@ -341,7 +341,7 @@ def test_operations_begun_before_a_restore_give_up_and_hurt_nothing() -> None:
         assert worker.rows(events) == sorted(rows(40))
         assert worker.parts.pool.total == 0
         assert worker.parts.backlog.used == events.index.total_charge
-        assert worker.parts.tasks.get(TASK).key_clock.total_bytes() == 0
+        assert worker.hot_bytes() == 0
         worker.run(worker.runtime.deleting(TASK))
         assert worker.rows(events) == sorted(rows(40))
         worker.append(events, rows(20, start=40))

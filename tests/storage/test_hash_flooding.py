@@ -91,9 +91,10 @@ def test_a_flood_costs_a_sort_and_not_a_comparison_of_all_with_all(keys: list[by
     parts = binary_parts(column)
     compared = 0
 
-    def counting(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
+    def counting(keys: Any, left: Any, right: Any) -> bool:
         nonlocal compared
         compared += 1
+        hashes = keys[2]
         return bool((hashes[left], column[int(left)].as_py()) > (hashes[right], column[int(right)].as_py()))
 
     rows, starts = np.empty(len(column), np.int32), np.empty(len(column) + 1, np.int32)

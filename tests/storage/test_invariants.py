@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,15 @@ from tidegate.storage.index.entries import Bucket, Tenant
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.packs.garbage import reachable
 from tidegate.storage.packs.token import Token
-from tidegate.storage.reading.plan import ALL, RangeRequest, Time
+from tidegate.storage.reading.plan import RangeRequest, Time
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge
 from tidegate.testing.backend_faults import BackendEffect, RefuseAt, WatchedBackend
 from tidegate.testing.schedules import draw
-from tidegate.testing.simulated_stores import KEYS, WEIGHTS, SimulatedStore, SimulatedTask
+from tidegate.testing.simulated_stores import CONFIGS, KEYS, WEIGHTS, SimulatedStore, SimulatedTask
 from tidegate.testing.simulated_worker import SimulatedWorker
-from tidegate.testing.storage import fold, keys_of_one_hash, rows_of
+from tidegate.testing.storage import fold, keys_of_one_hash, rows_of, scan_all
 
 PATIENCE_S = 300
 
@@ -42,7 +43,10 @@ def numbered(row: str) -> Any:
 
 
 def a_worker(backend: Any = None, seed: int = 1) -> tuple[SimulatedWorker, SimulatedTask]:
-    worker = SimulatedWorker(seed, MemoryBackend() if backend is None else backend)
+    """With room for what is written: an append evicts nothing by itself, tests say what is."""
+    roomy = CONFIGS[0]
+    config = replace(CONFIGS[seed % len(CONFIGS)], write_buffer=roomy.write_buffer, base_runs=roomy.base_runs)
+    worker = SimulatedWorker(seed, MemoryBackend() if backend is None else backend, config=config)
     return worker, worker.tasks[0]
 
 
@@ -70,8 +74,9 @@ def through(operation: Any) -> Any:
 def read(
     worker: SimulatedWorker, task: SimulatedTask, store: SimulatedStore, *requests: RangeRequest
 ) -> pa.Table:
-    plan = worker.reader.plan(task.name, store.state, list(requests) or [RangeRequest(ALL)])
-    with worker.reader.load(plan) as loaded:
+    if not requests:
+        return scan_all(worker.reader, task.name, store.state)
+    with worker.reader.load(worker.reader.plan(task.name, store.state, list(requests))) as loaded:
         return loaded.to_table()
 
 
@@ -333,7 +338,7 @@ def test_a_stored_run_stays_while_anybody_needs_it(_invariant: None) -> None:
     through(worker.runtime.deleting(task.name))
     assert packs() == live, "named by the index"
     token = worker.runtime.checkpoint(task.name)
-    held = worker.reader.load(worker.reader.plan(task.name, store.state, [RangeRequest(ALL)]))
+    held = worker.reader.load(worker.reader.plan(task.name, store.state, [RangeRequest(KEYS)]))
     worker.writer.prune(task.name, store.state, 10**6)
     store.oracle.prune(10**6)
     worker.runtime.checkpoint(task.name)
@@ -385,7 +390,7 @@ def test_a_plan_never_meets_what_is_gone(between: str, _invariant: None) -> None
                 fill(worker, task, "events", batches=1)
         through(worker.runtime.deleting(task.name))
 
-    plan = worker.reader.plan(task.name, store.state, [RangeRequest(ALL), RangeRequest(KEYS[:3])])
+    plan = worker.reader.plan(task.name, store.state, [RangeRequest(KEYS), RangeRequest(KEYS[:3])])
     disturb()
     expected = store.oracle.contents()
     with worker.reader.load(plan) as loaded:
@@ -601,7 +606,7 @@ def test_what_is_evicted_is_durable_first_and_loaded_later(_invariant: None) -> 
     worker = SimulatedWorker(1, WatchedBackend(MemoryBackend(), refusal), config=config)
     task = worker.tasks[0]
     store = task.stores["events"]
-    fill(worker, task, "events")
+    fill(worker, task, "events", batches=1)  # more would evict what came before
     task.handle.put(b"a", b"kept")
     task.blobs[b"a"] = b"kept"
     refusal.arm()
@@ -646,9 +651,7 @@ def test_an_operators_position_is_that_of_the_cut(_invariant: None) -> None:
             self.processed = last
 
     def read_all(state: Positioned) -> list[tuple[int, int]]:
-        plan = worker.reader.plan("positioned", state, [RangeRequest(ALL)])
-        with worker.reader.load(plan) as loaded:
-            table = loaded.to_table()
+        table = scan_all(worker.reader, "positioned", state)
         return list(zip(table.column("ts").to_pylist(), table.column("seq").to_pylist(), strict=True))
 
     worker, _ = a_worker()

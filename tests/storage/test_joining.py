@@ -11,7 +11,7 @@ import xxhash
 
 from tidegate.errors import InvalidError
 from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import All, RangeRequest, RowsTail, Time
+from tidegate.storage.reading.plan import All, RangeRequest, Time
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.runs.sorted_rows import SortedRows
 from tidegate.storage.spec import Merge
@@ -85,8 +85,6 @@ def test_what_cannot_be_joined_is_refused() -> None:
         reader.join(TASK, last, keys, hashes[::-1].copy())
     with pytest.raises(InvalidError, match="hashes"):
         reader.join(TASK, last, keys, hashes[:1])
-    with pytest.raises(InvalidError, match="tail"):
-        reader.join(TASK, last, keys, hashes, RowsTail(5, 1))
 
 
 def sorted_rows(rows: list[Row]) -> SortedRows:

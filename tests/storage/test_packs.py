@@ -28,6 +28,7 @@ from tidegate.storage.packs.pack import PackReader, PackWriter, write_pack
 from tidegate.storage.packs.slots import read_slot, slot_parts, take_apart
 from tidegate.storage.packs.steps import BadSlot
 from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.runs.run import DIRECTORY, Run
 from tidegate.storage.spec import Merge, StoreSpec
 
@@ -51,10 +52,12 @@ def run_with(column: pa.Array, keys: int = 1) -> tuple[StoreSpec, Run]:
     """A run whose payload is one given column."""
     rows = len(column)
     spec = StoreSpec("typed", Merge.APPEND, pa.schema([("value", column.type)]))
+    names = pa.array([b"k%d" % i for i in range(keys)], pa.binary())
+    order = np.argsort(hash_keys(names))
     directory = pa.RecordBatch.from_arrays(
         [
-            pa.array(np.arange(keys, dtype=np.uint64)),
-            pa.array([b"k%d" % i for i in range(keys)], pa.binary()),
+            pa.array(hash_keys(names)[order]),
+            names.take(pa.array(order)),
             pa.array(np.arange(keys, dtype=np.int32)),
         ],
         schema=DIRECTORY,
@@ -559,3 +562,64 @@ def test_plain_columns_are_taken_apart_as_others_are(
     monkeypatch.setattr("tidegate.storage.packs.slots._take_plain", lambda *_: False)
     slow = take_apart(run)
     assert b"".join(map(bytes, quick[0])) == b"".join(map(bytes, slow[0])) and quick[1] == slow[1]
+
+
+# -- forged: bytes that contradict themselves under checksums that are right --------------------
+
+
+@pytest.mark.parametrize("kind", TYPED)
+def test_any_number_in_a_slot_that_leads_out_of_it_is_refused(kind: str) -> None:
+    """Offsets and indexes used to be taken as they were under a right checksum: reading then ended the process."""
+    spec, run = run_with(TYPED[kind])
+    slot = b"".join(bytes(part) for part in slot_parts(run))
+    start = 4 + int.from_bytes(slot[:4], "little")
+    start += -start % 64
+    refused = 0
+    for position in range(start, len(slot), 4):
+        for absurd in (-1, 1, 1 << 30):
+            changed = bytearray(slot)
+            changed[position : position + 4] = absurd.to_bytes(4, "little", signed=True)
+            try:
+                loaded = read_slot(pa.py_buffer(bytes(changed)), spec.rows)
+            except BadSlot:
+                refused += 1
+                continue
+            everything = pa.array(range(loaded.row_count))
+            assert len(loaded.rows.take(everything).column("value")) == run.row_count
+    assert refused > 20, "hash, key and start of the directory, at least"
+
+
+def test_rows_and_keys_out_of_order_are_refused() -> None:
+    spec, run = run_with(pa.array([1, 2, 3]), keys=3)
+    swapped = pa.array([1, 0, 2])
+    of_other_keys = pa.RecordBatch.from_arrays(
+        [run.directory.column(0), run.keys.take(swapped), run.directory.column(2)], schema=DIRECTORY
+    )
+    other_order = pa.RecordBatch.from_arrays(
+        [run.directory.column(0).take(swapped), run.keys.take(swapped), run.directory.column(2)],
+        schema=DIRECTORY,
+    )
+    twice = pa.RecordBatch.from_arrays(
+        [run.directory.column(at).take(pa.array([0, 0])) for at in (0, 1)] + [pa.array([0, 1], pa.int32())],
+        schema=DIRECTORY,
+    )
+    one_key, numbers = run_with(pa.array([1, 2, 3]))[1], pa.array([0, 2, 1])
+    wrong = {
+        "hashes are not those": Run(0, of_other_keys, run.rows),
+        "keys are not in order": Run(0, other_order, run.rows),
+        "keys are not in": Run(0, twice, run.rows),
+        "rows of a key": Run(0, one_key.directory, one_key.rows.take(numbers)),
+    }
+    for why, forged in wrong.items():
+        with pytest.raises(BadSlot, match=why):
+            read_slot(pa.py_buffer(b"".join(bytes(part) for part in slot_parts(forged))), spec.rows)
+
+
+def test_a_null_where_none_may_be_is_refused() -> None:
+    spec, run = run_with(pa.array([1, 2, 3]))
+    for place in (0, 1):
+        columns = run.rows.columns
+        columns[place] = pa.array([0, None, 2], pa.int64())
+        forged = Run(0, run.directory, pa.RecordBatch.from_arrays(columns, names=spec.rows.names))
+        with pytest.raises(BadSlot, match="nulls and may have none"):
+            read_slot(pa.py_buffer(b"".join(bytes(part) for part in slot_parts(forged))), spec.rows)

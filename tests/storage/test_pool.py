@@ -62,7 +62,6 @@ def test_only_what_is_above_a_reserve_is_taken(need: int) -> None:
     shares = pool.shares(need)
     assert {share.task for share in shares} == {"b"}
     assert sum(share.nbytes for share in shares) == min(need, 500)
-    assert pool.above_reserve("a") == 0 and pool.above_reserve("b") == 500
 
 
 def test_those_over_their_soft_max_give_first_and_the_largest_excess_first() -> None:
@@ -139,7 +138,7 @@ def test_more_than_the_whole_worker_has_is_refused_at_once() -> None:
 def test_reserving_over_the_limit_never_waits_and_shows() -> None:
     pool = pool_of()
     pool.reserve_over_limit("t", BASE, 1200)
-    assert (pool.total, pool.over_total) == (1200, 200)
+    assert (pool.total, pool.limit) == (1200, 1000)
     assert not pool.try_reserve("t", STATE, 1)
 
 

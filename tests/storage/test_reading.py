@@ -19,7 +19,7 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.port import MissingObjectError
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.reading.lookup import span_of
-from tidegate.storage.reading.plan import ALL, All, Bounds, RangeRequest, RowsTail, Time
+from tidegate.storage.reading.plan import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Sum
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
@@ -66,10 +66,6 @@ def plan(store: LaidStore, *requests: RangeRequest) -> Any:
     return store.reader.plan(TASK, store.state, list(requests))
 
 
-def rows_for(table: pa.Table, request: int) -> pa.Table:
-    return table.filter(pa.compute.equal(table["request"], request))
-
-
 def times_of(store: LaidStore, key: bytes = b"k", bounds: Bounds = All()) -> list[int]:  # noqa: B008
     with store.reader.load(plan(store, RangeRequest(key, bounds))) as loaded:
         view = loaded.view()
@@ -88,69 +84,47 @@ LOW, HIGH = -(2**63), 2**63 - 1
 
 
 @pytest.mark.parametrize(
-    ("bounds", "ask", "answer"),
+    ("bounds", "cursor", "found"),
     [
-        pytest.param(
-            All(), lambda view: view.seek_ge(at(1200, LOW)), 3500, id="WS-T15-ge-across-an-empty-bucket"
-        ),
-        pytest.param(
-            All(), lambda view: view.seek_gt(at(1100, HIGH)), 3500, id="WS-T15-gt-across-an-empty-bucket"
-        ),
-        pytest.param(All(), lambda view: view.seek_eq(at(1200)), None, id="WS-T15-absent"),
-        pytest.param(All(), lambda view: view.seek_eq(at(1100, 77)), None, id="WS-T15-absent-seq"),
-        pytest.param(All(), lambda view: view.seek_eq(at(1100, 1)), 1100, id="WS-T15-present"),
-        pytest.param(All(), lambda view: view.seek_le(at(3499)), 1100, id="WS-T15-le"),
-        pytest.param(All(), lambda view: view.seek_lt(at(1000, 0)), None, id="WS-T15-lt-first"),
-        pytest.param(All(), lambda view: view.seek_ge(at(9000)), None, id="WS-T15-ge-past-the-end"),
-        pytest.param(All(), lambda view: view.seek_le(at(0)), None, id="WS-T15-le-before-the-start"),
-        pytest.param(All(), lambda view: view.next(1), 3500, id="WS-T15-next-segment"),
-        pytest.param(All(), lambda view: view.previous(2), 1100, id="WS-T15-previous-segment"),
-        pytest.param(All(), lambda view: view.next(4), None, id="WS-T15-next-at-the-end"),
-        pytest.param(All(), lambda view: view.previous(0), None, id="WS-T15-previous-at-the-start"),
-        pytest.param(All(), lambda view: view.back(3, 2), 1100, id="WS-T15-back"),
-        pytest.param(All(), lambda view: view.back(3, 99), 1000, id="WS-T15-back-past-the-start"),
-        pytest.param(All(), lambda view: view.forward(3, 99), 4000, id="WS-T15-forward-past-the-end"),
-        pytest.param(All(), lambda view: view.from_end(1), 3900, id="WS-T15-from-end"),
-        pytest.param(All(), lambda view: view.from_end(99), 1000, id="WS-T15-from-end-past-the-start"),
-        pytest.param(Time(1100, 3900), lambda view: view.first, 1100, id="WS-T15-bounds-cut-the-start"),
-        pytest.param(Time(1100, 3900), lambda view: view.last, 3900, id="WS-T15-bounds-cut-the-end"),
-        pytest.param(
-            Time(1100, 3900), lambda view: view.seek_le(at(1099)), None, id="WS-T15-seek-keeps-bounds"
-        ),
-        pytest.param(Time(1100, 3900), lambda view: view.back(0, 5), 1100, id="WS-T15-back-keeps-bounds"),
-        pytest.param(Time(1101, 3499), lambda view: view.seek_ge(at(LOW, LOW)), None, id="WS-T15-empty"),
+        pytest.param(All(), at(1200), None, id="WS-T15-absent"),
+        pytest.param(All(), at(1100, 77), None, id="WS-T15-absent-seq"),
+        pytest.param(All(), at(1100, 1), 1, id="WS-T15-present"),
+        pytest.param(All(), at(3500, 2), 2, id="WS-T15-across-an-empty-bucket"),
+        pytest.param(All(), at(HIGH, HIGH), None, id="WS-T15-past-the-end"),
+        pytest.param(All(), at(LOW, LOW), None, id="WS-T15-before-the-start"),
+        pytest.param(Time(1100, 3900), at(1100, 1), 0, id="WS-T15-bounds-cut-the-start"),
+        pytest.param(Time(1100, 3900), at(4000, 4), None, id="WS-T15-bounds-cut-the-end"),
+        pytest.param(Time(1101, 3499), at(1100, 1), None, id="WS-T15-empty"),
     ],
 )
 @pytest.mark.parametrize("place", ["hot", "stored", "compacted"])
-def test_view_seeks(place: str, bounds: Bounds, ask: Callable[[Any], int | None], answer: int | None) -> None:
-    store = store_with(1000, 1100, 3500, 3900, 4000)
+def test_a_view_finds_a_row_by_its_cursor_inside_its_bounds(
+    place: str, bounds: Bounds, cursor: Cursor, found: int | None
+) -> None:
+    times = [1000, 1100, 3500, 3900, 4000]
+    store = store_with(*times)
     store.append(events((b"other", 2500)))
     if place == "stored":
         store.evict()
     elif place == "compacted":
         for start in store.index.all_buckets():
             store.compact(start)
+    first, last = bounds if isinstance(bounds, Time) else (LOW, HIGH)
     with store.reader.load(plan(store, RangeRequest(b"k", bounds))) as loaded:
         view = loaded.view()
-        position = ask(view)
-        assert (None if position is None else view.cursor(position).ts) == answer
+        assert view.ts.tolist() == [ts for ts in times if first <= ts <= last]
+        assert view.seek_eq(cursor) == found
+        with pytest.raises(IndexError):
+            view.cursor(len(view))
     assert store.is_idle()
 
 
-def test_an_empty_view_answers_none_to_every_seek() -> None:
+def test_an_empty_view_has_its_columns_and_finds_nothing() -> None:
     store = store_with(1000)
     with store.reader.load(plan(store, RangeRequest(b"unknown"))) as loaded:
         view = loaded.view()
-        assert (len(view), view.first, view.last, view.from_end(3), view.forward(0, 1)) == (
-            0,
-            None,
-            None,
-            None,
-            None,
-        )
-        for seek in (view.seek_ge, view.seek_gt, view.seek_le, view.seek_lt, view.seek_eq):
-            assert seek(at(1000)) is None
-        assert view.count_between(at(LOW), at(HIGH)) == 0
+        assert len(view) == 0
+        assert view.seek_eq(at(1000)) is None
         assert view.to_batch().num_rows == len(view.ts) == 0
         assert view.to_batch().schema.names == ["ts", "seq", "value", "text"]
 
@@ -171,8 +145,6 @@ def test_a_view_is_the_sorted_list_of_its_rows(batches: list[list[int]], cuts: l
         assert [tuple(view.cursor(position)) for position in range(len(view))] == cursors
         assert list(zip(view.ts.tolist(), view.seq.tolist(), strict=True)) == cursors
         for low, high in cuts:
-            wanted = [cursor for cursor in cursors if (low, 0) <= cursor <= (high, 5)]
-            assert view.count_between(at(low, 0), at(high, 5)) == len(wanted)
             cut = view.slice(low, high, ["seq", "value"])
             assert cut.column_names == ["seq", "value"]
             assert cut.column(0).to_pylist() == [seq for _, seq in cursors[max(low, 0) : max(high, 0)]]
@@ -185,20 +157,16 @@ def test_a_view_is_the_sorted_list_of_its_rows(batches: list[list[int]], cuts: l
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-T16")])
 def test_sizes_come_from_metadata_and_each_pack_is_read_once(row: str) -> None:
-    """A run's size is always known: planning asks the backend nothing, a load reads each missing pack once."""
+    """Planning asks the backend nothing, a load reads each missing pack once, and a slot is taken only to read."""
     backend = CountingBackend()
     store = store_with(1000, 2000, 3000, backend=backend)
     store.evict(starts=[1000, 2000])
-    planned = plan(
-        store, RangeRequest(b"k"), RangeRequest([b"k", b"other"], Time(0, 1999)), RangeRequest(ALL)
-    )
-    estimate = planned.estimate()
+    planned = plan(store, RangeRequest(b"k"), RangeRequest([b"k", b"other"], Time(0, 1999)))
     packs = {entry.stored.pack for entry in store.entries() if entry.stored is not None}
-    assert (estimate.buckets, estimate.runs, estimate.stored_runs, estimate.packs) == (3, 3, 2, packs)
-    assert estimate.stored_bytes == sum(entry.nbytes for entry in store.entries() if entry.hot is None)
     assert backend.reads == []
     with store.reader.load(planned) as loaded:
-        assert loaded.to_table().num_rows == 3 + 1 + 3
+        assert store.scratch.in_use(Scratch.READER) == 1
+        assert loaded.to_table().num_rows == 3 + 1
     assert sorted(backend.reads) == sorted(packs)
 
 
@@ -208,13 +176,13 @@ def test_packs_are_pinned_while_views_live(row: str) -> None:
     store.evict(starts=[1000])
     pack = next(entry.stored.pack for entry in store.entries() if entry.stored is not None)
     loaded = store.reader.load(plan(store, RangeRequest(b"k")))
-    assert store.pins.is_pinned(TASK, pack)
+    assert pack in store.pins.pinned(TASK)
     with loaded.view() as view:
         loaded.close()
         loaded.close()
-        assert store.pins.is_pinned(TASK, pack), "an entered view keeps what it reads"
+        assert pack in store.pins.pinned(TASK), "an entered view keeps what it reads"
         assert view.ts.tolist() == [1000, 5000]
-    assert not store.pins.is_pinned(TASK, pack)
+    assert pack not in store.pins.pinned(TASK)
     assert store.is_idle()
     with pytest.raises(InvalidError, match="closed"):
         view.to_batch()
@@ -244,7 +212,7 @@ def test_a_hot_run_that_is_removed_stays_readable_in_its_view(row: str) -> None:
         pytest.param(lambda store: store.compact(1000), id="WS-T19-compact"),
     ],
 )
-@pytest.mark.parametrize("keys", [b"k", [b"k", b"other"], ALL])
+@pytest.mark.parametrize("keys", [b"k", [b"k", b"other"]])
 def test_a_plan_holds_whatever_happens_before_it_is_loaded(
     between: Callable[[LaidStore], None], keys: Any
 ) -> None:
@@ -254,9 +222,7 @@ def test_a_plan_holds_whatever_happens_before_it_is_loaded(
     between(store)
     with store.reader.load(planned) as loaded:
         found = rows_of(loaded.to_table(), EVENTS)
-    assert found == store.oracle.contents(
-        None if keys is ALL else [keys] if isinstance(keys, bytes) else keys
-    )
+    assert found == store.oracle.contents([keys] if isinstance(keys, bytes) else keys)
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-INV-11")])
@@ -269,7 +235,7 @@ def test_nothing_found_can_be_deleted_before_it_is_pinned(row: str) -> None:
 
     def deleter(name: str) -> None:
         store.index.prune(10**6)
-        seen.append(store.pins.is_pinned(TASK, name))
+        seen.append(name in store.pins.pinned(TASK))
         if not seen[-1]:
             backend.delete(name)
 
@@ -290,13 +256,11 @@ def _raise() -> None:
 
 
 @pytest.mark.parametrize(("fault", "error"), FAILURES)
-@pytest.mark.parametrize("request_of", [b"k", [b"k", b"other"], ALL])
-@pytest.mark.parametrize("bounds", [All(), Time(0, 9999), RowsTail(9999, 2)])
+@pytest.mark.parametrize("request_of", [b"k", [b"k", b"other"]])
+@pytest.mark.parametrize("bounds", [All(), Time(0, 9999)])
 def test_a_stored_run_that_cannot_be_read_is_an_error_and_never_a_short_result(
     fault: Any, error: type[TidegateError], request_of: Any, bounds: Bounds
 ) -> None:
-    if request_of is ALL and isinstance(bounds, RowsTail):
-        bounds = Time(0, 8000)
     backend = CountingBackend()
     store = store_with(1000, 2000, 3000, backend=backend)
     store.evict(starts=[2000])
@@ -306,10 +270,9 @@ def test_a_stored_run_that_cannot_be_read_is_an_error_and_never_a_short_result(
         with store.reader.load(plan(store, RangeRequest(request_of, bounds))) as loaded:
             loaded.to_table()
     assert store.is_idle()
-    if request_of is ALL:
-        with pytest.raises(error):
-            list(store.reader.scan(TASK, store.state, bounds))
-        assert store.is_idle()
+    with pytest.raises(error):
+        list(store.reader.scan(TASK, store.state, bounds))
+    assert store.is_idle()
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-T21")])
@@ -324,8 +287,7 @@ def test_overlapping_deltas_read_in_cursor_order(row: str, place: str) -> None:
         store.place(1000, lambda run: replace(run, hot=None) if run.order == 0 else run)
     assert times_of(store) == [1000, 1200, 1500]
     assert times_of(store, bounds=Time(1100, 1400)) == [1200]
-    assert times_of(store, bounds=RowsTail(1499, 2)) == [1000, 1200]
-    assert store.table(RangeRequest(ALL)).column("ts").to_pylist() == [1000, 1200, 1500]
+    assert store.scan().column("ts").to_pylist() == [1000, 1200, 1500]
 
 
 @pytest.mark.parametrize("row", [pytest.param("", id="WS-T95")])
@@ -339,7 +301,7 @@ def test_no_row_of_many_deltas_in_one_bucket_is_lost(row: str, deltas: int) -> N
     keys = [b"k%d" % key for key in range(5)]
     expected = store.oracle.contents()
     assert rows_of(store.table(RangeRequest(keys)), EVENTS) == expected
-    assert rows_of(store.table(RangeRequest(ALL)), EVENTS) == expected
+    assert rows_of(store.scan(), EVENTS) == expected
     for key in keys:
         assert len(times_of(store, key)) == deltas
     with store.reader.load(plan(store, *(RangeRequest(key) for key in keys))) as loaded:
@@ -359,9 +321,8 @@ def test_an_empty_plan_and_unknown_keys_answer_nothing() -> None:
                 ["request", "key", "ts", "seq", "value", "text"],
             )
     empty = LaidStore(EVENTS)
-    assert (
-        empty.table(RangeRequest(ALL), RangeRequest(b"k"), RangeRequest([b"k"], RowsTail(5, 5))).num_rows == 0
-    )
+    assert empty.table(RangeRequest(b"k"), RangeRequest([b"k"], Time(5, 5))).num_rows == 0
+    assert empty.scan().num_rows == 0
 
 
 def test_rows_come_by_request_and_in_the_order_of_its_keys() -> None:
@@ -378,8 +339,6 @@ def test_rows_come_by_request_and_in_the_order_of_its_keys() -> None:
 @pytest.mark.parametrize(
     "request_of",
     [
-        RangeRequest(ALL, RowsTail(5, 5)),
-        RangeRequest(b"k", RowsTail(5, -1)),
         RangeRequest(b"k", Time(-(2**70), 5)),
         RangeRequest([b"k"], All(), np.zeros(2, np.uint64)),
         RangeRequest(b"k", All(), np.zeros(2, np.uint64)),
@@ -400,19 +359,17 @@ def test_a_null_key_is_refused() -> None:
 def test_inverted_time_bounds_hold_no_rows() -> None:
     store = store_with(1000, 2000)
     assert times_of(store, bounds=Time(2000, 1000)) == []
-    assert (
-        store.table(RangeRequest([b"k"], Time(1500, 1000)), RangeRequest(ALL, Time(1500, 1000))).num_rows == 0
-    )
+    assert store.table(RangeRequest([b"k"], Time(1500, 1000))).num_rows == 0
+    assert store.scan(Time(1500, 1000)).num_rows == 0
 
 
-def test_all_keys_have_a_table_and_no_views() -> None:
+def test_a_key_that_was_not_asked_for_has_no_view() -> None:
     store = store_with(1000)
-    with store.reader.load(plan(store, RangeRequest(ALL), RangeRequest(b"k"))) as loaded:
-        with pytest.raises(InvalidError, match="all keys"):
-            loaded.view(0)
-        with pytest.raises(InvalidError, match="no number 1"):
-            loaded.view(1, 1)
-        assert [view.key for view in loaded.views()] == [b"k"]
+    with (
+        store.reader.load(plan(store, RangeRequest([b"other"]), RangeRequest(b"k"))) as loaded,
+        pytest.raises(InvalidError, match="no number 1"),
+    ):
+        loaded.view(1, 1)
 
 
 # ── kinds and copies ─────────────────────────────────────────────────────────────────────────────────────────
@@ -429,8 +386,8 @@ def test_the_later_write_wins_and_a_tombstone_hides() -> None:
     assert rows_of(store.table(RangeRequest(b"k")), TABLE) == store.oracle.contents()
     assert store.table(RangeRequest([b"k"])).column_names == ["request", "key", "ts", "seq", "value"]
     store.append(batch_of(TABLE, [row | {"value": 3}]))
-    found = store.table(RangeRequest(b"k"), RangeRequest(ALL))
-    assert found.column("value").to_pylist() == [3, 7, 3, 7]
+    for found in (store.table(RangeRequest(b"k")), store.scan()):
+        assert found.column("value").to_pylist() == [3, 7]
 
 
 def test_partial_states_of_one_identity_are_merged() -> None:
@@ -447,7 +404,7 @@ def test_partial_states_of_one_identity_are_merged() -> None:
     )
     expected = store.oracle.contents()
     assert rows_of(store.table(RangeRequest([b"k", b"one"])), SUMS) == expected
-    assert rows_of(store.table(RangeRequest(ALL)), SUMS) == expected
+    assert rows_of(store.scan(), SUMS) == expected
     with store.reader.load(plan(store, RangeRequest(b"k"))) as loaded:
         view = loaded.view()
         assert [tuple(view.cursor(at)) for at in range(len(view))] == [(1000, 0), (2000, 0)]
@@ -469,7 +426,7 @@ def test_keys_of_a_partial_copy_are_read_hot_and_the_others_from_the_pack(row: s
     assert times_of(store, b"cold") == [1050]
     assert len(backend.reads) == 1
     assert rows_of(store.table(RangeRequest([b"k", b"cold", b"none"])), EVENTS) == store.oracle.contents()
-    assert rows_of(store.table(RangeRequest(ALL)), EVENTS) == store.oracle.contents()
+    assert rows_of(store.scan(), EVENTS) == store.oracle.contents()
 
 
 def test_a_partial_copy_outside_the_bounds_does_not_speak_for_the_run() -> None:
@@ -517,7 +474,6 @@ ACT = st.one_of(
 BOUNDS = st.one_of(
     st.just(All()),
     st.builds(Time, st.integers(-30, 40), st.integers(-30, 40)),
-    st.builds(RowsTail, st.integers(-30, 40), st.integers(0, 12)),
 )
 
 
@@ -548,7 +504,6 @@ def test_any_layout_reads_as_the_plain_rows(spec: StoreSpec, acts: list[Any], bo
             store.evict(starts=[10 * what])
     requests = [RangeRequest(keys, each) for each in bounds]
     requests += [RangeRequest(keys[0], each) for each in bounds]
-    requests += [RangeRequest(ALL, each) for each in bounds if not isinstance(each, RowsTail)]
     together = store.table(*requests)
     for number, request in enumerate(requests):
         alone = store.table(request)
@@ -556,15 +511,11 @@ def test_any_layout_reads_as_the_plain_rows(spec: StoreSpec, acts: list[Any], bo
             ["request"]
         )
         found = rows_of(alone, store.spec)
-        asked = None if request.keys is ALL else [request.keys] if isinstance(request.keys, bytes) else keys
-        if isinstance(request.bounds, RowsTail):
-            expected = {}
-            for key in asked or ():
-                expected |= store.oracle.tail(key, *request.bounds)
-        else:
-            start, end = request.bounds if isinstance(request.bounds, Time) else (None, None)
-            expected = store.oracle.contents(asked, start, end)
+        asked = [request.keys] if isinstance(request.keys, bytes) else keys
+        start, end = request.bounds if isinstance(request.bounds, Time) else (None, None)
+        expected = store.oracle.contents(asked, start, end)
         assert found == expected
+        assert rows_of(store.scan(request.bounds), store.spec) == store.oracle.contents(None, start, end)
     assert store.is_idle()
 
 
@@ -575,12 +526,12 @@ def test_more_cells_than_one_search_takes_are_answered_in_pieces(monkeypatch: py
     for delta in range(3):
         store.append(events(*((key, 1000 + 10 * delta + at) for at, key in enumerate(keys))))
     store.evict([keys[3], keys[11]])
-    table = store.table(RangeRequest(keys), RangeRequest(keys[::-1], RowsTail(9999, 2)))
+    table = store.table(RangeRequest(keys), RangeRequest(keys[::-1], Time(0, 9999)))
     assert table.filter(pa.compute.equal(table["request"], 0))["key"].to_pylist() == [
         key for key in keys for _ in range(3)
     ]
     assert table.filter(pa.compute.equal(table["request"], 1))["key"].to_pylist() == [
-        key for key in keys[::-1] for _ in range(2)
+        key for key in keys[::-1] for _ in range(3)
     ]
     with store.reader.load(plan(store, RangeRequest(keys))) as loaded:
         assert [view.key for view in loaded.views()] == keys
@@ -665,7 +616,7 @@ def test_only_the_columns_asked_for_are_read(spec: StoreSpec, merged: bool) -> N
     keys = [b"k3", b"k1", b"k0"]
     payload = spec.payload.names[0]
     for bounds in (All(), Time(1003, 1015)):
-        requests = [RangeRequest(ALL, bounds), RangeRequest(keys, bounds), RangeRequest(b"k2", bounds)]
+        requests = [RangeRequest(keys, bounds), RangeRequest(b"k2", bounds)]
         whole = store.table(*requests)
         with store.reader.load(plan(store, *requests)) as loaded:
             for names in (
@@ -679,7 +630,7 @@ def test_only_the_columns_asked_for_are_read(spec: StoreSpec, merged: bool) -> N
             for names in (["none"], ["deleted"], []):
                 with pytest.raises(InvalidError):
                     loaded.to_table(names)
-        expected = rows_for(whole, 0)
+        expected = store.scan(bounds)
         for names in ([payload, "ts"], ["key"], ["ts", "key"]):
             batches = store.reader.scan(TASK, store.state, bounds, batch_rows=6, columns=names)
             assert pa.Table.from_batches(batches) == expected.select(names)
@@ -703,8 +654,8 @@ def test_a_scan_is_one_cut_and_gives_back_what_it_holds() -> None:
         next(scan)
     assert store.is_idle(), "leaving early gives back"
     assert list(scan) == []
-    with pytest.raises(InvalidError):
-        store.reader.scan(TASK, store.state, RowsTail(5, 5))
+    with pytest.raises(InvalidError, match="at least one"):
+        store.reader.scan(TASK, store.state, batch_rows=0)
 
 
 # ── what a load holds ────────────────────────────────────────────────────────────────────────────────────────
@@ -728,8 +679,8 @@ def test_an_error_anywhere_on_the_way_gives_everything_back(
         raise UnavailableError("not now")
 
     owner: Any = {
-        "pin": store.pins, "permit": store.scratch, "load": store.packs, "touch": store.key_clock,
-        "hold": store.key_clock, "begin_use": store.key_clock,
+        "pin": store.pins, "permit": store.scratch, "load": store.packs, "touch": store.key_lru,
+        "hold": store.key_lru, "begin_use": store.key_lru,
     }[failing]  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(type(owner), failing, fail)
@@ -751,7 +702,7 @@ def test_a_failing_release_does_not_keep_the_others_from_being_given_back(
         with pytest.raises(UnavailableError):
             loaded.close()
     assert store.scratch.in_use(Scratch.READER) == 0
-    assert store.key_clock.held == 0
+    assert store.key_lru.held == 0
 
 
 def test_hot_reads_take_no_pin_and_no_permit() -> None:
@@ -795,10 +746,9 @@ def test_keys_count_as_accessed_once_a_load_and_stay_in_use_until_closed() -> No
             assert len(calls) == 1, "the view is open"
         assert calls[1:] == [("end", hashes[:1])]
         calls.clear()
-    store.reader.load(plan(store, RangeRequest([b"k"]), RangeRequest(ALL), RangeRequest([b"other"]))).close()
+    store.reader.load(plan(store, RangeRequest([b"k"]), RangeRequest([b"other"]))).close()
     assert calls == [("touch", hashes), ("hold", hashes), ("unhold", hashes)]
     calls.clear()
-    store.table(RangeRequest(ALL))
     list(store.reader.scan(TASK, store.state))
     assert calls == [], "a sweep over everything says nothing about any key"
 

@@ -202,7 +202,7 @@ def test_a_restored_worker_sees_what_retained_checkpoints_know_to_be_dead() -> N
 
 
 def test_a_restored_worker_finds_what_died_before_any_checkpoint_it_knows() -> None:
-    worker = Worker()
+    worker = Worker(write_buffer={"reserve_bytes": 0, "soft_max_bytes": 4 << 20})  # nothing is evicted before
     state = worker.attach(store(segment_ms=SEGMENT))
     for bucket in range(10):
         worker.append(state, rows(3000, 1000 * bucket))

@@ -8,8 +8,8 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import InternalError, OverloadError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
-from tidegate.storage.memory.caches import RunCache
+from tidegate.storage.index.entries import HotCopy, Tenant
+from tidegate.storage.memory.caches import BaseRuns, WriteBuffer
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.runs.run import Run
@@ -30,70 +30,100 @@ def pool() -> WorkerMemoryPool:
 
 
 @pytest.fixture
-def buffer(pool: WorkerMemoryPool) -> RunCache:
-    return RunCache(Tenant.WRITE_BUFFER, pool)
+def buffer(pool: WorkerMemoryPool) -> WriteBuffer:
+    return WriteBuffer(pool)
 
 
 @pytest.mark.parametrize(
-    "tenant", [pytest.param(Tenant.WRITE_BUFFER, id="WS-T1"), pytest.param(Tenant.BASE_RUNS, id="WS-T1-base")]
+    "cache_of", [pytest.param(WriteBuffer, id="WS-T1"), pytest.param(BaseRuns, id="WS-T1-base")]
 )
-def test_bytes_rise_with_puts_and_fall_back_to_zero(pool: WorkerMemoryPool, tenant: Tenant) -> None:
-    cache, runs = RunCache(tenant, pool), [run_of(10), run_of(20)]
-    hots = [cache.put("t", run) for run in runs]
-    assert cache.bytes("t") == pool.total == sum(run.nbytes for run in runs)
-    assert cache.get("t", hots[0].id) is hots[0] and hots[0].run is runs[0]
+def test_bytes_rise_with_puts_and_fall_back_to_zero(
+    pool: WorkerMemoryPool, cache_of: type[WriteBuffer] | type[BaseRuns]
+) -> None:
+    cache, runs = cache_of(pool), [run_of(10), run_of(20)]
+    hots = (
+        cache.put_all("t", runs) if isinstance(cache, WriteBuffer) else [cache.put("t", run) for run in runs]
+    )
+    assert pool.used("t", cache.tenant) == pool.total == sum(run.nbytes for run in runs)
+    assert [hot.run for hot in hots] == runs and cache.count("t") == 2
     assert [cache.remove("t", hot) for hot in hots] == [run.nbytes for run in runs]
-    assert cache.bytes("t") == pool.total == 0
-    assert cache.get("t", hots[0].id) is None
+    assert pool.total == cache.count("t") == 0
     assert hots[0].run.row_count == 10, "who holds the copy keeps its rows"
 
 
-def test_removing_again_gives_nothing_back_twice(buffer: RunCache) -> None:
+def test_removing_again_gives_nothing_back_twice(buffer: WriteBuffer, pool: WorkerMemoryPool) -> None:
     """WS-INV-15."""
-    keep, gone = buffer.put("t", run_of()), buffer.put("t", run_of())
+    keep, gone = buffer.put_all("t", [run_of(), run_of()])
     assert buffer.remove("t", gone) > 0
     assert buffer.remove("t", gone) == buffer.remove_all("t", [gone, gone]) == 0
-    assert buffer.bytes("t") == keep.run.nbytes
+    assert pool.used("t", Tenant.WRITE_BUFFER) == keep.run.nbytes
 
 
-def test_a_smaller_copy_takes_the_place_of_a_larger_one(buffer: RunCache) -> None:
-    whole = buffer.put("t", run_of(100))
-    part = buffer.replace("t", whole, run_of(10), complete=False)
-    assert part is not None and not part.complete and part.id != whole.id
-    assert buffer.bytes("t") == part.run.nbytes
-    grown = buffer.replace("t", part, run_of(50), complete=True)
-    assert grown is not None and buffer.bytes("t") == grown.run.nbytes
-    assert buffer.replace("t", grown, None) is None
-    assert buffer.bytes("t") == 0 and buffer.count("t") == 0
-    with pytest.raises(InternalError, match="task t"):
-        buffer.replace("t", grown, None)
+@pytest.mark.parametrize("cache_of", [WriteBuffer, BaseRuns])
+def test_a_shrunk_copy_stands_beside_the_whole_one_until_that_is_removed(
+    pool: WorkerMemoryPool, cache_of: type[WriteBuffer] | type[BaseRuns]
+) -> None:
+    cache = cache_of(pool)
+    whole = put(cache, run_of(100))
+    part = cache.shrink("t", whole, run_of(10))
+    assert not part.complete and part.id != whole.id and part.tenant is cache.tenant
+    assert pool.total == part.run.nbytes + whole.run.nbytes
+    assert cache.remove("t", whole) == whole.run.nbytes
+    assert pool.total == part.run.nbytes and cache.count("t") == 1
+
+
+def put(cache: WriteBuffer | BaseRuns, run: Run, task: str = "t") -> HotCopy:
+    return cache.put_all(task, [run])[0] if isinstance(cache, WriteBuffer) else cache.put(task, run)
 
 
 def test_clearing_one_task_leaves_the_others_and_starts_no_id_again(
-    buffer: RunCache, pool: WorkerMemoryPool
+    buffer: WriteBuffer, pool: WorkerMemoryPool
 ) -> None:
-    mine, other = buffer.put("t", run_of()), buffer.put("u", run_of())
+    mine, other = put(buffer, run_of()), put(buffer, run_of(), "u")
     assert buffer.clear("t") == mine.run.nbytes
-    assert (buffer.bytes("t"), buffer.bytes("u")) == (0, other.run.nbytes)
-    assert buffer.put("t", run_of()).id > other.id > mine.id
-    assert RunCache(Tenant.BASE_RUNS, pool).put("t", run_of()).id > other.id
+    assert (buffer.count("t"), buffer.count("u"), pool.total) == (0, 1, other.run.nbytes)
+    assert put(buffer, run_of()).id > other.id > mine.id
+    assert BaseRuns(pool).put("t", run_of()).id > other.id
 
 
-def test_copies_of_another_cache_are_refused(buffer: RunCache, pool: WorkerMemoryPool) -> None:
-    base = RunCache(Tenant.BASE_RUNS, pool).put("t", run_of())
-    for act in (lambda: buffer.remove("t", base), lambda: buffer.remove_all("t", [base])):
+def test_copies_of_another_cache_are_refused(buffer: WriteBuffer, pool: WorkerMemoryPool) -> None:
+    base = BaseRuns(pool).put("t", run_of())
+    for act in (
+        lambda: buffer.remove("t", base),
+        lambda: buffer.remove_all("t", [base]),
+        lambda: buffer.shrink("t", base, run_of()),
+    ):
         with pytest.raises(InternalError, match="belongs to base_runs"):
             act()
-    assert pool.used("t", Tenant.BASE_RUNS) == base.run.nbytes
+    assert pool.total == pool.used("t", Tenant.BASE_RUNS) == base.run.nbytes
 
 
-def test_at_the_worker_total_a_put_fails_clean_and_an_output_of_maintenance_does_not(
-    pool: WorkerMemoryPool,
+def test_at_the_worker_total_rows_are_refused_all_together_and_bases_are_not(
+    buffer: WriteBuffer, pool: WorkerMemoryPool
 ) -> None:
-    cache = RunCache(Tenant.WRITE_BUFFER, pool)
-    pool.reserve_over_limit("t", Tenant.BASE_RUNS, pool.limit)
+    runs = [run_of(), run_of()]
+    pool.reserve_over_limit("t", Tenant.BASE_RUNS, pool.limit - runs[0].nbytes)
     with pytest.raises(OverloadError):
-        cache.put("t", run_of())
-    assert cache.count("t") == 0 and pool.total == pool.limit
-    hot = cache.put("t", run_of(), over_limit=True)
-    assert pool.over_total == hot.run.nbytes
+        buffer.put_all("t", runs)
+    assert buffer.count("t") == 0 and pool.total == pool.limit - runs[0].nbytes
+    assert len(buffer.put_all("t", runs, forced=True)) == 2
+    assert BaseRuns(pool).put("t", run_of()).complete
+
+
+def test_the_buffer_is_over_its_limit_strictly_above_it_with_what_is_to_come(
+    buffer: WriteBuffer, pool: WorkerMemoryPool
+) -> None:
+    most = StorageConfig.for_tests().limits(Tenant.WRITE_BUFFER).soft_max_bytes
+    hot = put(buffer, run_of())
+    left = most - hot.run.nbytes
+    assert not buffer.is_over_limit("t", left) and buffer.is_over_limit("t", left + 1)
+    assert not buffer.is_over_limit("u", most), "limits are a task's own"
+
+
+def test_base_runs_have_room_up_to_the_low_watermarks_of_task_and_worker(pool: WorkerMemoryPool) -> None:
+    config = StorageConfig.for_tests()
+    bases, most = BaseRuns(pool), config.relief_target(Tenant.BASE_RUNS)
+    total = pool.limit * config.low_watermark_permille // 1000
+    assert bases.has_room("t", min(most, total)) and not bases.has_room("t", most + 1)
+    pool.reserve_over_limit("u", Tenant.STATE_CACHE, total - 10)
+    assert bases.has_room("t", 10) and not bases.has_room("t", 11)

@@ -124,3 +124,57 @@ def test_a_hundred_loads_on_three_slots_never_exceed_them() -> None:
     for thread in [Beside(load) for _ in range(8)]:
         thread.result()
     assert max(most) <= 3 and limiter.in_use(Scratch.READER) == 0
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def test_bytes_that_can_never_be_had_are_refused_at_once_with_what_they_are_for() -> None:
+    limiter = limiter_of(working_bytes=10 * MIB)
+    with limiter.hold(10 * MIB, str):
+        pass
+    with pytest.raises(
+        OverloadError, match=r"the window of ann needs about 11 MiB.*memory_ceiling_bytes"
+    ) as told:
+        limiter.hold(11 * MIB, lambda: "the window of ann").__enter__()
+    assert told.value.reason == "window_state"
+
+
+def test_who_asks_for_bytes_waits_for_those_who_hold_some() -> None:
+    limiter = limiter_of(SystemClock(), working_bytes=10 * MIB)
+    order: list[str] = []
+
+    def second() -> None:
+        with limiter.hold(6 * MIB, str):
+            order.append("second")
+
+    with limiter.hold(6 * MIB, str):
+        beside = Beside(second)
+        until(lambda: len(limiter._bytes_line) == 1)
+        order.append("first")
+    beside.result()
+    assert order == ["first", "second"]
+
+
+def test_a_thread_that_holds_bytes_never_waits_for_its_own() -> None:
+    limiter = limiter_of(timeout_ms=0, working_bytes=10 * MIB)
+    with limiter.hold(6 * MIB, str), limiter.hold(6 * MIB, str):
+        pass
+    with limiter.hold(10 * MIB, str):
+        pass
+
+
+def test_a_wait_for_bytes_ends() -> None:
+    limiter = limiter_of(SystemClock(), timeout_ms=0, working_bytes=10 * MIB)
+
+    def second() -> str | None:
+        try:
+            with limiter.hold(6 * MIB, lambda: "a merge"):
+                return "had"
+        except OverloadError as error:
+            return error.reason
+
+    with limiter.hold(6 * MIB, str):
+        assert Beside(second).result() == "scratch"

@@ -16,7 +16,7 @@ from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.entries import Tenant
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.state.cache import StateCache
@@ -88,19 +88,23 @@ class Bench:
         self.shelf = MemoryShelf()
         self.pool = WorkerMemoryPool(StorageConfig.for_tests(), self.clock)
         self.codec = JsonCodec()
-        self.key_clocks: dict[str, KeyClock] = {}
+        self.lrus: dict[str, KeyLru] = {}
         self.caches = StateCaches(
             self.shelf,
             self.pool,
             self.clock,
-            key_clock=self.key_clock,
+            key_lru=self.key_lru,
             timeout_ms=timeout_ms,
             overloaded=lambda task, reason: self.overloads.append((task, reason)),
         )
         self.overloads: list[tuple[str, str | None]] = []
 
-    def key_clock(self, task: str) -> KeyClock:
-        return self.key_clocks.setdefault(task, KeyClock(task))
+    def key_lru(self, task: str) -> KeyLru:
+        return self.lrus.setdefault(task, KeyLru(task))
+
+    def weight(self, task: str = "t") -> int:
+        """What all resident values weigh, as relief sees it."""
+        return int(self.caches.hot_keys(task).nbytes.sum())
 
     def handle(self, task: str = "t", namespace: str = "op") -> StateHandle[State]:
         return self.caches.handle(task, namespace, self.codec)
@@ -176,7 +180,7 @@ def test_loads_and_flushes_of_two_keys_at_once_keep_both() -> None:
     handle.flush_all()
     assert [bench.stored(key) for key in keys] == [{"n": 200}] * 3
     bench.evict(*keys)
-    assert bench.pool.total == 0 and bench.key_clock("t").count == 0 and bench.key_clock("t").held == 0
+    assert bench.pool.total == 0 and bench.key_lru("t").held == 0
 
 
 @pytest.mark.parametrize("on_shelf", [pytest.param(True, id="WS-T61"), pytest.param(False, id="WS-T61-made")])
@@ -382,35 +386,32 @@ def test_only_dirty_values_are_written(bench: Bench) -> None:
 
 def test_eviction_takes_these_keys_and_no_others_and_gives_their_bytes_back(bench: Bench) -> None:
     """WS-T41 for the state."""
-    handle, clock = bench.handle(), bench.key_clock("t")
+    handle = bench.handle()
     for key in (b"A", b"B"):
         handle.put(key, {"n": 1})
     before = bench.pool.used("t", STATE)
-    assert clock.total_bytes(state=True) == before == 2 * (101 + ENTRY_BYTES)
+    assert bench.weight() == before == 2 * (101 + ENTRY_BYTES)
     assert bench.evict(b"A", b"unknown") == before // 2
-    assert (
-        len(bench.cache()) == 1
-        and clock.total_bytes(state=True) == bench.pool.used("t", STATE) == before // 2
-    )
+    assert len(bench.cache()) == 1 and bench.weight() == bench.pool.used("t", STATE) == before // 2
 
 
 def test_the_longest_unused_key_is_the_one_the_clock_names(bench: Bench) -> None:
-    handle, clock = bench.handle(), bench.key_clock("t")
+    handle, clock = bench.handle(), bench.key_lru("t")
     for number in range(5):
         handle.put(b"%d" % number, {"n": 1})
     handle.get(b"0")
-    assert clock.coldest(1, state=True).tolist() == [hash_of(b"1")]
+    assert clock.coldest(bench.caches.hot_keys("t"), 1).tolist() == [hash_of(b"1")]
 
 
 def test_a_held_key_is_not_evicted_and_the_clock_knows(bench: Bench) -> None:
     """WS-T44 for the state."""
-    handle, clock = bench.handle(), bench.key_clock("t")
+    handle, clock = bench.handle(), bench.key_lru("t")
     handle.put(b"B", {"n": 2})
     with handle.use(b"A", lambda: {"n": 0}) as held:
         held.value["n"] = 1
         held.changed()
         assert bench.evict(b"A") == 0 and bench.stored(b"A") is None
-        assert clock.coldest(10**6, state=True).tolist() == [hash_of(b"B")]
+        assert clock.coldest(bench.caches.hot_keys("t"), 10**6).tolist() == [hash_of(b"B")]
         held.set({"n": 7})
     assert clock.held == 0 and bench.evict(b"A") > 0 and bench.stored(b"A") == {"n": 7}
 
@@ -419,7 +420,7 @@ def test_an_error_inside_use_lets_the_key_go(bench: Bench) -> None:
     handle = bench.handle()
     with pytest.raises(ZeroDivisionError), handle.use(b"A", dict):
         raise ZeroDivisionError
-    assert bench.key_clock("t").held == 0 and bench.evict(b"A") > 0
+    assert bench.key_lru("t").held == 0 and bench.evict(b"A") > 0
     with pytest.raises(InternalError, match="of task t"):
         entry = bench.cache().hold(b"A", fail)
         bench.cache().unhold(entry)
@@ -491,16 +492,16 @@ def test_while_the_shelf_works_other_keys_are_read_and_written() -> None:
 
 
 def test_a_value_grown_in_place_is_estimated_again(bench: Bench) -> None:
-    handle, clock = bench.handle(), bench.key_clock("t")
+    handle = bench.handle()
     with handle.use(b"k", lambda: {"n": 1}) as held:
         for change in ({"a": 1, "b": 2}, {}):
             held.value.clear()
             held.value.update(change)
             held.changed()
             expected = 100 * len(change) + 1 + ENTRY_BYTES
-            assert bench.pool.used("t", STATE) == clock.total_bytes(state=True) == expected
+            assert bench.pool.used("t", STATE) == bench.weight() == expected
     handle.delete(b"k")
-    assert bench.pool.total == clock.count == 0
+    assert bench.pool.total == bench.weight() == 0
 
 
 def test_marking_a_key_dirty_that_is_not_resident_is_refused(bench: Bench) -> None:
@@ -516,7 +517,7 @@ def test_keys_with_one_hash_stay_two_keys(bench: Bench) -> None:
     handle, keys = bench.handle(), keys_of_one_hash(2)
     for number, key in enumerate(keys):
         handle.put(key, {"n": number})
-    assert hash_of(keys[0]) == hash_of(keys[1]) and bench.key_clock("t").count == 1
+    assert hash_of(keys[0]) == hash_of(keys[1]) and len(bench.caches.hot_keys("t").hashes) == 1
     with handle.use(keys[0], fail):
         assert bench.evict(keys[0]) > 0
         assert len(bench.cache()) == 1, "the held one stays"
@@ -642,7 +643,7 @@ def test_random_operations_equal_a_dict(seed: int) -> None:
             case _:
                 assert handle.get(key) == model.get(key)
         resident = bench.cache()
-        assert bench.pool.used("t", STATE) == bench.key_clock("t").total_bytes(state=True)
+        assert bench.pool.used("t", STATE) == bench.weight()
         assert (len(resident) == 0) == (bench.pool.total == 0)
     handle.flush_all()
     assert {key: bench.stored(key) for key in keys if bench.stored(key) is not None} == model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from tidegate.clock import ManualClock
@@ -9,13 +11,13 @@ from tidegate.metrics import Metrics
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.entries import Tenant
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.caches import RunCache
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.caches import WriteBuffer
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.state.cache import StateCache
 from tidegate.storage.state.ports import BytesCodec
-from tidegate.storage.stats import PREFIX, StatsPoller, StorageStats
+from tidegate.storage.stats import PREFIX, StorageStats
 from tidegate.storage.upkeep.pack_use import PackUse
 from tidegate.storage.upkeep.pins import BatchPins
 from tidegate.storage.upkeep.retirement import BatchRetirementQueue, CheckpointHolds
@@ -77,13 +79,13 @@ def test_gauges_are_read_from_their_owners_when_somebody_looks() -> None:
     pool = WorkerMemoryPool(config, clock)
     backlog = BacklogBudget(clock, limit_bytes=100, largest_bytes=100, timeout_ms=1)
     scratch = ScratchLimiter(clock, reader_slots=2, maintenance_slots=1, timeout_ms=1)
-    buffer, pins, key_clock = RunCache(Tenant.WRITE_BUFFER, pool), BatchPins(), KeyClock("t")
+    buffer, pins = WriteBuffer(pool), BatchPins()
     retirement = BatchRetirementQueue(
         NoBackend(), pins, CheckpointHolds(), clock, backoff_ms=1, backoff_max_ms=1
     )
-    state = StateCache("t", "op", BytesCodec(), NoShelf(), pool, clock, key_clock=key_clock)
+    state = StateCache("t", "op", BytesCodec(), NoShelf(), pool, clock, key_lru=KeyLru("t"))
     stats.watch_memory(pool, backlog, scratch, buffer)
-    stats.watch_task(key_clock, pins, retirement, PackUse(), lambda: [state])
+    stats.watch_task("t", pins, retirement, PackUse(), lambda: [state])
     pool.reserve("t", Tenant.WRITE_BUFFER, 70)
     state.put(b"k", b"blob")
     backlog.acquire(30)
@@ -101,22 +103,26 @@ def test_gauges_are_read_from_their_owners_when_somebody_looks() -> None:
         ("t", "retrying"): 0,
         ("t", "ready"): 1,
     }
-    assert now["hot_keys"][T] == now["open_leases"][T] == 1 and now["key_clock_bytes"][T] == key_clock.nbytes
+    assert now["open_leases"][T] == 1
     assert now["state_values"]["t", "op"] == now["state_dirty"]["t", "op"] == 1
     assert set(now["waiting"].values()) == {0}
 
 
-def test_a_poll_shows_everything_and_what_changed_since_the_last() -> None:
-    stats = StorageStats(Metrics())
-    stats.appended("t", rows=5, nbytes=50)
-    one, other = StatsPoller(stats), StatsPoller(stats)
-    stats.appended("t", rows=2, nbytes=20)
-    stats.appended("new", rows=1, nbytes=1)
-    poll = one.poll()
-    assert poll.snapshot["appended_rows"] == {T: 7, ("new",): 1}
-    assert poll.delta["appended_rows"] == {T: 2, ("new",): 1}
-    assert one.poll().delta["appended_rows"] == {T: 0, ("new",): 0}
-    assert other.poll().delta["appended_rows"][T] == 2, "pollers do not disturb each other"
+def test_a_task_that_left_the_worker_leaves_nothing_behind_but_what_was_counted() -> None:
+    worker, task = Worker(), "leaving"  # no other test has a task of this name
+    for turn in range(5):
+        worker.append(worker.attach(store(), task), [(b"k", 1000, 1)], task)
+        assert worker.runtime.stats.snapshot()["open_leases"] == {(task,): 0.0}
+        worker.runtime.detach(task)
+        now = worker.runtime.stats.snapshot()
+        assert now["appended_rows"] == {(task,): turn + 1.0}
+        gauges = [each for each in worker.metrics.instruments() if each.kind == "gauge"]
+        assert [
+            sample for each in gauges for sample in each.samples() if sample.labels.get("task") == task
+        ] == []
+    gc.collect()
+    # isinstance would follow weak proxies of other tests, and raise for those whose object is gone
+    assert [each for each in gc.get_objects() if type(each) is KeyLru and each.task == task] == []
 
 
 def test_the_same_numbers_are_metrics_of_the_process() -> None:

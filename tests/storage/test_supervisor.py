@@ -8,7 +8,12 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.scheduling import ThreadScheduler
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index.state import PlainState
+from tidegate.storage.memory.cold_reads import OFTEN
+from tidegate.storage.reading.plan import RangeRequest, Time
 from tidegate.storage.spec import Merge
+from tidegate.storage.upkeep.pressure import relieve
 from tidegate.testing.backend_faults import BackendRecorder, RefuseAt, WatchedBackend
 from tidegate.testing.threads import until
 from tidegate.testing.workers import TASK, Row, Worker, store
@@ -171,8 +176,11 @@ def test_an_error_in_the_background_stops_the_task_with_its_reason() -> None:
     state = worker.attach(store())
     fill(worker, state, range(2))
     worker.runtime.start(TASK)
-    worker.clock.advance("1s")
-    worker.scheduler.run_due()
+    for _ in range(61):  # a backend that is out of reach for a while stops nothing
+        assert worker.counter("maintenance_failures") == 0
+        worker.append(state, rows(0))
+        worker.clock.advance("1s")
+        worker.scheduler.run_due()
     for call in (
         lambda: worker.append(state, rows(1)),
         lambda: worker.runtime.checkpoint(TASK),
@@ -190,6 +198,46 @@ def test_an_error_in_the_background_stops_the_task_with_its_reason() -> None:
     worker.append(state, rows(1))
     assert len(worker.rows(state)) == 41
     assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["put", "delete"])
+def test_a_backend_that_is_out_of_reach_for_a_moment_does_not_stop_background_maintenance(kind: str) -> None:
+    refuse = RefuseAt(1, kinds=frozenset({kind}), persistent=True, lifted=True)
+    worker = Worker(backend=WatchedBackend(MemoryBackend(), refuse), hot_bucket_count=0)
+    state = worker.attach(store())
+    worker.runtime.start(TASK)
+    expected = 0
+    for _ in range(40):  # many outages of 10 s, with a turn that succeeds between them
+        fill(worker, state, range(2))
+        expected += 40
+        refuse.arm()
+        for _ in range(10):
+            worker.clock.advance("1s")
+            worker.scheduler.run_due()
+        refuse.lift()
+        worker.clock.advance("1s")
+        worker.scheduler.run_due()
+    assert state.index.hot_buckets() == []
+    assert len(worker.rows(state)) == expected
+    assert worker.counter("maintenance_failures") == 0
+    if kind == "put":
+        assert refuse.fired and worker.counter("maintenance_retries") >= refuse.fired
+    worker.runtime.stop(TASK)
+    assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+
+
+def test_turns_that_are_far_apart_are_tried_a_few_times_before_the_task_stops() -> None:
+    refuse = RefuseAt(1, kinds=frozenset({"put"}), persistent=True)
+    worker = Worker(
+        backend=WatchedBackend(MemoryBackend(), refuse), hot_bucket_count=0, dump_interval_ms=300_000
+    )
+    fill(worker, worker.attach(store()), range(2))
+    worker.runtime.start(TASK)
+    for turn in range(4):
+        assert worker.counter("maintenance_failures") == 0, turn
+        worker.clock.advance("5m")
+        worker.scheduler.run_due()
+    assert worker.counter("maintenance_failures") == 1
 
 
 def test_damage_met_by_maintenance_stops_the_task_until_it_is_restored() -> None:
@@ -257,3 +305,117 @@ def test_whoever_has_a_bucket_waits_for_nothing_so_checkpoints_that_wait_for_it_
                 operations.remove(operation)
     assert operations == []
     assert worker.runtime.leaks() == (0, 0, 0, 0, 0)
+
+
+# -- buckets that are read cold again and again ---------------------------------------------------
+
+
+def is_hot(state: PlainState, bucket: int) -> bool:
+    found = state.index.snapshot(bucket)
+    return found is not None and all(run.is_hot for run in found.runs)
+
+
+def read(worker: Worker, state: PlainState, bucket: int) -> int:
+    """A load of two keys of one bucket; how many rows it gave."""
+    reader, bounds = worker.runtime.reader(), Time(bucket, bucket + 999)
+    with reader.load(reader.plan(TASK, state, [RangeRequest([b"k1", b"k3"], bounds)])) as loaded:
+        return loaded.to_table().num_rows
+
+
+@pytest.mark.parametrize("merge", list(Merge))
+@pytest.mark.parametrize("driven", ["inline", "background"])
+def test_a_bucket_that_is_read_cold_again_and_again_comes_back_into_memory(merge: Merge, driven: str) -> None:
+    worker = Worker(hot_bucket_count=0)
+    state = worker.attach(store(merge))
+    fill(worker, state, range(4))
+
+    def pass_by() -> None:
+        if driven == "inline":
+            assert worker.runtime.maintain(TASK, 60_000)
+        else:
+            worker.clock.advance(worker.parts.config.dump_interval_ms)
+            worker.scheduler.run_due()
+
+    if driven == "background":
+        worker.runtime.start(TASK)
+    pass_by()
+    assert state.index.hot_buckets() == []
+    expected = read(worker, state, 1000)
+    for _ in range(OFTEN - 2):
+        read(worker, state, 1000)
+        pass_by()
+        assert state.index.hot_buckets() == []
+    read(worker, state, 1000)
+    pass_by()
+    assert state.index.hot_buckets() == [1000] and is_hot(state, 1000)
+    loads = worker.counter("loads")
+    for _ in range(5):
+        assert read(worker, state, 1000) == expected
+        pass_by()
+    assert worker.counter("loads") == loads, "read from memory, and periodic dumps leave it there"
+    assert worker.counter("rehydrate_published") == 1
+    worker.append(state, rows(1, ts=1000))
+    pass_by()
+    assert state.index.hot_buckets() == [], "new rows are stored, and the bucket begins anew"
+    assert worker.used("base_runs") == 0
+
+
+def test_a_bucket_read_now_and_then_and_one_that_is_swept_stay_cold() -> None:
+    worker = Worker(hot_bucket_count=0)
+    state = worker.attach(store())
+    fill(worker, state, range(2))
+    assert worker.runtime.maintain(TASK, 60_000)
+    for _ in range(3 * OFTEN):
+        worker.rows(state)  # a scan
+        worker.runtime.maintain(TASK, 60_000)
+        worker.runtime.maintain(TASK, 60_000)
+        read(worker, state, 1000)
+        worker.runtime.maintain(TASK, 60_000)
+        worker.runtime.maintain(TASK, 60_000)
+    assert state.index.hot_buckets() == []
+
+
+def test_buckets_that_come_back_stay_within_their_share_and_go_first_under_pressure() -> None:
+    soft = 8_000
+    worker = Worker(
+        hot_bucket_count=0,
+        base_runs={"reserve_bytes": 0, "soft_max_bytes": soft},
+        write_buffer={"reserve_bytes": 0, "soft_max_bytes": 4_000},
+    )
+    state = worker.attach(store())
+    for bucket in range(20):
+        worker.append(state, rows(60, ts=bucket * 1000))
+    assert worker.runtime.maintain(TASK, 60_000)
+    before, relieved = worker.rows(state), worker.counter("pressure_runs")
+    evicted = worker.counter("evicted_keys")
+    for _ in range(3):
+        for bucket in range(20):
+            for _ in range(OFTEN):
+                read(worker, state, bucket * 1000)
+        assert worker.runtime.maintain(TASK, 60_000)
+        most = worker.parts.config.relief_target(Tenant.BASE_RUNS)
+        assert 0 < worker.used("base_runs") <= most
+        assert worker.parts.pool.total <= worker.parts.pool.limit
+    assert worker.counter("pressure_runs") == relieved, "what comes back is no reason for relief"
+    hot = len(state.index.hot_buckets())
+    assert 0 < hot < 20
+    floors = {Tenant.BASE_RUNS: worker.used("base_runs") // 2}
+    worker.run(relieve(worker.parts, worker.parts.tasks.get(TASK), floors))
+    assert worker.used("base_runs") <= floors[Tenant.BASE_RUNS]
+    assert len(state.index.hot_buckets()) < hot
+    assert worker.counter("evicted_keys") == evicted, "their copies are dropped; no key is evicted for them"
+    assert worker.rows(state) == before
+
+
+def test_a_restore_forgets_which_buckets_were_read() -> None:
+    worker = Worker(hot_bucket_count=0)
+    state = worker.attach(store())
+    fill(worker, state, range(2))
+    assert worker.runtime.maintain(TASK, 60_000)
+    token = worker.runtime.checkpoint(TASK)
+    worker.append(state, rows(1, ts=5000))
+    for _ in range(OFTEN):
+        read(worker, state, 1000)
+    worker.runtime.apply_checkpoint(TASK, token)
+    assert worker.runtime.maintain(TASK, 60_000)
+    assert state.index.hot_buckets() == []

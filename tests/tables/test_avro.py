@@ -7,11 +7,13 @@ import struct
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import tidegate as tg
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.tables.serdes.avro import Avro
 from tidegate.tables.serdes.plain import Serde
@@ -218,3 +220,46 @@ def test_an_address_must_be_one(url: str) -> None:
 def test_a_schema_must_be_one(registry: SchemaRegistry, schema: str) -> None:
     with pytest.raises(InvalidError):
         Avro(schema, registry=registry, subject="s")
+
+
+# -- in a stream ---------------------------------------------------------------------------------
+
+
+def revenue(folder: Path, registry: SchemaRegistry, **settings: Any) -> tg.App:
+    """An app over ten orders of which none has an amount."""
+    orders = Avro(ORDER, registry=registry, subject="orders-value", **settings)
+    with tg.Log(folder / "log") as log:
+        if "orders" not in log.topics():
+            log.create_topic("orders")
+            values = [orders.encode({"id": str(number), "amount": None}) for number in range(10)]
+            log.writer("orders").write(
+                pa.table({"key": ["k"] * 10, "value": values, "timestamp": [1_767_261_600_000] * 10})
+            )
+    app = tg.App("shop", data=folder)
+    minutes = app.stream("orders", value=orders).window(tg.Tumbling("1m", retention="1d"))
+    minutes.aggregate(n=tg.count(), revenue=tg.sum("amount")).table("minutes")
+    return app
+
+
+@pytest.mark.parametrize("optional", [["amount"], ("id", "amount"), "amount"], ids=repr)
+def test_a_field_that_is_null_everywhere_stops_the_start_unless_it_is_optional(
+    registry: SchemaRegistry, tmp_path: Path, optional: Any
+) -> None:
+    with pytest.raises(InvalidError, match=r"revenue needs 'amount'.*Avro\(…, optional=\['amount'\]\)"):
+        revenue(tmp_path, registry).run("local", until="caught_up")
+    app = revenue(tmp_path, registry, optional=optional)
+    assert app.run("local", until="caught_up").exit_code == 0
+    assert "it will not start" not in app.explain()
+    with app.read("minutes") as table:
+        assert [row.value for row in table.all()] == [{"n": 10, "revenue": None}]
+    again = revenue(
+        tmp_path, registry, optional=["amount", "id"]
+    )  # what may be null is no part of the definition
+    assert again.run("local", until="caught_up").notes == ()
+
+
+def test_an_optional_field_that_the_schema_does_not_have_is_refused(registry: SchemaRegistry) -> None:
+    with pytest.raises(InvalidError, match=r"optional names 'amout', which is no field.*\['id', 'amount'\]"):
+        Avro(ORDER, registry=registry, subject="orders-value", optional=["amout"])
+    with pytest.raises(InvalidError, match="optional names 'x'"):
+        Avro('"string"', registry=registry, subject="s", optional=["x"])

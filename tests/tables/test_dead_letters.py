@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA, DeadLetterPolicy, DeadLetters
+from tidegate.integrity.rules import OnError
+from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
 from tidegate.tables.serdes.json_columns import JsonDecoder
 
 KEYS = pa.array([b"a", None, b"c", b"d"])
@@ -23,7 +24,7 @@ def add(letters: DeadLetters) -> None:
 
 
 def test_bad_rows_are_set_aside_with_where_and_why() -> None:
-    letters = DeadLetters("orders", "skip")
+    letters = DeadLetters("orders", "keep")
     add(letters)
     assert len(letters) == 2
     table = letters.take()
@@ -52,7 +53,7 @@ def test_bad_rows_are_set_aside_with_where_and_why() -> None:
 def test_with_policy_fail_the_first_one_stops_the_work_and_says_where() -> None:
     letters = DeadLetters("orders")
     with pytest.raises(
-        CorruptError, match=r"topic orders partition 3 offset 101 .*not JSON.*1 more.*'skip'"
+        CorruptError, match=r"topic orders partition 3 offset 101 .*not JSON.*1 more.*'keep'"
     ) as caught:
         add(letters)
     assert caught.value.offset == 101
@@ -60,13 +61,13 @@ def test_with_policy_fail_the_first_one_stops_the_work_and_says_where() -> None:
 
 
 def test_nothing_bad_is_nothing_to_do() -> None:
-    letters = DeadLetters("orders", DeadLetterPolicy.FAIL)
+    letters = DeadLetters("orders", OnError.FAIL)
     letters.add(np.empty(0, np.int64), (), offsets=OFFSETS, partitions=PARTITIONS, keys=KEYS, values=VALUES)
     assert letters.take().num_rows == 0
 
 
 def test_too_many_that_wait_are_refused_and_none_is_lost() -> None:
-    letters = DeadLetters("orders", "skip", limit_bytes=150)
+    letters = DeadLetters("orders", "keep", limit_bytes=150)
     add(letters)
     with pytest.raises(OverloadError, match="take them") as caught:
         add(letters)
@@ -77,9 +78,15 @@ def test_too_many_that_wait_are_refused_and_none_is_lost() -> None:
 
 
 def test_unknown_policies_and_crooked_calls_are_invalid() -> None:
-    with pytest.raises(InvalidError, match="'fail' or 'skip'"):
+    with pytest.raises(InvalidError, match="'fail', 'drop' or 'keep'"):
         DeadLetters("orders", "ignore")
     with pytest.raises(InvalidError, match="1 reasons for 2 rows"):
-        DeadLetters("o", "skip").add(
+        DeadLetters("o", "keep").add(
             np.array([0, 1]), ("x",), offsets=OFFSETS, partitions=PARTITIONS, keys=KEYS, values=VALUES
         )
+
+
+def test_dropped_ones_are_counted_and_not_kept() -> None:
+    letters = DeadLetters("orders", "drop")
+    add(letters)
+    assert (letters.total, len(letters), letters.take().num_rows) == (2, 0, 0)

@@ -135,7 +135,7 @@ def test_records_that_could_not_be_read_are_told_with_the_reason(log: Any, tmp_p
         window_record(b"a", 0, b"no long"),
         window_record(b"b", 0, b"neither"),
     ]
-    serdes = Consumed(Bytes(), Long(), on_bad_value="skip")
+    serdes = Consumed(Bytes(), Long(), on_value_error="keep")
     with opened(log, tmp_path, said, consumed=serdes) as table:
         found = table.explain(b"a", 0)
         assert outcomes(found) == [(0, "current"), (1, "unreadable")]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_stage import LIVE, Stage, lose_one, rows
+from hybrid_stage import LIVE, VERSION, Stage, lose_one, rows
 from tidegate.errors import TidegateWarning
 from tidegate.integrity.checksum import computed_checksums
 from tidegate.integrity.columns import read_columns
@@ -21,6 +21,7 @@ from tidegate.integrity.header import RecordKind, Stamp
 from tidegate.integrity.leadership import TopicSwitch
 from tidegate.integrity.roles import Role
 from tidegate.integrity.verdicts import Verdict
+from tidegate.log.access.embedded import Log
 from tidegate.log.cleaning.retention import apply_retention
 from tidegate.tables.hybrid_table import HybridTable
 from tidegate.tables.replicas.upstream import Upstream, decode_upstream, encode_upstream
@@ -326,3 +327,54 @@ def test_what_an_older_release_committed_is_read() -> None:
         9,
     )
     assert decode_upstream(encode_upstream(found), "here") == found
+
+
+# -- live records that are damaged ----------------------------------------------------------------------------------
+
+
+def live_records(stage: Stage, damaged: str, lost: str | None) -> None:
+    """Four updates of one producer in the live topic; one has another value than was sent, one may be lost."""
+    with Log(stage.folder / "sent", durability="os", clock=stage.clock) as sent:
+        sent.create_topic(LIVE)
+        with sent.writer(LIVE, integrity=True) as sender:
+            keys = ["alice", "bob", "carol", "dave"]
+            sender.write(pa.table({"key": keys, "value": [f"{key} sent" for key in keys]}))
+        records = sent.reader(LIVE, control_records=True).read_all()
+    schema = pa.schema([records.schema.field(name) for name in ("key", "value", "headers", "timestamp")])
+    rows = [{name: row[name] for name in schema.names} for row in records.to_pylist()]
+    for row in rows:
+        if row["key"] == damaged.encode():
+            row["value"] = b"nobody sent this"
+    kept = [row for row in rows if lost is None or row["key"] != lost.encode()]
+    with stage.log.writer(LIVE) as writer:
+        writer.write(pa.Table.from_pylist(kept, schema))
+    stage.free()
+
+
+@pytest.mark.parametrize("lost", [None, "bob"], ids=["alone", "behind a gap"])
+def test_a_damaged_live_record_is_left_out_and_told(
+    stage: Stage, lost: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.push(alice="pushed", carol="pushed")
+    first, second = stage.replica("a"), stage.replica("b")
+    stage.settle(first, second)
+    with caplog.at_level(logging.WARNING):
+        live_records(stage, "carol", lost)
+        stage.settle(first, second)
+    right = {"alice": "alice sent", "carol": "pushed", "dave": "dave sent"} | (
+        {} if lost else {"bob": "bob sent"}
+    )
+    assert rows(first) == rows(second) == right
+    copied = stage.log.reader(VERSION).read_all().column("value").to_pylist()
+    assert b"nobody sent this" not in copied and copied.count(b"dave sent") == 1
+    leader, standby = first.status().partitions[0], second.status().partitions[0]
+    assert leader.live_faults > 0 and standby.live_faults == leader.faults == standby.faults == 0
+    counts = first.serving.leading[0].live_faults.counts.verdicts
+    assert (counts[Verdict.MISSING], counts[Verdict.CORRUPT]) == ((1, 0) if lost else (0, 1))
+    assert ("MISSING" if lost else "CORRUPT") in caplog.text and LIVE in caplog.text
+    crash(first)  # and the next leader neither copies it nor tells it again
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        stage.settle(second)
+    assert second.roles[0] is Role.LEADER and rows(second) == right
+    assert second.status().partitions[0].live_faults == 0 and "CORRUPT" not in caplog.text

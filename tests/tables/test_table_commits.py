@@ -16,7 +16,7 @@ from tidegate.tables.building.buffer import BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialiser import Cadence
-from tidegate.tables.table import Table
+from tidegate.tables.topic_table import TopicTable
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.building import Rec, build_batch, end_transaction_batch
 from tidegate.testing.tables import window_record, windows_in, write_records
@@ -53,12 +53,12 @@ def expected(count: int) -> dict[tuple[bytes, int, int], tuple[bytes, int]]:
     }
 
 
-def builder_of(table: Table) -> Any:
+def builder_of(table: TopicTable) -> Any:
     assert table._builder is not None
     return table._builder
 
 
-def dies(table: Table) -> None:
+def dies(table: TopicTable) -> None:
     """As after kill -9: nothing is committed, given back or told."""
     builder = builder_of(table)
     builder._tail.close()

@@ -111,9 +111,9 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
     stage: Stage, clock: ManualClock, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread asks, and so moves the table on, whenever a batch is read."""
-    from tidegate.tables.queries import forms
+    from tidegate.tables.queries import stored_rows
 
-    rounds, original = iter(range(2, 1000)), forms.all_rows
+    rounds, original = iter(range(2, 1000)), stored_rows.all_rows
 
     with stage.open(read_only=True) as table:
 
@@ -129,7 +129,7 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
                 for each in (thread, other):
                     each.join(60)
 
-        monkeypatch.setattr(forms, "all_rows", moving)
+        monkeypatch.setattr(stored_rows, "all_rows", moving)
         if form == "sql":
             (row,) = table.sql("select count(*) n, min(value) low, max(value) high from rows").to_pylist()
             assert (row["n"], row["low"]) == (KEYS, row["high"])
@@ -168,7 +168,7 @@ def test_a_query_that_meets_a_collected_commit_looks_into_the_newest(
     with stage.open(read_only=True) as table:
         assert len(table.all()) == KEYS
         _collect(stage, clock)
-        table._looked_ms = clock.monotonic_ms()  # it believes that it has looked just now
+        table._follower._looked_ms = clock.monotonic_ms()  # it believes that it has looked just now
         _forget_packs(table)
         assert set(table.sql("select value from rows")["value"].to_pylist()) == {LAST}
         past = table.as_of(table.commits()[0].number)
@@ -202,7 +202,7 @@ def test_a_scan_that_is_let_go_gives_its_snapshot_back(stage: Stage, clock: Manu
                 scan.close()
             del scan
             gc.collect()
-        assert len(table._sides._others) <= 1 and not any(each.looks for each in table._sides._others)
+        assert len(table._follower._others) <= 1 and not any(each.readers for each in table._follower._others)
 
 
 def test_readers_of_one_table_do_not_wait_for_each_other(stage: Stage, clock: ManualClock) -> None:
@@ -212,9 +212,9 @@ def test_readers_of_one_table_do_not_wait_for_each_other(stage: Stage, clock: Ma
         def look(source: Any) -> None:
             reading.set()
             may_end.wait(120)
-            seen.append(source.positions)
+            seen.append(source.source.positions)
 
-        thread = threading.Thread(target=table._read, args=(look, None, 0))
+        thread = threading.Thread(target=table._read, args=(look,))
         thread.start()
         assert reading.wait(120)
         before = table.position
@@ -248,5 +248,5 @@ def _collect(stage: Stage, clock: ManualClock) -> None:
 
 def _forget_packs(table: Any) -> None:
     """As where packs are far away, or too many to stay open: what is not there any more cannot be read."""
-    for side in (table._sides._shown, *table._sides._others):
+    for side in (table._follower._current, *table._follower._others):
         side.view._runtime.packs.close()

@@ -174,7 +174,7 @@ def _sessioned(**given: Any) -> Any:
         pytest.param(_windowed(topic="a/b"), ValueError, id="topic-illegal"),
         pytest.param(_windowed(materialized=Materialized(".checkpoint")), ValueError, id="name-.checkpoint"),
         pytest.param(_windowed(key_format="avro"), ValueError, id="key-format"),
-        pytest.param(_windowed(on_bad_key="ignore"), ValueError, id="on-bad-key"),
+        pytest.param(_windowed(on_key_error="ignore"), ValueError, id="on-bad-key"),
         pytest.param(_windowed(consumed=String()), TypeError, id="consumed-is-a-serde"),
     ],
 )
@@ -234,7 +234,7 @@ def test_strict_reading_refuses_keys_of_another_kind(
     with pytest.raises(WindowedKeyFormatError, match="offset 0"):
         windowed_table(log, "odd", "10ms", state=tmp_path / "state", **settings)
     with windowed_table(
-        log, "odd", "10ms", state=tmp_path / "state", on_bad_key="skip", **settings
+        log, "odd", "10ms", state=tmp_path / "state", on_key_error="keep", **settings
     ) as opened:
         assert len(opened.all()) == 0
         assert opened.counts.bad_keys == 1
@@ -258,3 +258,18 @@ def test_topics_of_another_kind_of_window_are_refused_at_any_date(log: Log, tmp_
         assert len(table.all()) == 1
     with sessioned_table(log, "sessions", state=tmp_path / "d") as table:
         assert len(table.all()) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "now"),
+    [
+        (lambda *_: Consumed(on_fault="stop"), r"Consumed\(…, on_fault='stop'\).*on_error='fail'"),
+        (lambda *_: Consumed(on_bad_value="skip"), r"on_bad_value='skip'\).*on_value_error='keep'"),
+        (_windowed(on_bad_key="skip"), r"on_bad_key='skip'\).*on_key_error='keep'"),
+    ],
+    ids=["on_fault", "on_bad_value", "on_bad_key"],
+)
+def test_old_names_are_refused_with_the_new_one(log: Log, tmp_path: Path, call: Any, now: str) -> None:
+    with pytest.raises(InvalidError, match=now):
+        call(log, tmp_path / "state")
+    assert not (tmp_path / "state").exists()

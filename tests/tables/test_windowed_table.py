@@ -14,11 +14,13 @@ from tidegate.errors import (
     CorruptError,
     InvalidError,
     OffsetOutOfRangeError,
+    OverloadError,
     TidegateWarning,
     UnavailableError,
     WindowedKeyFormatError,
 )
 from tidegate.log.access.embedded import Log
+from tidegate.storage import StorageConfig
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Int, Long, String
@@ -162,7 +164,7 @@ def test_bad_values_stop_the_table_or_become_dead_letters(log: Log, tmp_path: Pa
     with pytest.raises(CorruptError, match=r"offset 1.*5 bytes") as caught:
         opened(log, tmp_path, [good, bad], consumed=Consumed(String(), Long()))
     assert caught.value.offset == 1
-    skipping = Consumed(String(), Long(), on_bad_value="skip")
+    skipping = Consumed(String(), Long(), on_value_error="keep")
     for _ in range(2):  # they are kept across a restart
         with windowed_table(
             log, "windows-changelog", "10ms", state=tmp_path / "state", consumed=skipping
@@ -359,7 +361,7 @@ def test_dead_letters_are_kept_up_to_their_bytes_and_counted_beyond(
 ) -> None:
     records = [window_record(b"k%02d" % n, 0, b"x" * (n % 5 + 1)) for n in range(40)]
     log.create_topic("windows-changelog")
-    serdes = Consumed(String(), Long(), on_bad_value="skip", dead_letter_bytes=1500)
+    serdes = Consumed(String(), Long(), on_value_error="keep", dead_letter_bytes=1500)
     sizes = {}
     for at in range(0, len(records), cut):
         write_records(log, "windows-changelog", records[at : at + cut])
@@ -400,7 +402,7 @@ def test_a_table_drops_time_segments_by_the_rule_of_all_stores(
     with opened(log, tmp_path, first, MINUTE, retention="4m") as table:
         assert callers[0][0] == "open_existing"
         assert {tuple(chain) for chain in callers[1:]} == {
-            ("get_or_create_segment_if_live", "enter_segments", "_store")
+            ("get_or_create_segment_if_live", "enter_segments", "_insert")
         }
         assert table._builder is not None
         (state,) = table._builder.source.partitions
@@ -412,6 +414,20 @@ def test_a_table_drops_time_segments_by_the_rule_of_all_stores(
         write_records(log, "windows-changelog", [window_record(b"a", 20 * MINUTE, b"y")])
         table.catch_up()
         assert state.index.all_buckets() == [20 * MINUTE], "older time segments are given back"
+
+
+def test_records_after_a_pause_make_room_for_themselves(log: Log, tmp_path: Path) -> None:
+    """A backlog that is full of windows which the next records make old does not stop the table."""
+    from tidegate.storage import StorageConfig
+
+    small = StorageConfig.for_tests(backlog_limit_bytes=30_000, backlog_timeout_ms=0, retained_checkpoints=12)
+    first = [window_record(b"a", n * MINUTE, b"x" * 5_000) for n in range(4)]
+    with opened(log, tmp_path, first, MINUTE, retention="4m", storage=small) as table:
+        later = [window_record(b"a", (60 + n) * MINUTE, b"y" * 5_000) for n in range(4)]
+        write_records(log, "windows-changelog", later)
+        table.catch_up()
+        assert [row.window.start for row in table.all()] == [(60 + n) * MINUTE for n in range(4)]
+        assert table.counts.expired == 0
 
 
 def test_bounds_are_taken_as_people_write_them(log: Log, tmp_path: Path) -> None:
@@ -440,3 +456,34 @@ def test_bounds_are_taken_as_people_write_them(log: Log, tmp_path: Path) -> None
             b"1",
             b"0",
         ]
+
+
+# -- what must be kept is more than may be --------------------------------------------------------
+
+
+def test_windows_that_do_not_fit_the_backlog_are_told_at_once(log: Log, tmp_path: Path) -> None:
+    """The drainer is the only one who could make room, and it waits: no minute passes before the answer."""
+    records = [window_record(b"k%0200d" % n, n * MINUTE, b"v" * 200) for n in range(300)]
+    storage = StorageConfig(retained_checkpoints=12, backlog_limit_bytes=64 << 10, max_batch_bytes=16 << 10)
+    with (
+        opened(log, tmp_path, records[:1], MINUTE, retention="1d", storage=storage) as table,
+        pytest.raises(OverloadError, match="shorten the retention") as raised,
+    ):
+        for at in range(1, len(records), 20):
+            write_records(log, "windows-changelog", records[at : at + 20])
+            table.catch_up()
+    assert raised.value.reason == "retention_exceeds_backlog"
+    write_records(log, "windows-changelog", records[at + 20 :])
+    with opened(log, tmp_path, [], MINUTE, retention="1d") as table:
+        assert len(table.all()) == 300, "with more room it goes on where it stopped"
+
+
+def test_updates_of_few_windows_fit_a_small_backlog(log: Log, tmp_path: Path) -> None:
+    """Overwritten rows are merged away when there is no room, and are no reason to stop."""
+    records = [window_record(b"k%d" % (n % 20), 0, b"%0400d" % n) for n in range(2000)]
+    storage = StorageConfig(retained_checkpoints=12, backlog_limit_bytes=256 << 10, max_batch_bytes=16 << 10)
+    with opened(log, tmp_path, records[:100], MINUTE, retention="1d", storage=storage) as table:
+        for at in range(100, len(records), 100):
+            write_records(log, "windows-changelog", records[at : at + 100])
+            table.catch_up()
+        assert sorted(int(value) for value, _ in windows_in(table).values()) == list(range(1980, 2000))

@@ -123,3 +123,12 @@ def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:
         (kind.__name__, name) for kind in kinds for name in kind.__struct_fields__ if f"`{name}`" not in page
     }
     assert missing == set()
+
+
+def test_every_promise_names_the_tests_that_hold_it() -> None:
+    said = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    made = set(re.findall(r"^- ([LWE]\d+) \*", said, re.MULTILINE))
+    rows = re.findall(r"^\| ((?:[LWE]\d+(?:, )?)+) \| (`tests/.*) \|$", said, re.MULTILINE)
+    assert {name for names, _ in rows for name in names.split(", ")} == made
+    tests = {path for _, paths in rows for path in re.findall(r"`(tests/[^`]+)`", paths)}
+    assert len(tests) > 30 and [path for path in sorted(tests) if not (ROOT / path).exists()] == []

@@ -124,16 +124,13 @@ def test_rooms_of_the_log_import_rooms_before_them(path: Path) -> None:
 STORAGE_FACADE = {
     "tidegate.storage",
     "tidegate.storage.backends.port",
+    "tidegate.storage.merged_append",
     "tidegate.storage.runs.aggregates",
     "tidegate.storage.runs.assembling",
     "tidegate.storage.runs.hashing",
     "tidegate.storage.runs.picking",
 }
-# The pane store looks for the few rows of older runs that a batch meets, run by run, before it merges any.
 DEEPER = {
-    ("windows/operators/panes.py", "tidegate.storage.index.entries"),
-    ("windows/operators/panes.py", "tidegate.storage.memory.scratch"),
-    ("windows/operators/panes.py", "tidegate.storage.runs.run"),
     # Only a master knows which commits count: it collects for all tasks, from what their tokens name.
     ("pipeline/rounds/collecting.py", "tidegate.storage.packs.garbage"),
     ("pipeline/rounds/collecting.py", "tidegate.storage.packs.token"),

@@ -95,3 +95,44 @@ def test_the_runbook_has_every_reason_to_stop_and_every_kind_of_finding() -> Non
         f"| `{reason}` |" in page
         for reason in reasons | {"integrity", "unreadable", "corrupt", "lost", "recreated"}
     )
+
+
+def test_metrics_of_the_reference_are_those_of_the_product(tmp_path: Path) -> None:
+    """What an app's run, a log, a table, an audit, a store and the page export is what the page of metrics lists."""
+    import pyarrow as pa
+
+    import tidegate as tg
+    from tidegate.integrity import audit_topic
+    from tidegate.metrics import Metrics, prometheus_text
+    from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
+    from tidegate.web.reading.measuring import exposition
+    from tidegate.web.reading.site import Site
+    from tidegate.windows.stores.window_store import WindowStore
+
+    ten = 1_767_261_600_000
+    with tg.Log(tmp_path / "log", durability="os") as log:
+        log.create_topic("clicks", 1)
+        with log.writer("clicks", integrity=True) as sender:
+            rows = {"key": ["a", None], "value": ['{"x":1}'] * 2, "timestamp": [ten] * 2}
+            sender.write(pa.table(rows))
+        app = tg.App("shop", data=str(tmp_path))
+        clicks = app.stream("clicks", value=tg.Json(x="double")).validate()
+        clicks.window(tg.Tumbling("1m")).aggregate(n=tg.count()).to("counts")
+        of_run, of_store = Metrics(), Metrics()
+        app.run("local", until="caught_up", metrics=of_run)
+        audit_topic(log, "clicks")
+        with tg.windowed_table(log, "counts", "1m", state=tmp_path / "tables"):
+            pass
+        with WorkerStorageRuntime.open(StorageConfig(), open_backend("memory://one")) as runtime:
+            WindowStore(runtime.context("one"), "w", retention="1h", window_size="1m", metrics=of_store)
+        page, _ = exposition(Site(tmp_path / "log", tmp_path / "state"))
+        exported = [*(prometheus_text(each)[0] for each in (of_run, log.metrics, of_store)), page]
+    product = {
+        name.decode() if kind != b"counter" else f"{name.decode().removesuffix('_total')}_total"
+        for text in exported
+        for name, kind in re.findall(rb"^# TYPE (tidegate_\w+) (\w+)$", text, re.MULTILINE)
+    }
+    reference = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(tidegate_\w+)` \|", reference, re.MULTILINE))
+    assert listed - product == set(), "listed, and exported nowhere"
+    assert product - listed == set(), "exported, and not listed"

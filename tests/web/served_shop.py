@@ -34,7 +34,7 @@ HOSTILE = [
 def shop(data: Path) -> tg.App:
     app = tg.App("shop", data=data)
     (
-        app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_bad="keep")
+        app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_error="keep")
         .validate()
         .deduplicate("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s", retention="1d"))

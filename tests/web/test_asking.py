@@ -5,18 +5,44 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import msgspec
 import pytest
+import uvicorn
 
+from tidegate.clock import ManualClock
+from tidegate.errors import OverloadError
 from tidegate.web.asking import Reading
 from tidegate.web.failures import ReadingEndedError, TooLongError, failure_of
-from tidegate.web.settings import Limits, Settings
+from tidegate.web.reading.integrity import Audits, _Audit
+from tidegate.web.reading.opened import page_of
+from tidegate.web.reading.site import Budget, Site
+from tidegate.web.reading.site import answering as answering_in_site
+from tidegate.web.server import Server, uvicorn_config
+from tidegate.web.settings import Limits, Settings, folders_of
+from tidegate.web.worker import GIVE_UP, THREADS, Answer, Question, Worker, framed, read_frame
+
+
+def settings(data: Path, **limits: float) -> Settings:
+    return Settings(data / "log", data / "state", limits=Limits(**limits))  # type: ignore[arg-type]
 
 
 def reading(data: Path, **limits: float) -> Reading:
-    return Reading(Settings(data / "log", data / "state", limits=Limits(**limits)))  # type: ignore[arg-type]
+    return Reading(settings(data, **limits))
+
+
+async def warmed(data: Path, request_seconds: float) -> Reading:
+    """A process that has loaded what it needs, which may take longer, and then so long for each question."""
+    asked = reading(data, request_seconds=300)
+    await asked.warm()
+    asked._settings = settings(data, request_seconds=request_seconds)
+    return asked
 
 
 def test_a_killed_process_is_replaced_by_the_next_question(data: Path) -> None:
@@ -164,7 +190,7 @@ def test_long_questions_leave_room_for_quick_ones(data: Path) -> None:
     async def run() -> None:
         asked = reading(data)
         await asked.warm()
-        ask = {"wait_ms": "3000", "again": "true"}
+        ask = {"wait_ms": "1000", "again": "true"}
         held = [asyncio.create_task(asked.ask("integrity", {"topic": "orders"}, ask)) for _ in range(12)]
         slow = asyncio.create_task(asked.ask("records", {"topic": "orders"}, {"limit": "10000"}))
         await asyncio.sleep(0.05)
@@ -174,6 +200,135 @@ def test_long_questions_leave_room_for_quick_ones(data: Path) -> None:
         await asked.close()
 
     asyncio.run(run())
+
+
+def test_a_long_question_that_is_given_up_counts_until_it_is_answered(data: Path) -> None:
+    """A4, A5: who goes does not make room for one more long question than the process has threads for."""
+
+    async def run() -> None:
+        asked = await warmed(data, request_seconds=20)
+        pid, (child,) = asked.pid, await answering(asked)
+        os.kill(child, signal.SIGSTOP)
+        begun = [
+            asyncio.create_task(asked.ask("records", {"topic": "orders"}, {})) for _ in range(THREADS - 1)
+        ]
+        await asyncio.sleep(0.1)
+        for each in begun:
+            each.cancel()
+        assert all(isinstance(each, asyncio.CancelledError) for each in
+                   await asyncio.gather(*begun, return_exceptions=True))  # fmt: skip
+        with pytest.raises(OverloadError, match="3 long questions are being answered"):
+            await asked.ask("records", {"topic": "orders"}, {})
+        os.kill(child, signal.SIGCONT)
+        asked._settings = settings(data, request_seconds=300)
+        assert (await asked.ask("records", {"topic": "orders"}, {})).status == 200
+        assert asked.pid == pid
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_never_answers_what_was_given_up_is_replaced(data: Path) -> None:
+    """A1 holds for questions that nobody waits for, too: otherwise one would take a thread for ever."""
+
+    async def run() -> None:
+        asked = await warmed(data, request_seconds=1)
+        pid, (child,) = asked.pid, await answering(asked)
+        os.kill(child, signal.SIGSTOP)
+        begun = asyncio.create_task(asked.ask("topics", {}, {}))
+        await asyncio.sleep(0.1)
+        begun.cancel()
+        while asked.pid == pid:
+            await asyncio.sleep(0.05)
+        asked._settings = settings(data, request_seconds=300)
+        assert (await asked.ask("topics", {}, {})).status == 200
+        await asked.close()
+
+    asyncio.run(run())
+
+
+def test_the_process_stops_looking_for_an_answer_that_is_given_up(data: Path) -> None:
+    """A5: here it would wait for ever, because the clock by which it waits stands still."""
+    site = Site(data / "log", data / "state", clock=ManualClock())
+    audits = Audits(site)
+    audits._known["orders"] = _Audit("orders", {}, 0, 0)  # one that never ends
+    site.kept("audits", lambda: audits)
+    questions_out, questions = os.pipe()
+    answers, answers_in = os.pipe()
+    worker = Worker(site, questions_out, answers_in, idle_seconds=60)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    words = {"topic": "orders"}
+    for number in range(THREADS - 1):
+        os.write(questions, framed(Question(number, "integrity", words, {"wait_ms": "20000"})))
+    os.write(questions, framed(Question(99, GIVE_UP, {}, {})))  # of one that was answered already
+    for number in range(THREADS - 1):
+        os.write(questions, framed(Question(number, GIVE_UP, {}, {})))
+    os.write(questions, framed(Question(5, "topics", {}, {})))
+    found = {msgspec.msgpack.decode(read_frame(answers) or b"", type=Answer).number for _ in range(THREADS)}
+    assert found == {*range(THREADS - 1), 5}
+    os.close(questions)
+    thread.join(60)
+    for each in (questions_out, answers, answers_in):
+        os.close(each)
+    site.close()
+
+
+def test_a_scan_that_is_given_up_ends_between_batches() -> None:
+    import pyarrow as pa
+
+    given_up = threading.Event()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        while True:  # without an end
+            yield pa.record_batch({"key": [1]})
+            given_up.set()
+
+    def scan() -> None:
+        answering_in_site(given_up)
+        with pytest.raises(ReadingEndedError, match="nobody waits"):
+            page_of(batches(), 2**60, 1)
+        assert Budget(ManualClock(), 1000, 1000).is_spent
+
+    thread = threading.Thread(target=scan)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_who_goes_leaves_the_queue_of_long_questions(data: Path) -> None:
+    """Over HTTP: of nine that ask and go, those that still waited for their turn are never asked."""
+    log, state = folders_of(data)
+    site = Server(Settings(log, state, port=0))
+    server = uvicorn.Server(uvicorn_config(site))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+
+    def until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 300
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    until(lambda: server.started and site.is_warm)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    (child,) = asyncio.run(answering(site.reading))
+    os.kill(child, signal.SIGSTOP)
+    before = site.reading._number
+    held = [socket.create_connection(("127.0.0.1", port), timeout=300) for _ in range(9)]
+    for each in held:
+        each.sendall(b"GET /api/topics/orders/records HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    until(lambda: site.reading._number == before + THREADS - 1)
+    until(lambda: sum(each.cycle is not None for each in server.server_state.connections) == 9)
+    for each in held:
+        each.close()
+    until(lambda: not server.server_state.connections)
+    os.kill(child, signal.SIGCONT)
+    found = httpx.get(f"http://127.0.0.1:{port}/api/topics/orders/records", timeout=300)
+    assert found.status_code == 200
+    assert site.reading._number == before + THREADS  # the six behind them were not asked
+    server.should_exit = True
+    thread.join(300)
 
 
 def test_many_questions_at_once_get_their_own_answers(data: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from served_shop import make
 
 from tidegate.cli.main import run
 from tidegate.web.questions import ADDRESSED
@@ -17,7 +18,7 @@ WORDS = {"topic": "orders", "partition": "1", "offset": "765", "table": "shop:pe
 ASKS = {
     "table": {"key": "customer-7"}, "explain": {"key": "customer-7", "start": "1767261600000"},
     "diff": {"before": "5", "after": "6", "key": "customer-7"}, "records": {"limit": "3"},
-    "integrity": {"wait_ms": "20000"},
+    "integrity": {"wait_ms": "20000"}, "faults": {"wait_ms": "20000"},
 }  # fmt: skip
 TOLD = {"tidegate verify": 1, "tidegate app status": 1}
 """Commands whose exit code says what the planted data holds: faults, which apps found, too."""
@@ -28,8 +29,16 @@ SHOWN = [(each, WORDS) for each in ADDRESSED if each.page] + [
 
 
 @pytest.fixture(scope="module")
-def site(data: Path) -> Any:
-    made = Site(data / "log", data / "state")
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shop of this module's own: some of the commands change it."""
+    folder = tmp_path_factory.mktemp("copied") / "data"
+    make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(own_data: Path) -> Any:
+    made = Site(own_data / "log", own_data / "state")
     yield made
     made.close()
 

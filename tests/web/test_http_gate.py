@@ -257,16 +257,106 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+ASKED = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
 def test_R38_a_connection_beyond_the_limit_is_refused(data: Path) -> None:
-    asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-    with served_here(data, connections=4, header_seconds=120) as (server, port), ExitStack() as held:
+    limits = {"connections": 4, "header_seconds": 120, "fresh_seconds": 1000}
+    with served_here(data, **limits) as (server, port), ExitStack() as held:
         opened = server.server_state.connections
         *_, last = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(4)]
         until(lambda: len(opened) == 4)
-        assert b" 503 " in raw(port, asked)  # the fifth
+        assert b" 503 " in raw(port, ASKED)  # the fifth
         last.close()
         until(lambda: len(opened) == 3)
-        assert b" 200 " in raw(port, asked)
+        assert b" 200 " in raw(port, ASKED)
+
+
+LONG = b"GET /static/uplot/uPlot.iife.min.js HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /health HT",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nab",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        LONG,
+    ],
+    ids=["silent", "head", "body", "kept alive", "unread"],
+)
+def test_R38_a_new_connection_takes_the_place_of_one_that_hangs(data: Path, sent: bytes) -> None:
+    """P1: with every place taken by clients that hang, whatever they hang over, all others are answered."""
+    limits = {"connections": 4, "header_seconds": 120, "fresh_seconds": 0}
+    with served_here(data, **limits) as (server, port), ExitStack() as held:
+        opened = server.server_state.connections
+        for _ in range(4):
+            hanging = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
+            hanging.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            hanging.sendall(sent)
+            if sent.startswith(b"GET") and b"\r\n\r\n" in sent:
+                assert hanging.recv(1) == b"H"
+            if sent == LONG:
+                until(lambda: all(each.flow.write_paused for each in opened))
+        for _ in range(20):
+            assert b" 200 " in raw(port, ASKED)
+
+
+def test_R38_who_is_being_answered_keeps_its_place(data: Path) -> None:
+    """P1: a client that waits for us is not idle, however long it takes."""
+    limits = {"connections": 4, "fresh_seconds": 0}
+    with served_here(data, **limits) as (server, port), ExitStack() as held:
+        opened = server.server_state.connections
+        path = "/api/topics/orders/integrity?again=true&wait_ms=4000"
+        asked = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
+        waiting = [
+            held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300)) for _ in range(2)
+        ]
+        for each in waiting:
+            each.sendall(asked)
+        until(lambda: sum(each.cycle is not None for each in opened) == 2)
+        for _ in range(20):
+            assert b" 200 " in raw(port, ASKED)
+        for each in waiting:
+            assert each.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_R38_an_answer_that_nobody_reads_ends_with_its_time(data: Path) -> None:
+    with served_here(data, request_seconds=0.5) as (server, port), ExitStack() as held:
+        unread = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=300))
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.sendall(LONG)
+        until(lambda: any(each.flow.write_paused for each in server.server_state.connections))
+        until(lambda: not server.server_state.connections)
+
+
+TWO_LENGTHS = [
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nContent-Length: 5\r\nTRANSFER-ENCODING: Chunked\r\n\r\n0\r\n\r\n",
+    b"POST /login HTTP/1.0\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: identity\r\ncontent-length: 3\r\n\r\nabc",
+    b"POST /login HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", TWO_LENGTHS, ids=range(len(TWO_LENGTHS)))
+def test_R39_a_body_of_two_lengths_is_refused_with_all_that_follows_it(address: str, sent: bytes) -> None:
+    """What one server takes for the body, another takes for the next request: neither is answered."""
+    smuggled = b"GET /api/topics HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=300) as connection:
+        connection.sendall(sent + smuggled)
+        answer = b""
+        try:
+            while piece := connection.recv(65536):
+                answer += piece
+        except ConnectionError:  # it is closed with bytes that nobody read
+            pass
+    assert answer.split()[1] in (b"400", b"501"), answer[:300]
+    assert answer.count(b"HTTP/1.1 ") == 1 and b"partitions" not in answer
 
 
 def test_R38_who_takes_too_long_over_a_head_is_closed(data: Path) -> None:

@@ -296,8 +296,10 @@ def test_every_chart_of_an_app_names_what_it_draws(client: httpx.Client) -> None
 
 def test_an_app_that_found_faults_is_not_marked_as_good(client: httpx.Client) -> None:
     page = client.get("/apps/shop", headers={"accept": "text/html"}).text
-    assert '<p class="sentence watch">' in page and '<p class="sentence good">' not in page
-    assert "found by validation; corrupt records are not in its results" in page
+    assert (
+        '<p class="sentence bad">' in page and '<p class="sentence good">' not in page
+    )  # nobody acknowledged them
+    assert 'href="/apps/shop/faults"' in page and "corrupt ones are not in its results" in page
     assert (
         client.get("/api/apps/shop").json()["faults"] == 3
     )  # a gap, a flipped bit, a clock that was a day ahead

@@ -39,6 +39,7 @@ from tidegate.web.reading.table_documents import (
     ScanQuestion,
     TableQuestion,
 )
+from tidegate.web.reading.texts import KeyFormat as Shown
 from tidegate.web.reading.texts import text_of, visible, window_of
 from tidegate.web.settings import Limits
 
@@ -210,7 +211,7 @@ def test_windowed_keys_are_read_back(inner: bytes, start: int) -> None:
         ("changelog", TimeWindow(start, start + 1000)), ("topic", TimeWindow(start, start + 1000)),
         ("session", SessionWindow(start, start + 5)),
     ):  # fmt: skip
-        found = window_of(encode_key(inner, window, KeyFormat(format)), format)
+        found = window_of(encode_key(inner, window, KeyFormat(format)), Shown(format))
         assert found is not None and found.start_ms == start and found.key == text_of(inner, 200)
 
 
@@ -256,7 +257,9 @@ def test_apps_tell_where_they_stand_and_how_to_go_on(site: Site) -> None:
     assert sum(each.memory_bytes for each in found.tenants) == found.memory_bytes
     stopped = apps.app_document(site, "strict", apps.AppQuestion())
     assert stopped.state == "stopped"
-    assert all(each.command.startswith("tidegate app resume strict --partition") for each in stopped.stopped)
+    assert all(
+        each.ways[0].command.startswith("tidegate app resume strict --partition") for each in stopped.stopped
+    )
     assert overview.overview(site).health == "bad"
     with pytest.raises(NotThereError, match="there are: shop, strict"):
         apps.app_document(site, "none", apps.AppQuestion())

@@ -28,7 +28,7 @@ def test_ranges_equal_those_of_a_dict(
     store, known = store_of(), dict[bytes, bytes]()
     for at in range(0, len(puts), cut):
         keys, values = zip(*puts[at : at + cut], strict=True)
-        store.put_batch(list(keys), list(values))
+        store.put_all(list(keys), list(values))
     for key, value in puts:
         known.pop(key, None)
         if value is not None:
@@ -51,7 +51,7 @@ def test_ranges_equal_those_of_a_dict(
 
 def test_values_come_with_their_timestamps_where_asked() -> None:
     store = store_of(timestamped=True)
-    store.put_batch([b"b", b"a"], [b"1", b"2"], value_ts=[7, 8])
+    store.put_all([b"b", b"a"], [b"1", b"2"], value_ts=[7, 8])
     assert list(store.reverse_range(b"a", b"b")) == [
         (b"b", TimestampedValue(b"1", 7)),
         (b"a", TimestampedValue(b"2", 8)),

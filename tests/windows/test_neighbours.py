@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage import Count, Max, Min, Sum
+from tidegate.clock import ManualClock
+from tidegate.storage import Count, Max, Min, ScratchLimiter, Sum
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators import neighbours
 from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
 
 INT = pa.int64()
+SCRATCH = ScratchLimiter(ManualClock(), reader_slots=1, maintenance_slots=1, timeout_ms=0)
 FOLDS = Folds([Count("n"), Sum("total", "v", INT), Min("low", "v", INT), Max("high", "v", INT)])
 
 
@@ -52,7 +54,7 @@ def test_a_stretch_is_the_sum_of_the_rows_its_window_takes(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "FEW", few)
-        merged = merge_stretches(FOLDS, partial(values), order, windows)
+        merged = merge_stretches(FOLDS, partial(values), order, windows, SCRATCH, str)
     (counts, *_), results = FOLDS.finish(merged)
     assert counts.tolist() == [len(each) for each in taken]
     assert results["n"].to_pylist() == [len(each) for each in taken]

@@ -42,7 +42,7 @@ def found_by_end_and_start() -> None:
     put_all(store, b"a", (10, 10), (500, 1000), (1500, 2000), (2500, 3000))
     assert bounds(store.find_sessions(b"a", 0, 1000)) == [(10, 10), (500, 1000)]
     assert bounds(store.find_sessions(b"a", 400, 600)) == [(500, 1000)]
-    assert store.fetch_batch([b"a"], 400, 600)["value"].to_pylist() == [b"500-1000"]
+    assert store.fetch_keys([b"a"], 400, 600)["value"].to_pylist() == [b"500-1000"]
 
 
 def forward_and_backward() -> None:
@@ -152,8 +152,8 @@ def test_the_changelog_has_ends_before_starts_and_removals_as_nulls() -> None:
 
 def test_columns_of_sessions_and_their_removal() -> None:
     store = sessions(timestamped=True)
-    store.put_batch([b"a", b"b", b"a"], [0, 5, 50], [10, 9, 60], [b"1", b"2", b"3"], value_ts=[10, 9, 60])
-    assert store.fetch_batch([b"b", b"a"]).to_pydict() == {
+    store.put_all([b"a", b"b", b"a"], [0, 5, 50], [10, 9, 60], [b"1", b"2", b"3"], value_ts=[10, 9, 60])
+    assert store.fetch_keys([b"b", b"a"]).to_pydict() == {
         "key": [b"b", b"a", b"a"],
         "window_start": [5, 0, 50],
         "window_end": [9, 10, 60],
@@ -170,7 +170,7 @@ def test_columns_of_sessions_and_their_removal() -> None:
 def test_sessions_that_cannot_be_are_refused() -> None:
     store = sessions()
     with pytest.raises(InvalidError, match="before its start"):
-        store.put_batch([b"a"], [5], [4], [b"v"])
+        store.put_all([b"a"], [5], [4], [b"v"])
     with pytest.raises(TypeError, match="session window"):
         store.put(Windowed(b"a", TimeWindow(0, 5)), b"v")
     with pytest.raises(InvalidError, match="key"):
@@ -188,7 +188,7 @@ def test_a_key_value_store_keeps_the_last_value_of_every_key() -> None:
 
     worker = Worker()
     store = KeyValueStore(worker.runtime.context(TASK), "table", changelog=changelog)
-    store.put_batch([b"a", b"b", b"a"], [b"1", b"2", b"3"], value_ts=[5, 6, 7], offsets=[0, 1, 2], topic="t")
+    store.put_all([b"a", b"b", b"a"], [b"1", b"2", b"3"], value_ts=[5, 6, 7], offsets=[0, 1, 2], topic="t")
     store.put(b"c", b"4", offset=3, topic="t")
     store.delete(b"b")
     assert [store.get(each) for each in (b"a", b"b", b"c", b"x")] == [b"3", None, b"4", None]

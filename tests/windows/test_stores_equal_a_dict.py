@@ -164,11 +164,11 @@ class Rig:
         if self.kind == "window":
             for key, time, _, value in puts:
                 self.model.put(key, time, 0, value)
-            result = self.store.put_batch(keys, times, values)
+            result = self.store.put_all(keys, times, values)
         else:
             for key, time, start, value in zip(keys, times, starts, values, strict=True):
                 self.model.put(key, time, start, value)
-            result = self.store.put_batch(keys, starts, times, values)
+            result = self.store.put_all(keys, starts, times, values)
         assert result.dropped == self.model.dropped - dropped
 
     def remove(self, puts: list[tuple[bytes, int, int, bytes | None]]) -> None:
@@ -213,7 +213,7 @@ class Rig:
             assert list(store.fetch(key, 0, FAR)) == mine
             assert list(store.backward_fetch(key, -5, 200)) == mine[::-1]
             assert list(store.fetch(key, 30, 90)) == [row for row in mine if 30 <= row[0] <= 90]
-        batch = store.fetch_batch(list(KEYS), 20, 100)
+        batch = store.fetch_keys(list(KEYS), 20, 100)
         found = list(
             zip(*(batch.column(name).to_pylist() for name in ("key", "window_start", "value")), strict=True)
         )

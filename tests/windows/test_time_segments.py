@@ -96,7 +96,7 @@ def reopened() -> None:
     store = WindowStore(
         worker.runtime.context(TASK), "test", retention=4 * I, segment_interval=I, window_size=1
     )
-    store.put_batch([b"k"] * 5, [each * I for each in range(5)], [b"v"] * 5)
+    store.put_all([b"k"] * 5, [each * I for each in range(5)], [b"v"] * 5)
     segments = store.segments
     segments.close()
     assert segments.get_segment(0) is None
@@ -176,18 +176,18 @@ def test_the_call_chain_of_a_put_is_the_one_of_the_diagram(calls: list[list[str]
     calls.clear()
     processor.process(b"k", b"v", 0)
     (chain,) = calls
-    assert chain[-5:] == [
-        "WindowStore.put_batch",
+    assert chain[-9:] == [
+        "WindowStore.put",
+        "WindowStore.put_all",
         "WindowStore._put",
-        "SegmentedStore._write",
+        "ValueStore._write",
+        "SegmentedStore.put_batch",
+        "PreparedPut.commit",
+        "SegmentedStore._insert",
         "TimeSegments.enter_segments",
         "TimeSegments.get_or_create_segment_if_live",
     ]
-    assert (
-        chain.index("Processor.process")
-        < chain.index("WindowStore.put")
-        < chain.index("WindowStore.put_batch")
-    )
+    assert chain.index("Processor.process") < chain.index("WindowStore.put")
 
 
 def test_nobody_else_in_the_code_calls_cleanup() -> None:
@@ -198,7 +198,23 @@ def test_nobody_else_in_the_code_calls_cleanup() -> None:
                 called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
                 if "cleanup_expired_segments" in called:
                     callers.add(f"{path.stem}.{function.name}")
-    assert callers == {"time_segments.get_or_create_segment_if_live", "time_segments.open_existing"}
+    assert callers == {
+        "time_segments.get_or_create_segment_if_live",
+        "time_segments.advance",
+        "time_segments.open_existing",
+    }
+
+
+def test_operators_and_tables_drop_rows_through_time_segments_only() -> None:
+    source = Path(time_segments.__file__).parents[2]
+    callers = set()
+    for path in [*(source / "windows").rglob("*.py"), *(source / "tables").rglob("*.py")]:
+        called = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
+        if called & {"drop_segments", "prune"}:
+            callers.add(path.stem)
+    assert callers - {"panes"} == {"time_segments"}, "tiles, which nothing runs, have panes of their own"
 
 
 CALLER = "TimeSegments.get_or_create_segment_if_live"
@@ -207,7 +223,7 @@ CALLER = "TimeSegments.get_or_create_segment_if_live"
 @pytest.fixture
 def windows(calls: list[list[str]]) -> WindowStore:
     store = open_windows(Worker().runtime.context(TASK))
-    store.put_batch([b"a", b"a", b"b"], [0, I, 2 * I], [b"1", b"2", b"3"])
+    store.put_all([b"a", b"a", b"b"], [0, I, 2 * I], [b"1", b"2", b"3"])
     calls.clear()
     return store
 
@@ -234,7 +250,7 @@ class TestTriggersOfTheSeed:
         list(windows.fetch_range(b"a", b"b", 0, 9 * I))
         list(windows.fetch_all(0, 9 * I))
         list(windows.all())
-        windows.fetch_batch([b"a", b"b"], 0, 9 * I)
+        windows.fetch_keys([b"a", b"b"], 0, 9 * I)
         list(windows.batches())
         assert calls == []
         assert windows.segments.ids == [0, 1, 2]
@@ -263,7 +279,7 @@ class TestTriggersOfTheSeed:
 def make_checkpoint(worker: Worker) -> bytes:
     """A checkpoint with time segments 0 to 4, of which a retention of two keeps 2 to 4."""
     store = open_windows(worker.runtime.context(TASK), retention=4 * I, segment_interval=I)
-    store.put_batch([b"k"] * 5, [each * I for each in range(5)], [b"v"] * 5)
+    store.put_all([b"k"] * 5, [each * I for each in range(5)], [b"v"] * 5)
     token = worker.runtime.checkpoint(TASK)
     worker.runtime.detach(TASK, store.state)
     return token
@@ -275,13 +291,13 @@ class TestTriggersBesides:
     def test_a_dropped_put_cleans_up_all_the_same(self, windows: WindowStore, calls: list[list[str]]) -> None:
         windows.state.observed_time = 4 * I
         assert windows.put(b"a", b"late", 1) is False
-        assert [chain[-1] for chain in calls] == [CALLER]
+        assert [chain[-1] for chain in calls] == ["TimeSegments.advance"]
         assert windows.segments.ids == [2]
 
     def test_a_batch_cleans_up_once_for_all_its_rows(
         self, windows: WindowStore, calls: list[list[str]]
     ) -> None:
-        windows.put_batch([b"a"] * 1000, [4 * I + each for each in range(1000)], [b"x"] * 1000)
+        windows.put_all([b"a"] * 1000, [4 * I + each for each in range(1000)], [b"x"] * 1000)
         assert len(calls) == 1
 
     def test_a_null_put_of_retained_duplicates_does_not(self, calls: list[list[str]]) -> None:

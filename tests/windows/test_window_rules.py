@@ -19,6 +19,7 @@ from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
 from tidegate.windows.kinds import LATEST, Hopping, Session, Tumbling, Unlimited
 from tidegate.windows.operators.shapes import Moment, Output
 from tidegate.windows.operators.windows import WindowOperator
+from tidegate.windows.stores.window_store import WindowStore
 
 
 def make(kind: Any, emit: str = "update", **options: Any) -> WindowOperator:
@@ -255,3 +256,26 @@ def test_windows_nobody_hears_of_are_kept_the_same_and_never_sent(kind: Any, emi
     assert len(unheard.tick(Moment(0, closing=True)).rows) == 0
     counted = {name: number for name, number in heard.counters.items() if name != "emitted"}
     assert {name: number for name, number in unheard.counters.items() if name != "emitted"} == counted
+
+
+@pytest.mark.parametrize(
+    ("emit", "compat", "store_compat"),
+    [
+        ("update", None, "tidegate"),
+        ("close", None, "tidegate"),
+        ("update", "kafka-streams", "kafka-streams"),
+        ("close", "kafka-streams", "kafka-streams/time-ordered"),
+    ],
+)
+def test_an_operator_shows_the_windows_that_a_store_of_its_rules_shows(
+    emit: str, compat: str | None, store_compat: str
+) -> None:
+    kind = Tumbling("10ms", retention="30ms")
+    operator = make(kind, emit, compat=compat)
+    runtime = WorkerStorageRuntime.open(StorageConfig.for_tests(), MemoryBackend())
+    store = WindowStore(runtime.context("task"), "windows", retention=30, window_size=10, compat=store_compat)
+    for ts in (0, 10, 20, 25, 30, 31, 40, 70):
+        operator.process(events([ts]), Moment(0))
+        store.put(b"k", b"v", ts // 10 * 10)
+        starts = [each.window.start for each, _ in store.all()]
+        assert operator.windows().window_start.tolist() == starts

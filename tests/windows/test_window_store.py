@@ -347,8 +347,8 @@ def keys_that_are_none() -> None:
         lambda: store.put(None, b"v", 1),  # type: ignore[arg-type]
         lambda: store.fetch(None, 1),  # type: ignore[call-overload]
         lambda: store.fetch(None, 0, 1),  # type: ignore[call-overload]
-        lambda: store.put_batch([None], [1], [b"v"]),  # type: ignore[list-item]
-        lambda: store.fetch_batch(pa.array([None], pa.binary()), 0, 1),
+        lambda: store.put_all([None], [1], [b"v"]),  # type: ignore[list-item]
+        lambda: store.fetch_keys(pa.array([None], pa.binary()), 0, 1),
     ):
         with pytest.raises(InvalidError, match="key"):
             call()
@@ -414,8 +414,8 @@ def test_window_stores(row: Callable[[], None]) -> None:
 
 def test_columns_come_back_key_after_key_with_bounds_and_timestamps() -> None:
     store = windows()
-    store.put_batch([b"a", b"b", b"a"], [30, 20, 10], [b"1", b"2", b"3"], value_ts=[7, 8, 9])
-    batch = store.fetch_batch([b"b", b"x", b"a"], 0, 100)
+    store.put_all([b"a", b"b", b"a"], [30, 20, 10], [b"1", b"2", b"3"], value_ts=[7, 8, 9])
+    batch = store.fetch_keys([b"b", b"x", b"a"], 0, 100)
     assert batch.to_pydict() == {
         "key": [b"b", b"a", b"a"],
         "window_start": [20, 10, 30],
@@ -436,7 +436,7 @@ def test_columns_come_back_key_after_key_with_bounds_and_timestamps() -> None:
 def test_many_windows_at_once_are_looked_up_in_one_go() -> None:
     store = windows()
     numbers = list(range(0, 3000, 3))
-    store.put_batch([b"k%d" % (each % 7) for each in numbers], numbers, [b"%d" % each for each in numbers])
+    store.put_all([b"k%d" % (each % 7) for each in numbers], numbers, [b"%d" % each for each in numbers])
     asked = list(range(3000))
     found = store.get_batch([b"k%d" % (each % 7) for each in asked], asked).column("value").to_pylist()
     assert found == [b"%d" % each if each % 3 == 0 else None for each in asked]
@@ -462,7 +462,7 @@ def test_timestamped_values_come_back_with_their_timestamp_and_are_logged_withou
 def test_the_changelog_numbers_nulls_that_the_store_skips() -> None:
     log: Log = []
     store = windows(retain_duplicates=True, changelog=logging_to(log))
-    store.put_batch([b"k"] * 4, [0, 0, 0, 0], [b"1", None, b"2", None])
+    store.put_all([b"k"] * 4, [0, 0, 0, 0], [b"1", None, b"2", None])
     assert [key[-1] for key, _, _ in log] == [1, 2, 3, 4]
     assert (store.state.sequence, store.state.logged_sequence) == (2, 4)
     assert [value for _, value in store.fetch(b"k", 0, 0)] == [b"1", b"2"]
@@ -471,9 +471,9 @@ def test_the_changelog_numbers_nulls_that_the_store_skips() -> None:
 def test_the_counter_of_duplicates_wraps_at_31_bits() -> None:
     store = windows(retain_duplicates=True)
     store.state.sequence = 2**31 - 3
-    store.put_batch([b"k"] * 4, [0] * 4, [b"a", b"b", b"c", b"d"])
+    store.put_all([b"k"] * 4, [0] * 4, [b"a", b"b", b"c", b"d"])
     assert store.state.sequence == 1
-    assert store.fetch_batch([b"k"], 0, 0)["sequence"].to_pylist() == [0, 1, 2**31 - 2, 2**31 - 1]
+    assert store.fetch_keys([b"k"], 0, 0)["sequence"].to_pylist() == [0, 1, 2**31 - 2, 2**31 - 1]
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ def test_one_point_of_retained_duplicates_is_refused() -> None:
 def test_the_position_is_of_all_that_was_seen_and_comes_back() -> None:
     worker = Worker()
     store = small(worker)
-    store.put_batch(
+    store.put_all(
         [b"a", b"b", b"c"],
         [61_000, 10, 61_000],
         [b"1"] * 3,
@@ -530,8 +530,23 @@ def test_a_put_without_room_changes_neither_clock_nor_counters() -> None:
     with pytest.raises(OverloadError):
         store.put(b"k", b"x" * 15_000, 50_000)
     assert (store.observed_time, store.state.sequence, store.dropped_records) == before
-    store.put(b"k", b"x" * 15_000, 180_001)
-    assert folders(store) == {3}, "a put that drops a time segment makes room for itself"
+    assert [at for at, _ in store.fetch(b"k", 0, 300_000)] == [0]
+
+
+def test_a_put_without_room_drops_no_time_segment() -> None:
+    """Rows that only this put would make old are still there after it was refused."""
+    worker = Worker(backlog_limit_bytes=20_000, backlog_timeout_ms=0)
+    store = windows(worker)
+    store.put(b"k", b"small", 20_000)
+    store.put(b"k", b"x" * 15_000, 130_000)
+    with pytest.raises(OverloadError):
+        store.put(b"k", b"x" * 15_000, 190_000)
+    assert (folders(store), store.observed_time) == ({0, 2}, 130_000)
+    assert store.fetch(b"k", 20_000) == b"small"
+    store.advance(300_000)
+    assert folders(store) == set(), "a put of no rows lets time pass, and makes room"
+    store.put(b"k", b"x" * 15_000, 310_000)
+    assert folders(store) == {5}
 
 
 @pytest.mark.parametrize(
@@ -553,15 +568,15 @@ def test_puts_before_the_epoch_and_uneven_columns_are_refused() -> None:
     store = windows()
     for call, message in (
         (lambda: store.put(b"k", b"v", -1), "before the epoch"),
-        (lambda: store.put_batch([b"k"], [1, 2], [b"v"]), "2 starts for 1 keys"),
-        (lambda: store.put_batch([b"k"], [1], [b"v", b"w"]), "2 values for 1 keys"),
-        (lambda: store.put_batch([b"k"], [1.5], [b"v"]), "not whole numbers"),  # type: ignore[list-item]
-        (lambda: store.put_batch(pa.array([1]), [1], [b"v"]), "encode them to binary"),
+        (lambda: store.put_all([b"k"], [1, 2], [b"v"]), "2 starts for 1 keys"),
+        (lambda: store.put_all([b"k"], [1], [b"v", b"w"]), "2 values for 1 keys"),
+        (lambda: store.put_all([b"k"], [1.5], [b"v"]), "not whole numbers"),  # type: ignore[list-item]
+        (lambda: store.put_all(pa.array([1]), [1], [b"v"]), "encode them to binary"),
         (lambda: store.put("k", b"v", 1), "as bytes"),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidError, match=message):
             call()
-    assert store.put_batch([], [], []).dropped == 0
+    assert store.put_all([], [], []).dropped == 0
     assert list(store.all()) == []
 
 
@@ -613,6 +628,6 @@ def test_windows_at_the_end_of_time_end_there() -> None:
     store = windows(retention=2**63 - 1)
     latest = 2**63 - 1
     store.put(b"k", b"v", latest - 1)
-    assert store.fetch_batch([b"k"], 0, latest)["window_end"].to_pylist() == [latest]
+    assert store.fetch_keys([b"k"], 0, latest)["window_end"].to_pylist() == [latest]
     with pytest.warns(TidegateWarning, match="beyond the largest time"):
         assert [each.window for each, _ in store.all()] == [TimeWindow(latest - 1, latest)]

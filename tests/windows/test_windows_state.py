@@ -91,7 +91,7 @@ def windows(worker: Worker, compat: str = "tidegate") -> WindowStore:
 @pytest.mark.parametrize(("compat", "left"), [("tidegate", [2]), ("kafka-streams/memory", [0, 1, 2])])
 def test_an_open_iterator_skips_time_segments_that_were_dropped(compat: str, left: list[int]) -> None:
     store = windows(Worker(), compat)
-    store.put_batch([b"k"] * 3, [1, 60_000, 119_000 + 1_000], [b"0", b"1", b"2"])
+    store.put_all([b"k"] * 3, [1, 60_000, 119_000 + 1_000], [b"0", b"1", b"2"])
     opened = [store.fetch(b"k", 0, 500_000), store.backward_fetch(b"k", 0, 500_000)]
     scans = [store.all(), store.backward_all(), store.fetch_range(b"k", b"k", 0, 500_000)]
     store.put(b"k", b"far", 240_000)
@@ -117,7 +117,7 @@ def test_a_store_goes_back_to_a_checkpoint_in_place() -> None:
 def test_iterators_give_back_what_they_hold() -> None:
     worker = Worker()
     store = windows(worker)
-    store.put_batch([b"a", b"b"], [1, 60_001], [b"0", b"1"])
+    store.put_all([b"a", b"b"], [1, 60_001], [b"0", b"1"])
     for _ in worker.runtime.dumping(TASK, store.state, store.state.index.all_buckets(), evict=True):
         pass
     with store.all() as rows:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidegate.cli.options import (
-    AnyFunction,
     GroupVerb,
     command_options,
     format_option,
@@ -17,18 +16,11 @@ from tidegate.cli.options import (
     yes_option,
 )
 from tidegate.cli.output import print_object, print_rows, say
-from tidegate.durations import format_moment
+from tidegate.cli.state import opened_backend, state_option
+from tidegate.durations import format_moment, format_size
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.ways_out import CommitInfo
-    from tidegate.storage.backends.port import StorageBackend
-
-
-def _state_option(command: AnyFunction) -> AnyFunction:
-    return click.option(
-        "--state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
-        show_default=True, help="Where the app keeps its state: a folder, or s3://BUCKET/PATH.",
-    )(command)  # fmt: skip
 
 
 @click.group("app", cls=GroupVerb)
@@ -50,7 +42,7 @@ def command() -> None:
 
 @command.command("status")
 @click.argument("app", required=False)
-@_state_option
+@state_option
 @click.option(
     "--log", "log_url", metavar="URL", envvar="TIDEGATE_LOG", help="Also say how much is left to read."
 )
@@ -73,9 +65,9 @@ def status(
     from tidegate.pipeline.rounds.stops import exit_code_of, faults_of, new_faults
     from tidegate.pipeline.rounds.ways_out import app_status, list_apps
 
-    with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
+    with opened_backend(state) as backend, _log(log_url, command_config, command_properties) as log:
         names = list_apps(backend) if app is None else [app]
-        found = [app_status(backend, name, log) for name in names]
+        found = [app_status(backend, name, log, orphans=True) for name in names]
     if not found:
         say(f"no app has state in {state}")
     columns = (
@@ -88,6 +80,7 @@ def status(
         "stopped",
         "faults",
         "losses",
+        "orphans",
         "change",
     )
     rows = [
@@ -99,17 +92,19 @@ def status(
             "committed": format_moment(each.committed_ms),
             "run_by": each.owner or None,
             "stopped": len(each.stopped),
-            "faults": sum(faults_of(each.totals).values()),
+            "faults": sum(faults_of(each.totals, each.topics).values()),
             "losses": len(each.losses),
+            "orphans": each.orphans,
             "change": each.change or None,
             "generation": each.generation,
             "backlog_bytes": each.backlog_bytes,
+            "orphan_bytes": each.orphan_bytes,
             "held": {flow: held.events for flow, held in each.held.items()},
             "positions": each.positions,
             "watermarks": each.watermarks,
             "totals": each.totals,
-            "faults_by_kind": faults_of(each.totals),
-            "new_faults": new_faults(each.totals),
+            "faults_by_kind": faults_of(each.totals, each.topics),
+            "new_faults": new_faults(each.totals, each.topics),
         }
         for each in found
     ]
@@ -118,27 +113,35 @@ def status(
         for flow, held in one.held.items():
             waited = f", until {one.topics[flow]}-{held.waits_for[1]} has come as far as they are"
             say(f"held back: {held.events:,} records of {flow}{waited if held.waits_for[1] >= 0 else ''}")
+    for one in found:
+        if one.orphans:
+            say(
+                f"orphans: {one.orphans:,} objects ({format_size(one.orphan_bytes or 0)}) of {one.app} that no commit "
+                "needs; runs remove them when they are an hour old"
+            )
     stopped = [each for one in found for each in one.stopped]
     for each in stopped:
         say(f"stopped ({each.reason}): {each.message}")
         say(f"  resume with: {each.command}")
     for one in found:
-        if new_faults(one.totals):
-            kinds = ", ".join(f"{count:,} {kind}" for kind, count in faults_of(one.totals).items())
+        if new_faults(one.totals, one.topics):
+            kinds = ", ".join(
+                f"{count:,} {kind}" for kind, count in faults_of(one.totals, one.topics).items()
+            )
             say(f"{one.app}: faults: {kinds}; when they are known: tidegate app acknowledge {one.app}")
-    return exit_code_of(stopped, sum(new_faults(one.totals) for one in found))
+    return exit_code_of(stopped, sum(new_faults(one.totals, one.topics) for one in found))
 
 
 @command.command("checkpoints")
 @click.argument("app")
-@_state_option
+@state_option
 @format_option()
 @talk_options
 def checkpoints(app: str, state: str, format: str) -> None:
     """Print the commits of APP that are kept: what `replay --to-round` and `as_of` reach."""
     from tidegate.pipeline.rounds.ways_out import app_commits
 
-    with _backend(state) as backend:
+    with opened_backend(state) as backend:
         commits = app_commits(backend, app)
     rows = [
         {
@@ -158,7 +161,7 @@ def checkpoints(app: str, state: str, format: str) -> None:
 
 @command.command("reset")
 @click.argument("app")
-@_state_option
+@state_option
 @yes_option
 @talk_options
 def reset(app: str, state: str, yes: bool) -> None:
@@ -167,7 +170,7 @@ def reset(app: str, state: str, yes: bool) -> None:
 
     if not yes:
         click.confirm(f"Forget all state of app {app}?", abort=True, err=True)
-    with _backend(state) as backend:
+    with opened_backend(state, read_only=False) as backend:
         _told(app, reset_app(backend, app))
 
 
@@ -181,7 +184,7 @@ def reset(app: str, state: str, yes: bool) -> None:
     multiple=True,
     help="With empty state of that partition from this offset on (repeatable; all partitions of a re-keyed flow).",
 )
-@_state_option
+@state_option
 @yes_option
 @talk_options
 def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str, yes: bool) -> None:
@@ -193,7 +196,7 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
 
     if not yes:
         click.confirm(f"Send results of app {app} again?", abort=True, err=True)
-    with _backend(state) as backend:
+    with opened_backend(state, read_only=False) as backend:
         _told(app, replay_app(backend, app, to_round=to_round, from_offsets=_offsets(offsets)))
 
 
@@ -205,25 +208,25 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
     type=click.IntRange(min=0),
     help="Go on there, at or behind where it stopped; what is skipped is recorded for ever.",
 )
-@_state_option
+@state_option
 @talk_options
 def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
     """Go on with a partition of APP that a fault stopped, where it stopped or behind it."""
     from tidegate.pipeline.rounds.ways_out import resume_partition
 
-    with _backend(state) as backend:
+    with opened_backend(state, read_only=False) as backend:
         _told(app, resume_partition(backend, app, partition, skip_to=skip_to))
 
 
 @command.command("acknowledge")
 @click.argument("app")
-@_state_option
+@state_option
 @talk_options
 def acknowledge(app: str, state: str) -> None:
     """Say that the faults that APP found so far are known; run and status end with 0 again until a new one comes."""
     from tidegate.pipeline.rounds.ways_out import acknowledge_faults
 
-    with _backend(state) as backend:
+    with opened_backend(state, read_only=False) as backend:
         _told(app, acknowledge_faults(backend, app))
 
 
@@ -231,7 +234,7 @@ def acknowledge(app: str, state: str) -> None:
 @click.argument("app")
 @click.option("--log", "log_url", metavar="URL", envvar="TIDEGATE_LOG", required=True, help="The app's log.")
 @command_options
-@_state_option
+@state_option
 @yes_option
 @talk_options
 def rebase(
@@ -247,19 +250,11 @@ def rebase(
 
     if not yes:
         click.confirm(f"Let app {app} write behind records that are not its own?", abort=True, err=True)
-    with _backend(state) as backend, _log(log_url, command_config, command_properties) as log:
+    with (
+        opened_backend(state, read_only=False) as backend,
+        _log(log_url, command_config, command_properties) as log,
+    ):
         _told(app, rebase_outputs(backend, app, log))
-
-
-@contextmanager
-def _backend(state: str) -> Iterator[StorageBackend]:
-    from tidegate.pipeline.tasks.opening import open_state
-
-    backend = open_state(state)
-    try:
-        yield backend
-    finally:
-        backend.close()
 
 
 @contextmanager

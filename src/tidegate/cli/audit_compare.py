@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.options import Verb, command_options, format_option, log_option, talk_options
-from tidegate.cli.output import Progress, print_object, say
+from tidegate.cli.output import Progress, echo, print_object, say
 from tidegate.cli.parallel import parallel_options, parallel_runner
 from tidegate.errors import InvalidError
 
@@ -90,12 +90,12 @@ def command(
         for each in found.partitions:
             where = "all partitions, by key" if each.partition is None else f"partition {each.partition}"
             told = "equal" if each.is_equal else _told(each.counts, each.untold, each.changed)
-            click.echo(f"{where}: {each.records[0]:,} and {each.records[1]:,} records: {told}")
+            echo(f"{where}: {each.records[0]:,} and {each.records[1]:,} records: {told}")
             for (first, stop), (other, end) in each.ranges[:examples]:
-                click.echo(f"  differs: A {_range(first, stop)}, B {_range(other, end)}")
+                echo(f"  differs: A {_range(first, stop)}, B {_range(other, end)}")
             for example in each.examples:
                 offsets = f"A {_offset(example.a)}, B {_offset(example.b)}"
-                click.echo(f"  {example.kind.value}: key {example.key!r} at {offsets}")
+                echo(f"  {example.kind.value}: key {example.key!r} at {offsets}")
     if found.is_equal:
         say(f"equal: {sum(each.records[0] for each in found.partitions):,} records on both sides")
         return 0

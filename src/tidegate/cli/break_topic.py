@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tidegate.cli.options import Verb, format_option, log_option, talk_options
-from tidegate.cli.output import print_object
+from tidegate.cli.output import echo, print_object
 from tidegate.errors import InvalidError
 
 KINDS = (
@@ -91,4 +91,4 @@ def command(
     if format == "json":
         print_object(done.to_dict(), format="json")
     else:
-        click.echo(str(done))
+        echo(str(done))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.cli.options import GroupVerb, command_options, format_option, log_option, talk_options
-from tidegate.cli.output import print_object, say, to_json
+from tidegate.cli.output import echo, print_object, say, to_json, visible
 from tidegate.cli.parallel import parallel_options, parallel_runner
+from tidegate.cli.state import state_option
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -34,10 +36,7 @@ def command() -> None:
 @command.command("export")
 @click.argument("subject", metavar="APP|TABLE|TOPIC")
 @log_option
-@click.option(
-    "--state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
-    show_default=True, help="Where an app keeps its state: a folder, or s3://BUCKET/PATH.",
-)  # fmt: skip
+@state_option
 @click.option(
     "--kind",
     type=click.Choice(["auto", "app", "table", "topic"]),
@@ -84,14 +83,13 @@ def export(
     from tidegate.files import Files
     from tidegate.integrity.topic_certificates import certify_topic
     from tidegate.pipeline.reading.certificates import certify_round
-    from tidegate.pipeline.tasks.opening import open_state
     from tidegate.tables.certificates import certify_version
 
     files, now_ms = Files(), SystemClock().now_ms()
     key = None if key_file is None else files.read(key_file, limit=1 << 20)
     given: dict[str, Any] = {"now_ms": now_ms, "key": key}
     given["client"] = client_settings(command_config, command_properties)
-    backend = open_state(state) if kind != "topic" and _has_state(state) else None
+    backend = None if kind == "topic" else _backend(state)
     try:
         found = _kind_of(subject, kind, backend, state)
         if round_number is not None and found != "app":
@@ -108,7 +106,7 @@ def export(
             backend.close()
     text = to_json(made) + "\n"
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
     else:
         files.publish(output, text.encode())
     say(f"{made['records']:,} records of {len(made['ranges'])} ranges certified; digest {made['digest']}")
@@ -162,7 +160,7 @@ def check(
         )
         if format == "table":
             for changed in each.changed:
-                click.echo(
+                echo(
                     f"changed: {each.topic}-{changed.partition} offsets {changed.first} to {changed.next - 1}: "
                     f"{changed.reason}"
                 )
@@ -185,6 +183,12 @@ def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str
     return "topic"
 
 
-def _has_state(state: str) -> bool:
-    """Whether a folder of state is there; an object store is always asked."""
-    return "://" in state or Path(state).is_dir()
+def _backend(state: str) -> StorageBackend | None:
+    """The state, if there is any: a topic needs none."""
+    from tidegate.storage import open_backend
+    from tidegate.storage.backends.port import NoStateError
+
+    try:
+        return open_backend(state, read_only=True)
+    except NoStateError:
+        return None

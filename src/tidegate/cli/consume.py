@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from tidegate.cli.options import Verb, command_options, log_option, settings_option, talk_options
-from tidegate.cli.output import counted, say
+from tidegate.cli.options import (
+    DURATION,
+    SERDE_NAMES,
+    Verb,
+    command_options,
+    log_option,
+    settings_option,
+    talk_options,
+)
+from tidegate.cli.output import TerminalBytes, counted, say
 from tidegate.cli.topic import opened
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError
@@ -46,7 +54,7 @@ _POLL_MS = 500
     "template",
     metavar="TEMPLATE",
     help=r"Print each record so: %t topic, %p partition, %o offset, %T time, %k key, %s value, %h headers, "
-    r"%K and %S their lengths, %% a percent sign, \n, \t.",
+    r"%w window, %K and %S lengths of key and value, %% a percent sign, \n, \t.",
 )
 @click.option("--output", metavar="FILE", help="Write to this file, complete or not at all.")
 @click.option(
@@ -60,6 +68,18 @@ _POLL_MS = 500
     "--control-records",
     is_flag=True,
     help="Show Tidegate's own records of producers' numbering, too; they carry no value.",
+)
+@click.option(
+    "--key-format",
+    type=click.Choice(["topic", "changelog", "session", "raw"]),
+    show_default="what the app that writes the topic recorded",
+    help="How keys carry windows: as Kafka Streams' topics, changelogs or sessions do; raw shows bytes.",
+)
+@click.option(
+    "--window-size", type=DURATION, metavar="DURATION", help="How long windows are; not for sessions."
+)
+@click.option(
+    "--key", "key_serde", type=click.Choice(SERDE_NAMES), help="How to read the key beside the window."
 )
 @settings_option("A setting of the Kafka client (repeatable); only with kafka://.")
 @log_option
@@ -75,9 +95,15 @@ def command(topic: str, log_url: str, **options: Any) -> None:
     tidegate consume orders -e -f '%t[%p]@%o %k %s\\n'
     tidegate consume orders -e -J | tidegate produce copy --format jsonl
 
-    JSON lines give strings as text and other bytes as {"base64": "…"}; timestamps are epoch milliseconds.
+    JSON lines give strings as text and other bytes as {"base64": "…"}; timestamps are epoch milliseconds. Bytes are
+    written as they are into pipes and files; on a terminal, control characters are shown as escapes.
+
+    Keys of windowed results are decoded: JSON has the key's bytes and, beside them, "window" with the key and its
+    bounds; tables and -f show the key, and its window as %w. An app's topics in a folder say how; for others give
+    --key-format.
     """
     from tidegate.cli.record_output import sink_for
+    from tidegate.cli.windowed_keys import keys_of
     from tidegate.log.access.positions import parse_range
 
     format = _format(options)
@@ -98,7 +124,14 @@ def command(topic: str, log_url: str, **options: Any) -> None:
             )
         )
         out = stack.enter_context(_target(options["output"], format))
-        sink = sink_for(format, out, options["template"])
+        keys = keys_of(
+            log,
+            topic,
+            key_format=options["key_format"],
+            size=options["window_size"],
+            serde=options["key_serde"],
+        )
+        sink = sink_for(format, out, options["template"], keys)
         try:
             _copy(reader, sink, options["num"], options["exit_at_end"] or stop is not None)
             sink.finish()
@@ -154,8 +187,8 @@ def _target(path: str | None, format: str) -> Any:
 class _Standard:
     """Standard output as a context that does not close it."""
 
-    def __enter__(self) -> BinaryIO:
-        return sys.stdout.buffer
+    def __enter__(self) -> Any:
+        return TerminalBytes(sys.stdout.buffer) if sys.stdout.isatty() else sys.stdout.buffer
 
     def __exit__(self, *_: object) -> None:
         sys.stdout.buffer.flush()

@@ -22,7 +22,7 @@ import tidegate as tg
 
 app = tg.App("shop", data=os.environ.get("SHOP_DATA", {data!r}))
 (
-    app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_bad="keep")
+    app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_error="keep")
     .validate()                                  # producers' numbering and checksums
     .deduplicate("order_id", within="10m")       # the first of each order counts
     .window(tg.Tumbling("1m", grace="30s", retention="1d"))

@@ -29,7 +29,7 @@ from tidegate import __version__
 from tidegate.cli.options import Verb, format_option, log_option
 from tidegate.cli.output import print_object, print_rows
 from tidegate.durations import format_size
-from tidegate.errors import TidegateError
+from tidegate.errors import InvalidError, TidegateError
 
 OLDEST_PYTHON = (3, 11)
 FEW_OPEN_FILES = 512
@@ -44,24 +44,6 @@ EXTRA_PACKAGES = {
     "starlette": "web",
     "uvicorn": "web",
 }
-_WARM_UP = """
-import importlib, json, pkgutil, time
-start = time.perf_counter()
-import tidegate.log.batches.decode
-import tidegate.kernels as kernels
-from tidegate.kernels.compiling import load_kernels
-hits = misses = 0
-for found in pkgutil.iter_modules(kernels.__path__):
-    if found.name != "__main__":
-        module = importlib.import_module(f"tidegate.kernels.{found.name}")
-        load_kernels(module)
-        for thing in vars(module).values():
-            stats = getattr(thing, "stats", None)
-            if hasattr(stats, "cache_hits"):
-                hits += sum(stats.cache_hits.values())
-                misses += sum(stats.cache_misses.values())
-print(json.dumps({"seconds": time.perf_counter() - start, "hits": hits, "misses": misses}))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +86,9 @@ def examine(log_url: str, *, start_spark: bool = False) -> Iterator[Check]:
     if "://" not in log_url:
         folder = Path(log_url)
         yield _log_folder(folder)
+        yield from _broker_settings(folder)
         yield from _disk(_nearest(folder))
+    yield _state_key()
     yield _java()
     yield _spark(start_spark)
     yield _kafka()
@@ -146,16 +130,26 @@ def _version(package: str) -> str | None:
 
 
 def _kernels() -> Check:
-    """Whether compiled kernels come from the cache, asked of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", _WARM_UP], capture_output=True, text=True, timeout=300)
+    """How many kernels are compiled, and where; asked of a fresh interpreter, which compiles none."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate.kernels", "--check"], capture_output=True, text=True, timeout=300
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         return Check("kernels", "fault", f"do not load: {last}", "pip install --force-reinstall numba numpy")
     answer = json.loads(done.stdout)
-    found = f"{answer['hits']} from the cache, {answer['misses']} compiled now, {answer['seconds']:.1f} s"
-    if answer["misses"]:
-        return Check("kernels", "note", found, "python -m tidegate.kernels (where the cache can be written)")
-    return Check("kernels", "ok", found)
+    found = f"{answer['compiled']} of {answer['kernels']} are compiled"
+    if answer["folders"]:
+        found += f", in {' and '.join(answer['folders'])}"
+    if answer["compiled"] == answer["kernels"]:
+        return Check("kernels", "ok", found)
+    remedy = f"{sys.executable} -m tidegate.kernels"
+    if answer["to"] is None:
+        found += "; no folder can be written, so every start compiles what it needs"
+        return Check(
+            "kernels", "note", found, f"NUMBA_CACHE_DIR=FOLDER {remedy}, with a FOLDER you can write"
+        )
+    return Check("kernels", "note", f"{found}; the others will be kept in {answer['to']}", remedy)
 
 
 def _machine() -> Iterator[Check]:
@@ -180,6 +174,24 @@ def _log_folder(folder: Path) -> Check:
     empty = not any(folder.iterdir())
     found = f"{folder}: {'empty' if empty else kind}, {'writable' if writable else 'read-only'}"
     return Check("log folder", "ok" if writable else "note", found)
+
+
+def _broker_settings(folder: Path) -> Iterator[Check]:
+    """What `server.properties` in the log folder says and does not do."""
+    from tidegate.files import Files
+    from tidegate.log.topics.catalog import BROKER_SETTINGS_NAME, LogFolder
+
+    if not (folder / BROKER_SETTINGS_NAME).is_file():
+        return
+    try:
+        ignored = LogFolder(Files(), folder).broker_config().ignored
+    except TidegateError as error:
+        yield Check("broker settings", "fault", str(error), f"correct {folder / BROKER_SETTINGS_NAME}")
+        return
+    if ignored:
+        yield Check("broker settings", "note", f"ignored here: {', '.join(ignored)}")
+    else:
+        yield Check("broker settings", "ok", f"{folder / BROKER_SETTINGS_NAME}, all of them used")
 
 
 def _disk(folder: Path) -> Iterator[Check]:
@@ -219,6 +231,21 @@ def _nearest(folder: Path) -> Path:
     return next((place for place in (folder, *folder.parents) if place.is_dir()), Path("/"))
 
 
+def _state_key() -> Check:
+    """Whether state is signed here; of a key only its id is shown."""
+    from tidegate.storage.backends.state_keys import state_keys
+
+    try:
+        keys = state_keys()
+    except InvalidError as error:
+        what, _, remedy = str(error).partition("; ")
+        return Check("state key", "note", what, remedy)
+    if keys is None:
+        return Check("state key", "ok", "none: files of state are not signed, nor verified")
+    older = f"; also accepted: {', '.join([*keys.by_id][1:])}" if len(keys.by_id) > 1 else ""
+    return Check("state key", "ok", f"files of state are signed with key {keys.id} ({keys.source}){older}")
+
+
 def _java() -> Check:
     from tidegate.spark.java import find_java
 
@@ -237,7 +264,7 @@ def _spark(start: bool) -> Check:
     if version is None:
         return Check("spark", "missing", "pyspark is not installed", "pip install 'tidegate[spark]'")
     if not start:
-        return Check("spark", "ok", f"pyspark {version}, not started", "tidegate doctor --spark starts it")
+        return Check("spark", "ok", f"pyspark {version}, not started", "`tidegate doctor --spark` starts it")
     script = (
         "import tidegate.spark\n"
         "spark = tidegate.spark.session('tidegate-doctor', master='local[1]')\n"
@@ -260,7 +287,10 @@ def _kafka() -> Check:
 
 
 def _without_home(check: Check) -> Check:
-    home = str(Path.home())
+    try:
+        home = str(Path.home())
+    except RuntimeError:  # a user without a home folder
+        return check
     if len(home) < 2:
         return check
     found, remedy = check.found.replace(home, "~"), check.remedy.replace(home, "~")

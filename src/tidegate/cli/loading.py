@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tidegate.errors import InvalidError
+from tidegate.errors import InvalidError, TidegateError
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
@@ -62,12 +63,28 @@ def _load(place: str) -> ModuleType:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), *filter(None, known)]))
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise  # the module is there, and lacks another one
-        raise InvalidError(
-            f"there is no module {name}; run this in the folder it lies in, or name the file: {name}.py:app"
-        ) from None
+    except TidegateError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code: it may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
+            raise InvalidError(
+                f"there is no module {name}; run this in the folder it lies in, or name the file: {name}.py:app"
+            ) from None
+        raise InvalidError(f"{place} cannot be imported: {_said(error, folder)}") from error
+
+
+def _said(error: BaseException, folder: Path) -> str:
+    """An error of the user's module in one line, with the place in it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, SyntaxError):  # says the place itself
+        return said
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename
+    ]
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
 
 
 def _listed(place: str, apps: dict[str, App]) -> str:

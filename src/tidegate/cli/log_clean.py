@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tidegate.cli.options import Verb, dry_run_option, format_option, log_option, talk_options
+from tidegate.cli.options import DURATION, Verb, dry_run_option, format_option, log_option, talk_options
 from tidegate.cli.output import detail, print_rows, say, warn
 from tidegate.durations import duration_ms, format_duration, format_size
 from tidegate.errors import InvalidError
@@ -23,7 +23,9 @@ _COLUMNS = ("partition", "removed", "freed", "rules", "log_start", "compacted", 
 @click.command("clean", cls=Verb)
 @click.argument("topic", required=False)
 @log_option
-@click.option("--every", metavar="DURATION", help="Go on, one pass every so often, until interrupted.")
+@click.option(
+    "--every", type=DURATION, metavar="DURATION", help="Go on, one pass every so often, until interrupted."
+)
 @dry_run_option
 @format_option()
 @talk_options

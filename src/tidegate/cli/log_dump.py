@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.cli.options import Verb, talk_options
+from tidegate.cli.output import TerminalText
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ def command(
         ),
     )
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(encoding="utf-8", line_buffering=False)
-    sink = TextSink(options, sys.stdout, sys.stderr) if format == "kafka" else JsonSink(options, sys.stdout)
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=False)
+    out: Any = TerminalText(sys.stdout) if sys.stdout.isatty() else sys.stdout
+    sink = TextSink(options, out, sys.stderr) if format == "kafka" else JsonSink(options, out)
     return 5 if dump(targets, options, sink) else 0
 
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.options import Verb, format_option, log_option, settings_option, talk_options
-from tidegate.cli.output import print_object, print_rows, say
+from tidegate.cli.options import (
+    DURATION,
+    SIZE,
+    Verb,
+    format_option,
+    log_option,
+    settings_option,
+    talk_options,
+)
+from tidegate.cli.output import echo, print_object, print_rows, say
 from tidegate.durations import duration_ms, format_duration, format_moment, format_size, moment_ms, size_bytes
 from tidegate.errors import InvalidError
 
@@ -39,8 +47,10 @@ _SEGMENT_COLUMNS = (
 @click.option("-p", "--partition", type=click.IntRange(min=0), help="One partition of the topic.")
 @click.option("--offset", type=click.IntRange(min=0), help="Answer for the record at this offset.")
 @click.option("--at", "time", metavar="TIME", help="Answer for the first record at or after this time.")
-@click.option("--record-bytes", metavar="SIZE", help="A workload: bytes a record takes, overhead included.")
-@click.option("--interval", metavar="DURATION", help="A workload: time between two records.")
+@click.option(
+    "--record-bytes", type=SIZE, metavar="SIZE", help="A workload: bytes a record takes, overhead included."
+)
+@click.option("--interval", type=DURATION, metavar="DURATION", help="A workload: time between two records.")
 @settings_option("A setting of the topic or broker (repeatable); with TOPIC: what if it were so.")
 @click.option(
     "--checked-every",
@@ -116,7 +126,7 @@ def _workload(
 def _print_workload(lifetime: WorkloadLifetime, traps: list[Trap]) -> None:
     capacity = lifetime.capacity
     size = format_size(capacity.records * lifetime.workload.record_bytes)
-    click.echo(
+    echo(
         f"A log segment takes {capacity.records} records ({size}), rolled by "
         f"{capacity.reason.replace('_', ' ')}; they span {format_duration(lifetime.fill_ms)}.\n"
     )
@@ -131,9 +141,9 @@ def _print_workload(lifetime: WorkloadLifetime, traps: list[Trap]) -> None:
     ]
     print_rows(rows, format="table", columns=("moment", "after", "rule", "because"))
     if lifetime.changes:
-        click.echo("\nTo come nearer to what was asked for:")
+        echo("\nTo come nearer to what was asked for:")
         for change in lifetime.changes:
-            click.echo(f"  {change}")
+            echo(f"  {change}")
     _print_traps(traps)
 
 
@@ -231,24 +241,24 @@ def _print_partitions(
     checks: int | None,
 ) -> None:
     if assumed:
-        click.echo("This folder has no settings of ours: defaults are assumed (-X says what if).")
+        echo("This folder has no settings of ours: defaults are assumed (-X says what if).")
     checked = (
         "nobody checks retention"
         if checks is None
         else f"retention is checked every {format_duration(checks)}"
     )
     for found, lifetimes in zip(facts, forecasts, strict=True):
-        click.echo(
+        echo(
             f"{found.topic}-{found.partition}: {len(found.segments)} log segments, "
             f"{format_size(found.size_bytes)}, offsets {found.log_start_offset} to {found.log_end_offset}; "
             f"{checked}.\n"
         )
         print_rows([_row(lifetime) for lifetime in lifetimes], format="table", columns=_SEGMENT_COLUMNS)
-        click.echo()
+        echo()
         for lifetime in lifetimes[:1] + lifetimes[-1:] if len(lifetimes) > 1 else lifetimes:
-            click.echo(f"{lifetime.segment.base_offset}: {lifetime.because}")
+            echo(f"{lifetime.segment.base_offset}: {lifetime.because}")
             if lifetime.change:
-                click.echo(f"    → {lifetime.change}")
+                echo(f"    → {lifetime.change}")
     _print_traps(traps)
 
 
@@ -315,7 +325,7 @@ def _print_records(records: list[dict[str, Any]], format: str) -> None:
             for name, value in record.items()
         }
         print_object(shown, format="table")
-        click.echo()
+        echo()
 
 
 # -- both ------------------------------------------------------------------------------------------
@@ -347,9 +357,9 @@ def _draw(timeline: Timeline, picture: str | None) -> None:
 def _print_traps(traps: list[Trap]) -> None:
     if not traps:
         return
-    click.echo("\nWatch out:")
+    echo("\nWatch out:")
     for trap in traps:
-        click.echo(f"  {trap.name}: {trap.message}\n    → {trap.fix}")
+        echo(f"  {trap.name}: {trap.message}\n    → {trap.fix}")
     sys.stdout.flush()
 
 

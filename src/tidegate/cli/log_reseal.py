@@ -9,7 +9,7 @@ import click
 
 from tidegate.cli.options import Verb, dry_run_option, format_option, log_option, talk_options
 from tidegate.cli.output import print_rows, say
-from tidegate.errors import ConflictError, InvalidError
+from tidegate.errors import ConflictError, InvalidError, verify_command
 
 if TYPE_CHECKING:
     from tidegate.files import Files
@@ -98,5 +98,5 @@ def _refuse_damage(folder: Path, log: Path, files: Files) -> None:
     if faults:
         raise ConflictError(
             f"{folder}: {faults[0].message} ({len(faults)} faults besides the seals); look at them with "
-            f"`tidegate verify {folder}`, restore what is damaged, or insist with --force"
+            f"{verify_command(folder)}, restore what is damaged, or insist with --force"
         )

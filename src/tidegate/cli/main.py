@@ -3,26 +3,30 @@
 A verb is a module with a `command`; it is imported only when it is called, so that `--help` and the light
 verbs never load Arrow, numba or Spark. Help lines stand here for the same reason.
 
-M1  a run ends with one of the documented exit codes and at most one error line on stderr, never a traceback
-    (`TIDEGATE_DEBUG=1` shows it, for those who look for a fault in Tidegate itself).
+M1  a run ends with one of the documented exit codes and at most one error on stderr (a line; a refusal that lists
+    several things keeps its lines), never a traceback (`TIDEGATE_DEBUG=1` shows it, for those who look for a fault
+    in Tidegate itself).
 M2  a closed pipe (`… | head`) ends the run quietly with 0; Ctrl-C with 130, SIGTERM with 143, both after the
     verb has closed what it opened.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from tidegate.cli.options import EXIT_CODES, GroupVerb, talk_options
-from tidegate.cli.output import error_line
+from tidegate.cli.output import WARNINGS, CompileTalk, Talk, error_line
 from tidegate.errors import TidegateError
+from tidegate.kernels import compile_progress
 
 
 class Place(NamedTuple):
@@ -58,6 +62,7 @@ VERBS: dict[str, Place | Places] = {
         "tidegate.cli.push", "Push rows as the next version of a table, proven complete, then shown."
     ),
     "table": Place("tidegate.cli.table", "Look into tables and their versions: fetch, scan, diff, swap, …"),
+    "state": Place("tidegate.cli.state_sign", "Sign the files of a state, or take the signatures off."),
     "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
     "audit": Places(
         {"compare": Place("tidegate.cli.audit_compare", "Prove two topics equal, or name what differs.")},
@@ -67,6 +72,7 @@ VERBS: dict[str, Place | Places] = {
     "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
     "ui": Place("tidegate.cli.ui", "Look at topics, records, tables and apps in a browser; HTTP API."),
     "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
+    "completion": Place("tidegate.cli.completion", "Print what a shell needs to complete commands."),
     "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
 }
 
@@ -129,9 +135,27 @@ cli = LazyGroup(
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; its exit code. Everything that can go wrong is told here (M1, M2)."""
+    WARNINGS.setLevel(logging.WARNING)
+    logging.getLogger("tidegate").addHandler(WARNINGS)
+    try:
+        return _run(arguments)
+    finally:
+        logging.getLogger("tidegate").removeHandler(WARNINGS)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    with suppress(
+        AttributeError, OSError
+    ):  # names may be no text: shown as escapes where the stream can do it
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    talk = Talk()
+    compile_progress.listen(CompileTalk(talk))
     try:
         outcome = cli.main(
-            args=None if arguments is None else list(arguments), prog_name="tidegate", standalone_mode=False
+            args=None if arguments is None else list(arguments),
+            prog_name="tidegate",
+            standalone_mode=False,
+            obj=talk,
         )
         sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
@@ -168,8 +192,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # the process edge: a person gets one line, not a traceback
         if os.environ.get("TIDEGATE_DEBUG"):
             raise
+        said = " ".join(str(error).split("\n"))
         error_line(
-            f"this is a fault in Tidegate, please report it: {type(error).__name__}: {error} "
+            f"this is a fault in Tidegate, please report it: {type(error).__name__}: {said} "
             f"(TIDEGATE_DEBUG=1 shows where)"
         )
         return 1

@@ -6,16 +6,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from tidegate.cli.output import Talk
+from tidegate.cli.output import WARNINGS, Talk
 from tidegate.config import parse_assignments
+from tidegate.durations import duration_ms, size_bytes
+from tidegate.errors import InvalidError
 
 DEFAULT_LOG = "./data/log"
+SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 a check found a fault; 2 wrong usage; 3 out of reach, retry later; "
     "4 conflict or fenced; 5 corrupt input stopped the run; 130 interrupted."
@@ -33,6 +37,13 @@ class Verb(click.Command):
         settings.setdefault("epilog", EXIT_CODES)
         super().__init__(name, **settings)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _as_written(error, self, ctx, given) from None
+
 
 class GroupVerb(click.Group):
     """A group of commands, likewise. A group called alone shows its help."""
@@ -43,6 +54,45 @@ class GroupVerb(click.Group):
         settings.setdefault("context_settings", CONTEXT)
         settings.setdefault("epilog", EXIT_CODES)
         super().__init__(name, **settings)
+
+
+class Measured(click.ParamType[Any]):
+    """A duration or a size in an option: checked while options are read, so that a refusal names the option."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            self._parse(value)
+        except InvalidError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+DURATION = Measured("duration", duration_ms)
+SIZE = Measured("size", size_bytes)
+
+
+def _as_written(
+    error: click.NoSuchOption, command: click.Command, ctx: click.Context, given: Sequence[str]
+) -> click.NoSuchOption:
+    """Name a word option that was written with one dash as a whole: `-once`, not `-o`."""
+    from difflib import get_close_matches
+
+    long = [each for param in command.get_params(ctx) for each in param.opts if each.startswith("--")]
+    for word in given:
+        written = word.partition("=")[0]
+        if (
+            len(error.option_name) == 2
+            and written[:1] == "-" != written[1:2]
+            and error.option_name[1] in written
+        ):
+            near = get_close_matches(f"-{written}", long)
+            if near:
+                return click.NoSuchOption(written, possibilities=near, ctx=ctx)
+    return error
 
 
 def log_option(command: AnyFunction) -> AnyFunction:
@@ -148,6 +198,7 @@ def talk_options(command: AnyFunction) -> AnyFunction:
 
 def _set_level(ctx: click.Context, level: int) -> None:
     ctx.find_root().ensure_object(Talk).level = level
+    WARNINGS.setLevel(logging.WARNING if level else logging.CRITICAL)
 
 
 def _keep_bootstrap(ctx: click.Context, _parameter: click.Parameter, server: str | None) -> None:

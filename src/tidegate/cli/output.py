@@ -2,23 +2,31 @@
 
 Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Talk obeys
 `-q` and `-v`; colour appears on terminals only and never with `NO_COLOR`. `Progress` is one line that is
-rewritten on a terminal, and a JSON heartbeat every five seconds elsewhere. Bytes that are no text are shown
-with escapes, so that nothing in a record can drive the terminal.
+rewritten on a terminal, and a JSON heartbeat every five seconds elsewhere.
+
+O1  nothing in a record drives the terminal: control characters, terminal codes and direction marks are shown as
+    escapes in every format. What writes record bytes as they are does so into pipes and files only (`TerminalBytes`).
+O2  the user and the password of a URL are never printed.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, BinaryIO, Final, TextIO
 
 import click
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import format_duration, format_size
+from tidegate.errors import without_credentials
+from tidegate.kernels.compile_progress import CompileProgress
 
+_DOUBTFUL: Final = re.compile(r"[^ -~\n\t]")
 _HEARTBEAT_MS = 5000
 _REDRAW_MS = 100
 
@@ -42,7 +50,7 @@ def print_rows(
         for row in rows:
             out.write(to_json(row) + "\n")
     elif format == "json":
-        out.write(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False) + "\n")
+        out.write(visible(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False)) + "\n")
     elif format == "csv":
         import csv
 
@@ -58,7 +66,7 @@ def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | Non
     """Print one thing: `NAME  value` lines as a table, or one JSON object."""
     out = stream if stream is not None else sys.stdout
     if format == "json":
-        out.write(json.dumps(_plain(fields), indent=2, ensure_ascii=False) + "\n")
+        out.write(visible(json.dumps(_plain(fields), indent=2, ensure_ascii=False)) + "\n")
     elif format == "jsonl":
         out.write(to_json(fields) + "\n")
     elif format == "csv":
@@ -71,7 +79,49 @@ def print_object(fields: Mapping[str, Any], *, format: str, stream: TextIO | Non
 
 def to_json(value: Any) -> str:
     """One line of JSON; bytes become text, or `{"base64": …}` where they are not UTF-8."""
-    return json.dumps(_plain(value), ensure_ascii=False, separators=(", ", ": "))
+    return visible(json.dumps(_plain(value), ensure_ascii=False, separators=(", ", ": ")))
+
+
+def visible(text: str) -> str:
+    """The text with all that cannot be seen as JSON's `\\uXXXX`; line ends and tabs stay. JSON stays the same (O1)."""
+    return _DOUBTFUL.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
+
+
+class TerminalBytes:
+    """A terminal as a file for bytes, which shows what cannot be seen as escapes (O1)."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+
+    def write(self, data: bytes) -> int:
+        text = bytes(data).decode("utf-8", "backslashreplace").replace("\r\n", "\n")
+        self._out.write(visible(text).encode("utf-8", "backslashreplace"))
+        return len(data)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+class TerminalText:
+    """The same for text."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, text: str) -> int:
+        return self._out.write(visible(text))
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def echo(text: str = "") -> None:
+    """One line, or several, of what was asked for; `visible`, and without credentials (O1, O2)."""
+    click.echo(visible(without_credentials(text)))
 
 
 def printable(value: bytes | str | None) -> str:
@@ -101,15 +151,30 @@ def detail(message: str) -> None:
 
 def warn(message: str) -> None:
     """Something to notice, unless `-q`."""
-    _tell(1, f"{_colour('warning:', 'yellow')} {message}")
+    _tell(1, message, _colour("warning:", "yellow") + " ")
 
 
 def error_line(message: str, *, kafka_name: str | None = None) -> None:
-    """The one line an unsuccessful run ends with."""
+    """The error an unsuccessful run ends with: one line, or the lines of a message that has several."""
     named = f" [{kafka_name}]" if kafka_name and kafka_name not in message else ""
-    told = " ".join(printable(part) for part in message.split("\n"))  # a message of several lines, too
+    told = "\n".join(map(printable, without_credentials(message).split("\n")))
     _clear_line()
     click.echo(f"{_colour('error:', 'red')} {told}{named}", err=True)
+
+
+class WarningLines(logging.Handler):
+    """Warnings of the library as lines of talk; `-q` sets its level above them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = printable(record.getMessage())
+            _clear_line()
+            click.echo(f"{_colour(f'{record.levelname.lower()}:', 'yellow')} {message}", err=True)
+        except Exception:  # noqa: BLE001 - as every handler: a line that cannot be written must not end the work
+            self.handleError(record)
+
+
+WARNINGS = WarningLines(logging.WARNING)
 
 
 class Progress:
@@ -161,20 +226,66 @@ class Progress:
             sys.stderr.flush()
         else:
             beat = {"doing": self.label, "done": self.done, "total": self.total, "unit": self.unit}
-            click.echo(to_json({**beat, **self.counts, "elapsed_ms": elapsed_ms}), err=True)
+            share, left_ms = self._share(), self._left_ms(elapsed_ms)
+            told = {"percent": None if share is None else round(share * 100), "left_ms": left_ms}
+            click.echo(to_json({**beat, **told, **self.counts, "elapsed_ms": elapsed_ms}), err=True)
+
+    def _share(self) -> float | None:
+        return min(1.0, self.done / self.total) if self.total else None
+
+    def _left_ms(self, elapsed_ms: int) -> int | None:
+        """How long the rest takes at the pace so far; None while nothing can be said."""
+        share = self._share()
+        return None if not share or share >= 1 else round(elapsed_ms * (1 - share) / share)
 
     def _line(self, elapsed_ms: int) -> str:
         seconds = max(elapsed_ms, 1) / 1000
         amount = format_size if self.unit == "bytes" else "{:,}".format
         parts = [f"{self.label}: {amount(self.done)}"]
-        if self.total:
-            share = min(1.0, self.done / self.total)
+        share, left_ms = self._share(), self._left_ms(elapsed_ms)
+        if share is not None and self.total is not None:
             parts[0] += f" of {amount(self.total)} ({share:.0%})"
-            if 0 < share < 1:
-                parts.append(f"{format_duration(round(seconds * (1 - share) / share) * 1000)} left")
+        if left_ms is not None:
+            parts.append(f"{format_duration(max(1, round(left_ms / 1000)) * 1000)} left")
         parts.insert(1, f"{amount(round(self.done / seconds))}/s")
         parts += [f"{count:,} {name}" for name, count in self.counts.items()]
         return ", ".join(parts)
+
+
+class CompileTalk:
+    """Tell a person who waits for kernels to be compiled: at once that they are, then how far it is.
+
+    Called in whichever thread compiles; so `talk` is handed in, and not looked up in the context of the thread.
+    """
+
+    def __init__(self, talk: Talk, *, clock: Clock | None = None) -> None:
+        self._talk = talk
+        self._clock = clock or SystemClock()
+        self._started_ms: int | None = None
+        self._told_ms = 0
+
+    def __call__(self, progress: CompileProgress) -> None:
+        if self._talk.level < 1:
+            return
+        now_ms = self._clock.monotonic_ms()
+        if self._started_ms is None:
+            self._started_ms = self._told_ms = now_ms
+            _clear_line()
+            click.echo(f"compiling kernels for this machine ({progress.kept})", err=True)
+        if _is_terminal(sys.stderr):
+            _clear_line()
+            if progress.kernel:
+                sys.stderr.write(self._line(progress, now_ms - self._started_ms))
+            sys.stderr.flush()
+        elif now_ms - self._told_ms >= _HEARTBEAT_MS:
+            self._told_ms = now_ms
+            click.echo(self._line(progress, now_ms - self._started_ms), err=True)
+
+    def _line(self, progress: CompileProgress, elapsed_ms: int) -> str:
+        return (
+            f"compiling kernels: {progress.compiled} ready of at most {progress.at_most}, "
+            f"{elapsed_ms // 1000} s{progress.kernel and ', now '}{progress.kernel}"
+        )
 
 
 def _print_table(rows: list[Mapping[str, Any]], columns: Sequence[str], out: TextIO) -> None:
@@ -242,10 +353,10 @@ def _level() -> int:
     return talk.level if isinstance(talk, Talk) else 1
 
 
-def _tell(level: int, message: str) -> None:
+def _tell(level: int, message: str, mark: str = "") -> None:
     if _level() >= level:
         _clear_line()
-        click.echo(message, err=True)
+        click.echo(mark + visible(without_credentials(message)), err=True)
 
 
 def _is_terminal(stream: TextIO) -> bool:

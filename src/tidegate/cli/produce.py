@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from tidegate.cli.options import Verb, command_options, log_option, settings_option, talk_options
+from tidegate.cli.options import SIZE, Verb, command_options, log_option, settings_option, talk_options
 from tidegate.cli.output import Progress, counted, detail, say
 from tidegate.cli.topic import opened
 from tidegate.durations import format_duration, size_bytes
@@ -50,13 +52,20 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
     "-z", "--compression", type=click.Choice(CODECS), help="Compress batches; the topic's choice wins."
 )
 @click.option("--batch-records", type=click.IntRange(1), help="At most so many records in a batch.")
-@click.option("--batch-bytes", default="1MiB", show_default=True, help="At most so many bytes in a batch.")
+@click.option(
+    "--batch-bytes", type=SIZE, default="1MiB", show_default=True, help="At most so many bytes in a batch."
+)
 @click.option("--producer-id", type=click.IntRange(0), help="Number the batches as this idempotent producer.")
 @click.option("--producer-epoch", type=click.IntRange(0, 32767), default=0, show_default=True)
 @click.option(
     "--first-sequence",
     type=click.IntRange(0),
     help="Number from here, as a producer that repeats itself; needs --partition and --producer-id.",
+)
+@click.option(
+    "--integrity",
+    is_flag=True,
+    help="Number and check-sum the records, so that `verify` and apps see loss, change and repeats.",
 )
 @click.option(
     "--durability",
@@ -67,7 +76,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
     "replicas, or on the leader.",
 )
 @click.option("--create-topic", is_flag=True, help="Create the topic (one partition) when it is missing.")
-@click.option("--max-line-bytes", default="1MiB", show_default=True, help="A longer line is refused.")
+@click.option(
+    "--max-line-bytes", type=SIZE, default="1MiB", show_default=True, help="A longer line is refused."
+)
 @settings_option("A setting of the Kafka client (repeatable); only with kafka://.")
 @log_option
 @command_options
@@ -99,6 +110,7 @@ def command(topic: str, files: tuple[Path, ...], format: str, log_url: str, **op
         max_line_bytes=size_bytes(options["max_line_bytes"]),
     )
     firsts = _first_sequences(options)
+    numbered = {"integrity": {"app": "tidegate-produce"}} if options["integrity"] else {}
     with opened(log_url, options["command_config"], client) as log:
         if options["create_topic"]:
             log.create_topic(topic, if_not_exists=True)
@@ -110,17 +122,24 @@ def command(topic: str, files: tuple[Path, ...], format: str, log_url: str, **op
             producer_id=options["producer_id"],
             producer_epoch=options["producer_epoch"],
             durability=options["durability"],
+            **numbered,
         )
-        tally = Tally(topic)
+        tally, source = Tally(topic), Source(files)
+        total = source.total_bytes
+        unit = "records" if total is None else "bytes"
         try:
-            with writer, Progress(f"writing {topic}") as progress:
-                for table in _all_tables(files, reading, tables):
+            with writer, Progress(f"writing {topic}", total=total, unit=unit) as progress:
+                for table in source.tables(reading, tables):
                     if options["repartition"] and "partition" in table.column_names:
                         table = table.drop_columns("partition")
-                    for batch in writer.write(table, partition=options["partition"], first_sequences=firsts):
-                        tally.add(batch)
+                    sequences = {} if firsts is None else {"first_sequences": firsts}
+                    written = writer.write(table, partition=options["partition"], **sequences)
+                    tally.add(written, rows=table.num_rows)
                     firsts = None
-                    progress.advance(table.num_rows)
+                    if total is None:
+                        progress.advance(table.num_rows)
+                    else:
+                        progress.advance(source.new_bytes(), records=table.num_rows)
         finally:
             tally.tell(progress.elapsed_ms)
 
@@ -134,14 +153,16 @@ class Tally:
         self.duplicates = 0
         self.offsets: dict[int, tuple[int, int]] = {}
 
-    def add(self, batch: Any) -> None:
-        count = batch.last_offset - batch.first_offset + 1
-        self.records += 0 if batch.duplicate else count
-        self.duplicates += count if batch.duplicate else 0
-        first, _ = self.offsets.get(batch.partition, (batch.first_offset, 0))
-        self.offsets[batch.partition] = (min(first, batch.first_offset), batch.last_offset)
-        kind = "duplicate of" if batch.duplicate else "wrote"
-        detail(f"{kind} {self.topic}-{batch.partition} offsets {batch.first_offset}–{batch.last_offset}")
+    def add(self, batches: Sequence[Any], *, rows: int) -> None:
+        """One write of `rows` records: the batches that they, and starts of chains beside them, were stored in."""
+        repeated = sum(each.last_offset - each.first_offset + 1 for each in batches if each.duplicate)
+        self.duplicates += repeated
+        self.records += rows - repeated
+        for batch in batches:
+            first, _ = self.offsets.get(batch.partition, (batch.first_offset, 0))
+            self.offsets[batch.partition] = (min(first, batch.first_offset), batch.last_offset)
+            kind = "duplicate of" if batch.duplicate else "wrote"
+            detail(f"{kind} {self.topic}-{batch.partition} offsets {batch.first_offset}–{batch.last_offset}")
 
     def tell(self, elapsed_ms: int) -> None:
         where = ", ".join(
@@ -156,12 +177,41 @@ class Tally:
         say(f"wrote {counted(self.records, 'record')}{repeated} to {self.topic} in {took}{offsets}")
 
 
-def _all_tables(files: tuple[Path, ...], reading: Any, tables: Any) -> Iterator[pa.Table]:
-    if not files:
-        yield from tables(_stdin(), "standard input", reading)
-    for path in files:
-        with path.open("rb") as stream:
-            yield from tables(stream, str(path), reading)
+class Source:
+    """What is read: files one after the other, or standard input; and how much of it was."""
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._files = files
+        self._before = self._told = self._furthest = 0
+        self._stream: BinaryIO | None = None
+
+    @property
+    def total_bytes(self) -> int | None:
+        """How much there is; None of a pipe or a terminal."""
+        if self._files:
+            return sum(path.stat().st_size for path in self._files)
+        try:
+            status = os.fstat(sys.stdin.fileno())
+        except (OSError, ValueError):  # no file at all, as in a test
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def tables(self, reading: Any, tables: Any) -> Iterator[pa.Table]:
+        if not self._files:
+            self._stream = _stdin()
+            yield from tables(self._stream, "standard input", reading)
+        for path in self._files:
+            with path.open("rb") as self._stream:
+                yield from tables(self._stream, str(path), reading)
+            self._before, self._furthest = self._before + path.stat().st_size, 0
+
+    def new_bytes(self) -> int:
+        """Bytes read since the last call."""
+        if self._stream is not None and not self._stream.closed and self._stream.seekable():
+            self._furthest = max(self._furthest, self._stream.tell())
+        done = self._before + self._furthest
+        new, self._told = done - self._told, done
+        return new
 
 
 def _stdin() -> BinaryIO:
@@ -171,6 +221,8 @@ def _stdin() -> BinaryIO:
 
 
 def _first_sequences(options: dict[str, Any]) -> dict[int, int] | None:
+    if options["integrity"] and options["producer_id"] is not None:
+        raise InvalidError("--integrity gives records numbers of its own; leave --producer-id out")
     if options["first_sequence"] is None:
         return None
     if options["partition"] is None or options["producer_id"] is None:

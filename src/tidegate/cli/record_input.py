@@ -6,11 +6,13 @@ one row group of Parquet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.log.batches.json_records import parse_document, parse_lines
@@ -18,6 +20,8 @@ from tidegate.log.batches.records import HEADERS_TYPE
 
 _CHUNK_BYTES = 4 << 20
 _DOCUMENT_LIMIT_BYTES = 256 << 20
+_CSV_FIELD = rb'(?:"[^"]*+(?:""[^"]*+)*+"[^,\n]*+|[^",\n][^,\n]*+)?+'
+_CSV_RECORDS = re.compile(rb"(?:" + _CSV_FIELD + rb"(?:," + _CSV_FIELD + rb")*+\n)++")
 _COLUMNS = ("key", "value", "timestamp", "partition", "headers")
 
 
@@ -38,7 +42,7 @@ def tables(stream: BinaryIO, name: str, options: InputOptions) -> Iterator[pa.Ta
     if options.format == "parquet":
         yield from _parquet(stream, name)
     elif options.format == "csv":
-        yield from _csv(stream, name)
+        yield from _csv(stream, name, options.max_line_bytes)
     elif options.format == "json":
         document = stream.read(_DOCUMENT_LIMIT_BYTES + 1)
         if len(document) > _DOCUMENT_LIMIT_BYTES:
@@ -70,9 +74,7 @@ def _whole_lines(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[t
             number += whole.count(b"\n") + 1
             rest = chunk[cut + 1 :]
         if len(rest) > max_line_bytes:
-            raise InvalidError(
-                f"line {number} of {name} is longer than {max_line_bytes} bytes; raise --max-line-bytes"
-            )
+            raise InvalidError(_too_long(f"line {number}", name, max_line_bytes))
     if rest:
         yield number, rest
 
@@ -107,7 +109,9 @@ def _plain_lines(chunk: bytes, first_line: int, options: InputOptions) -> pa.Tab
     return pa.table(columns)
 
 
-def _csv(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
+def _csv(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[pa.Table]:
+    """Whole records at a time. Arrow is given bytes and never the stream: it would read that ahead in threads of its
+    own, which end the process when it ends before they do."""
     from pyarrow import csv
 
     convert = csv.ConvertOptions(
@@ -121,32 +125,84 @@ def _csv(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
         null_values=[""],
         quoted_strings_can_be_null=False,
     )
-    try:
-        reader = csv.open_csv(stream, convert_options=convert)
-        for batch in reader:
-            yield _record_columns(pa.Table.from_batches([batch]), name)
-    except pa.ArrowInvalid as error:
-        raise InvalidError(f"{name}: not the CSV expected: {error}") from None
+    heading: list[str] | None = None
+    for number, records in _whole_csv_records(stream, name, max_line_bytes):
+        if not records.strip():
+            continue
+        read = csv.ReadOptions(use_threads=False, block_size=len(records) + 1, column_names=heading)
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(records),
+                read_options=read,
+                parse_options=csv.ParseOptions(newlines_in_values=True),
+                convert_options=convert,
+            )
+        except pa.ArrowInvalid as error:
+            said = str(error).partition("\n")[0]
+            raise InvalidError(
+                f"{name}: not the CSV expected, in what begins at line {number}: {said}"
+            ) from None
+        heading = table.column_names
+        table = _record_columns(table, name)
+        for column in ("key", "value"):
+            longest = pc.max(pc.binary_length(table[column])).as_py() if column in table.column_names else 0
+            if longest is not None and longest > max_line_bytes:
+                raise InvalidError(_too_long(f"a {column} behind line {number}", name, max_line_bytes))
+        if table.num_rows:
+            yield table
+    if heading is None:
+        raise InvalidError(f"{name}: not the CSV expected: it is empty; begin with a heading like key,value")
+
+
+def _whole_csv_records(stream: BinaryIO, name: str, max_line_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """(number of the first line, whole records), as much as is there at a time; quoted fields may hold newlines."""
+    number, rest = 1, b""
+    read = getattr(stream, "read1", stream.read)
+    while chunk := read(_CHUNK_BYTES):
+        rest += chunk
+        found = _CSV_RECORDS.match(rest)
+        cut = 0 if found is None else found.end()
+        if cut:
+            yield number, rest[:cut]
+            number += rest.count(b"\n", 0, cut)
+            rest = rest[cut:]
+        if len(rest) > max_line_bytes:
+            raise InvalidError(_too_long(f"the record that begins in line {number}", name, max_line_bytes))
+    if rest:
+        yield number, rest
+
+
+def _too_long(what: str, name: str, max_line_bytes: int) -> str:
+    return f"{what} of {name} is longer than {max_line_bytes} bytes; raise --max-line-bytes"
 
 
 def _parquet(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
-    import io
+    import mmap
 
     from pyarrow import parquet
 
-    source = stream if stream.seekable() else io.BytesIO(stream.read())
+    data: mmap.mmap | bytes
+    try:  # never the stream itself: Arrow reads ahead in threads of its own
+        data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError):  # a pipe
+        data = stream.read()
     try:
-        file = parquet.ParquetFile(source)
+        file = parquet.ParquetFile(pa.BufferReader(data))
         for number in range(file.num_row_groups):
-            yield _record_columns(file.read_row_group(number), name)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InvalidError(f"{name}: not a Parquet file that can be read: {error}") from None
+            table = file.read_row_group(number)
+            table.validate(full=True)
+            if isinstance(data, mmap.mmap):  # reading through the map does not move the position
+                stream.seek(len(data) * (number + 1) // file.num_row_groups)
+            yield _record_columns(table, name)
+    except (pa.ArrowException, OSError) as error:
+        said = str(error).partition("\n")[0]
+        raise InvalidError(f"{name}: not a Parquet file that can be read: {said}") from None
 
 
 def _record_columns(table: pa.Table, name: str) -> pa.Table:
     """Only the columns that make records; others are metadata of another topic, or a mistake."""
     known = [column for column in _COLUMNS if column in table.column_names]
-    strangers = set(table.column_names) - set(_COLUMNS) - {"topic", "offset"}
+    strangers = set(table.column_names) - set(_COLUMNS) - {"topic", "offset", "window"}
     if strangers or not known:
         raise InvalidError(
             f"{name}: columns {', '.join(table.column_names)}; expected some of {', '.join(_COLUMNS)}"

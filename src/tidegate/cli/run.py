@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from tidegate.cli.options import Verb, talk_options
-from tidegate.cli.output import say, warn
+from tidegate.cli.options import DURATION, Verb, talk_options
+from tidegate.cli.output import echo, say, warn
 from tidegate.errors import InvalidError, UnavailableError
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
+    from tidegate.pipeline.rounds.run import Run
 
 
 @click.command("run", cls=Verb)
@@ -26,7 +31,14 @@ if TYPE_CHECKING:
 @click.option("--master", metavar="URL", help="Spark's master.  [default: local[*,4]]")
 @click.option("--once", is_flag=True, help="End when everything that is in the log is done.")
 @click.option("--close", is_flag=True, help="With --once: the input ends there, so every window is final.")
-@click.option("--trigger", metavar="DURATION", default="1s", show_default=True, help="Rounds when caught up.")
+@click.option(
+    "--trigger",
+    type=DURATION,
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    help="Rounds when caught up.",
+)
 @click.option("--round-records", type=click.IntRange(min=1), help="Rounds of so many records, not by time.")
 @click.option(
     "--on-loss",
@@ -68,7 +80,7 @@ def command(
         raise click.UsageError("--close says that the input ends, so it needs --once")
     app = load_app(where)
     if explain:
-        click.echo(app.explain())
+        echo(app.explain())
         return 0
     return run_app(
         app,
@@ -93,18 +105,36 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
         _serve(counted, metrics)
     chosen = _engine(engine, master, app.name)
     with RunLine(app.name) as line:
-        run = app.start(chosen, metrics=counted, progress=line.show, **settings)
+        run = app._opened(chosen, metrics=counted, progress=line.show, **settings)
         code = 0
         try:
-            summary = _waited(run)
-        except (KeyboardInterrupt, SystemExit) as asked:  # Ctrl-C, or SIGTERM of whoever runs services here
-            code = 130 if isinstance(asked, KeyboardInterrupt) else int(asked.code or 0)
-            line.clear()
-            say("stopping after this round; once more to stop at once")
-            run.stop()
-            summary = _waited(run)
+            try:
+                run.begin()
+                summary = _waited(run)
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ) as asked:  # Ctrl-C, or SIGTERM of whoever runs services here
+                code = 130 if isinstance(asked, KeyboardInterrupt) else int(asked.code or 0)
+                line.clear()
+                say("stopping after this round; once more to stop at once")
+                run.stop()
+                summary = _waited(run)
+        finally:
+            if run.is_running:  # a second interrupt, wherever it came
+                _end_now(run, code or 130)
         line.end(summary)
     return code or int(summary.exit_code)
+
+
+def _end_now(run: Run, code: int) -> NoReturn:
+    """End the process without waiting for the threads that are in the round, as an ordinary exit would."""
+    try:
+        run.give_up()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also when interrupted again
+        os._exit(code)
 
 
 def _waited(run: Any) -> Any:
@@ -129,6 +159,9 @@ def _engine(engine: str, master: str | None, name: str) -> Any:
         warn(f"running without Spark, in this process: {error}")
         return "local"
     spark.sparkContext.setLogLevel("ERROR")
+    # Spark's own handler cancels all jobs at once; here the first interrupt lets the round come to its end.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return spark
 
 

@@ -1,34 +1,33 @@
-"""`--state`, and the backend it names: what every verb about stored tables shares."""
+"""`--state`, and the backend it names: what every verb about apps and stored tables shares."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tidegate.cli.options import AnyFunction
-from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
 
 
 def state_option(command: AnyFunction) -> AnyFunction:
-    """`--state FOLDER` as parameter `state`."""
+    """`--state URL` as parameter `state`."""
     return click.option(
-        "--state", "state", metavar="FOLDER", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
-        show_default=True, help="The folder the table is kept in.",
+        "--state", "state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
+        show_default=True, help="Where apps and tables are kept: a folder, or s3://BUCKET/PATH.",
     )(command)  # fmt: skip
 
 
 @contextmanager
-def opened_backend(state: str) -> Iterator[Any]:
-    """The backend at an address; a folder must be there."""
+def opened_backend(state: str, *, read_only: bool = True) -> Iterator[StorageBackend]:
+    """The backend at an address; it must be there, and one that is read is left as it is."""
     from tidegate.storage import open_backend
 
-    if "://" not in state and not Path(state).is_dir():
-        raise InvalidError(f"{state} is no folder; say where the table is kept with --state")
-    backend = open_backend(state)
+    backend = open_backend(state, create=False, read_only=read_only)
     try:
         yield backend
     finally:

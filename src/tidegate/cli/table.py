@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from tidegate.cli.options import AnyFunction, GroupVerb, format_option, log_option, talk_options
-from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.cli.options import SERDE_NAMES, AnyFunction, GroupVerb, format_option, log_option, talk_options
+from tidegate.cli.output import counted, echo, print_object, print_rows, printable, say
 from tidegate.cli.state import opened_backend, state_option
 from tidegate.cli.table_serve import serve
 from tidegate.cli.table_versions import VERBS
 from tidegate.errors import InvalidError
 
-SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
 _NUMBERS = ("int", "long")
 
 
@@ -50,7 +49,8 @@ def command() -> None:
     tidegate table serve users --live user-updates            one that goes on after its push
 
     The last commit is shown; the process that builds the table goes on meanwhile. Of a table that is pushed, the
-    current version is; name another one like users_v3.
+    current version is; name another one like users_v3. Tables that apps keep are named as in .table(NAME), or as
+    APP:NAME where several apps have one of that name.
     """
 
 
@@ -68,13 +68,14 @@ def fetch(
     """Print the windows of one KEY; times are epoch milliseconds or like 2026-01-01T10:00Z."""
     bounds = (_moment(first), 2**63 - 1 if last is None else _moment(last))
     with _opened(name, **options) as table:
-        wanted = _parsed(table, key)
-        if table.rules.shape.kind == "key":
-            rows = table.fetch_range(wanted, wanted)
-        else:
-            rows = table.fetch(wanted, *bounds, backward=backward)
+        serde, number = (
+            (table.flow.key_serde, table.round)
+            if _is_of_app(table)
+            else (table.rules.key, table.commit.number)
+        )
+        rows = table.fetch(_parsed(serde, key), *bounds, backward=backward)
         print_rows(rows.to_arrow().to_pylist(), format=format, columns=rows.to_arrow().column_names)
-        say(f"{counted(len(rows), 'window')} of {key} at commit {table.commit.number}")
+        say(f"{counted(len(rows), 'window')} of {key} at commit {number}")
 
 
 @command.command("scan")
@@ -85,9 +86,9 @@ def fetch(
 def scan(name: str, num: int | None, format: str, **options: Any) -> None:
     """Print all rows of the table, in no promised order."""
     with _opened(name, **options) as table:
-        rows = (row for batch in table.batches() for row in batch.to_pylist())
+        rows = (row for batch in table.scan() for row in batch.to_pylist())
         shown = list(islice(rows, num)) if num is not None else rows
-        columns = _columns(table)
+        columns = table.schema.names if _is_of_app(table) else _columns(table)
         print_rows(shown, format=format, columns=columns)
 
 
@@ -98,8 +99,11 @@ def scan(name: str, num: int | None, format: str, **options: Any) -> None:
 @talk_options
 def info(name: str | None, state: str, format: str) -> None:
     """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
+    from tidegate.cli.app_table import app_table_facts
     from tidegate.clock import SystemClock
     from tidegate.durations import format_duration, format_moment
+    from tidegate.pipeline.reading.recorded import all_recorded
+    from tidegate.pipeline.rounds.ways_out import app_commits
     from tidegate.tables.building.commits import lease_name, load_commits
     from tidegate.tables.building.lease import read_lease
     from tidegate.tables.building.stored import open_committed, stored_tables
@@ -124,11 +128,18 @@ def info(name: str | None, state: str, format: str) -> None:
                     rows.append(
                         {"table": each, "kind": shape.kind, "topic": shape.topic, "commits": len(commits)}
                     )
+            for of_app in all_recorded(backend):
+                count = len(app_commits(backend, of_app.app))
+                named = f"{of_app.app}:{of_app.name}"
+                rows.append({"table": named, "kind": "app", "topic": of_app.topic, "commits": count})
             print_rows(rows, format=format, columns=("table", "kind", "topic", "commits"))
             return
         versioned = version_named(backend, name)
         if versioned is not None:
             print_object(_version_facts(backend, *versioned), format=format)
+            return
+        if (found_app := _of_app(backend, name)) is not None:
+            print_object(app_table_facts(backend, found_app), format=format)
             return
         name = freshest_replica(backend, name) or name
         table = open_committed(backend, name, clock=SystemClock())
@@ -172,10 +183,17 @@ def info(name: str | None, state: str, format: str) -> None:
 @_reading_options
 def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
+    from tidegate.cli.app_table import explain_lines
     from tidegate.cli.topic import opened
     from tidegate.tables.queries.explain import explain as explained
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
+        if _is_of_app(table):
+            if start is None or end is not None:
+                raise InvalidError(f"table {name} is kept by an app: give START, and no END")
+            for told in explain_lines(table, log, _parsed(table.flow.key_serde, key), _moment(start)):
+                click.echo(printable(told))
+            return
         kind = table.rules.shape.kind
         if {"window": (True, False), "session": (True, True), "key": (False, False)}[kind] != (
             start is not None,
@@ -185,9 +203,9 @@ def explain(name: str, key: str, start: str | None, end: str | None, log_url: st
             raise InvalidError(f"table {name} is of kind {kind}: give {wanted}")
         first, last = _moment(start or "0"), _moment(end or "0")
         ts, seq = (last, first) if kind == "session" else (first, 0)
-        raw = table.rules.key.encode(_parsed(table, key))
+        raw = table.rules.key.encode(_parsed(table.rules.key, key))
         for line in explained(table.source, log, raw or b"", ts, seq).lines():
-            click.echo(line)
+            echo(line)
 
 
 command.add_command(serve)
@@ -197,6 +215,7 @@ command.add_command(serve)
 def _opened(
     name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
 ) -> Iterator[Any]:
+    from tidegate.cli.app_table import opened_app_table
     from tidegate.clock import SystemClock
     from tidegate.tables.building.stored import SERDES, open_committed
     from tidegate.tables.replicas.reading import freshest_replica
@@ -205,6 +224,11 @@ def _opened(
 
     choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
     with opened_backend(state) as backend:
+        if (of_app := _of_app(backend, name)) is not None:
+            serdes = {"key_serde": key_serde, "value_serde": value_serde}
+            with opened_app_table(backend, of_app, number=number, **serdes) as kept:
+                yield kept
+            return
         replica = freshest_replica(backend, name)
         versioned = None if replica is not None else version_named(backend, name)
         if versioned is not None:
@@ -231,6 +255,31 @@ def _opened(
         )
         with table:
             yield table
+
+
+def _of_app(backend: Any, name: str) -> Any:
+    """The app's table of that name; None where there is another table called so, or none at all."""
+    from tidegate.pipeline.reading.recorded import all_recorded, find_recorded
+    from tidegate.tables.building.stored import stored_tables
+    from tidegate.tables.replicas.reading import freshest_replica
+    from tidegate.tables.versions.catalog import version_named
+
+    if ":" not in name and (
+        name in stored_tables(backend)
+        or version_named(backend, name) is not None
+        or freshest_replica(backend, name) is not None
+    ):
+        return None
+    found = find_recorded(backend, name)
+    known = all_recorded(backend) if found is None else []
+    if found is None and (known or ":" in name):
+        others = [*stored_tables(backend), *(f"{each.app}:{each.name}" for each in known)]
+        raise InvalidError(f"there is no table {name!r} here; there are {', '.join(others) or 'none'}")
+    return found
+
+
+def _is_of_app(table: Any) -> bool:
+    return hasattr(table, "flow")
 
 
 def _replicas(backend: Any, version: str) -> dict[str, str]:
@@ -297,9 +346,9 @@ def _moment(written: str) -> int:
     return moment_ms(int(written) if written.lstrip("+-").isdecimal() else written)
 
 
-def _parsed(table: Any, written: str) -> Any:
+def _parsed(serde: Any, written: str) -> Any:
     """A key as typed on the command line, as its serde takes it."""
-    name = table.rules.key.name
+    name = serde.name
     try:
         if name in _NUMBERS:
             return int(written)

@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from tidegate.cli.options import Verb, command_options, log_option, talk_options
+from tidegate.cli.options import DURATION, Verb, command_options, log_option, talk_options
 from tidegate.cli.output import is_quiet, say, to_json
 from tidegate.cli.run_line import short
+from tidegate.cli.state import state_option
 from tidegate.errors import InvalidError
 
 REDRAW_SECONDS, HEARTBEAT_SECONDS = 0.5, 5.0
@@ -49,12 +50,13 @@ REDRAW_SECONDS, HEARTBEAT_SECONDS = 0.5, 5.0
     "--lease-ttl", default="10s", show_default=True, help="When a leader that says nothing is replaced."
 )
 @click.option(
-    "--for", "duration", metavar="TIME", help="Stop after so long; without it on Ctrl-C or SIGTERM."
+    "--for",
+    "duration",
+    type=DURATION,
+    metavar="TIME",
+    help="Stop after so long; without it on Ctrl-C or SIGTERM.",
 )
-@click.option(
-    "--state", "state", metavar="FOLDER", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
-    show_default=True, help="The folder or object store that all replicas share.",
-)  # fmt: skip
+@state_option
 @log_option
 @command_options
 @talk_options

@@ -27,7 +27,7 @@ def versions(name: str, swaps: bool, state: str, format: str) -> None:
     """
     from tidegate.durations import format_moment
 
-    with _versions(state, name) as catalog:
+    with _versions(state, name, read_only=True) as catalog:
         known = catalog.require()
     if swaps:
         rows = [
@@ -192,10 +192,10 @@ def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, ye
 
 
 @contextmanager
-def _versions(state: str, name: str) -> Iterator[Any]:
+def _versions(state: str, name: str, *, read_only: bool = False) -> Iterator[Any]:
     from tidegate.tables.versions.catalog import Versions
 
-    with opened_backend(state) as backend:
+    with opened_backend(state, read_only=read_only) as backend:
         yield Versions(backend, name)
 
 

@@ -1,4 +1,4 @@
-"""`tidegate topic`: create, list, describe, alter, delete. Thin: what it knows, `Log` and `KafkaLog` know.
+"""`tidegate topic`: create, list, describe, alter, delete, delete-records. What it knows, `Log` and `KafkaLog` know.
 
 Imports neither Arrow nor numba: these verbs answer at once.
 """
@@ -24,7 +24,7 @@ from tidegate.cli.options import (
     talk_options,
     yes_option,
 )
-from tidegate.cli.output import counted, print_object, print_rows, say
+from tidegate.cli.output import counted, echo, print_object, print_rows, say, warn
 from tidegate.config import parse_properties
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import InvalidError
@@ -32,7 +32,7 @@ from tidegate.files import Files
 from tidegate.log.access.connect import open_log
 from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topic_config import Source, TopicConfig
-from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
+from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
 
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
@@ -89,6 +89,7 @@ def create(
                     raise InvalidError("--replication-factor is for kafka://; a folder holds one copy")
                 extra["replication_factor"] = replication_factor
             log.create_topic(name, partitions, settings, if_not_exists=if_not_exists, **extra)
+            _warn_of_unused(log, settings)
             if existed:
                 say(f"topic {name} exists already")
             else:
@@ -105,6 +106,11 @@ def list_topics(
 ) -> None:
     """List the topics."""
     with opened(log_url, command_config, command_properties) as log:
+        if isinstance(log, Log) and not log.path.is_dir():
+            raise InvalidError(
+                f"there is no log at {log_url}: give --log URL or set TIDEGATE_LOG, or create it with "
+                "`tidegate topic create NAME`"
+            )
         counts = log.partition_counts()
     rows = [{"name": name, "partitions": count} for name, count in counts.items()]
     print_rows(rows, format=format, columns=["name", "partitions"])
@@ -159,7 +165,7 @@ def describe(
     if not config_only:
         print_rows(places, format=format, columns=list(places[0]) if places else ["partition"])
     if not config_only and not partitions_only:
-        click.echo()
+        echo()
     if not partitions_only:
         print_rows(settings, format=format, columns=["key", "value", "source", "meaning"])
     if description.assumed:
@@ -201,6 +207,7 @@ def alter(
                 after = log.alter_topic(name, settings, unset).config
             if partitions is not None:
                 log.add_partitions(name, partitions)
+        _warn_of_unused(log, settings)
     verb = "would set" if dry_run else "set"
     for key in [*TOPIC_SETTINGS.parse(settings), *(TOPIC_SETTINGS.find(key).name for key in unset)]:
         say(f"{verb} {key}={after.value(key)} (was {before.config.value(key)})")
@@ -241,6 +248,46 @@ def delete(
                 say(f"deleted topic {name}")
 
 
+@command.command("delete-records", cls=Verb)
+@click.argument("name", metavar="NAME")
+@click.option(
+    "--before", type=click.IntRange(-1), required=True, help="The first offset to keep; -1 keeps none."
+)
+@click.option("-p", "--partition", type=click.IntRange(0), help="One partition of the topic; all without it.")
+@yes_option
+@log_option
+@command_options
+@dry_run_option
+@talk_options
+def delete_records(
+    name: str,
+    before: int,
+    partition: int | None,
+    yes: bool,
+    log_url: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    dry_run: bool,
+) -> None:
+    """Delete the records of a topic below an offset. Asks first, unless --yes.
+
+    Readers do not see them any more; the next retention pass frees the files that lie wholly below the offset.
+    """
+    with opened(log_url, command_config, command_properties) as log:
+        if not isinstance(log, Log):
+            raise InvalidError(
+                "a cluster deletes records with kafka-delete-records.sh; --log names a folder here"
+            )
+        numbers = log.describe(name).partition_numbers if partition is None else (partition,)
+        below = "all records" if before == -1 else f"the records below offset {before}"
+        what = f"{below} of {', '.join(f'{name}-{number}' for number in numbers)}"
+        if dry_run:
+            say(f"would delete {what}")
+        elif _agreed(what, yes):
+            for number in numbers:
+                say(f"{name}-{number} now starts at offset {log.delete_records(name, number, before)}")
+
+
 @contextmanager
 def opened(
     log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
@@ -257,6 +304,13 @@ def client_settings(command_config: str | None, client: Mapping[str, str] | None
         text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
         stored = parse_properties(text.decode("utf-8"))
     return {**stored, **(client or {})}
+
+
+def _warn_of_unused(log: Any, settings: Mapping[str, str]) -> None:
+    """Say which of these settings do nothing in a folder."""
+    unused = [key for key in TOPIC_SETTINGS.parse(settings) if not is_used(TOPIC_SETTINGS[key])]
+    if unused and isinstance(log, Log):
+        warn(f"{', '.join(unused)}: kept for a broker that opens the folder, not used by Tidegate itself")
 
 
 def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str], must_be_new: bool) -> None:

@@ -20,6 +20,12 @@ from tidegate.errors import InvalidError
     help="Another log than DATA's: a folder, or kafka://HOST:PORT.",
 )
 @click.option(
+    "--state",
+    "state_url",
+    metavar="URL",
+    help="Another state than DATA's: a folder, or s3://BUCKET/PATH.",
+)
+@click.option(
     "--command-config",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False),
@@ -52,6 +58,7 @@ from tidegate.errors import InvalidError
 def command(
     data: Path,
     log_url: str | None,
+    state_url: str | None,
     command_config: str | None,
     host: str,
     port: int,
@@ -63,15 +70,15 @@ def command(
 
     DATA is an app's data folder (with log and state in it), a log folder, or any Kafka data folder. Nothing is
     ever written. Without DATA: ./data. With --log kafka://HOST:PORT topics and records are a cluster's; tables and
-    apps are those of DATA, if it is there.
+    apps are those of DATA, if it is there, or of --state.
 
     \b
     tidegate ui
-    tidegate ui --log kafka://localhost:9092
+    tidegate ui --log kafka://localhost:9092 --state s3://bucket/shop
     tidegate ui /var/lib/kafka/data --port 9000 --open
     tidegate ui ./data --host 0.0.0.0 --allow-host tides.example.com --token-file token
     """
-    serve_page(data, host, port, token_file, names, opens, log_url, command_config)
+    serve_page(data, host, port, token_file, names, opens, log_url, command_config, state_url)
 
 
 def serve_page(
@@ -83,6 +90,7 @@ def serve_page(
     opens: bool = False,
     log_url: str | None = None,
     command_config: str | None = None,
+    state_url: str | None = None,
 ) -> None:
     """Serve until interrupted."""
     try:
@@ -95,7 +103,10 @@ def serve_page(
     from tidegate.web.settings import Settings, folders_of, log_of, read_token
 
     log: Path | str
+    state: Path | str
     log, state = folders_of(data) if log_url is None else log_of(log_url, data)
+    if state_url is not None:
+        state = state_url if "://" in state_url else Path(state_url)
     client = {} if command_config is None else client_settings(command_config, None)
     if client and not isinstance(log, str):
         raise InvalidError(

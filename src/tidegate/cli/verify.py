@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidegate.cli.options import Verb, command_options, format_option, log_option, talk_options
-from tidegate.cli.output import Progress, print_rows, say, to_json
+from tidegate.cli.output import Progress, echo, print_rows, say, to_json
 from tidegate.cli.parallel import parallel_options, parallel_runner
 from tidegate.durations import format_size
 from tidegate.errors import InvalidError
@@ -185,7 +185,7 @@ def _audit_cluster(
     from tidegate.integrity.broker_audit import audit_broker
 
     if topic is None:
-        raise InvalidError("verify of a cluster needs a topic: tidegate verify TOPIC --log kafka://…")
+        raise InvalidError(f"verify of a cluster needs a topic: `tidegate verify TOPIC --log {url}`")
     if shallow:
         raise InvalidError("--shallow checks files, which a broker does not show; leave it out")
     with Progress("verifying", total=0) as progress:
@@ -219,18 +219,18 @@ def _print(
     if format == "table":
         print_rows(_partition_rows(report), format="table", columns=_PARTITION_COLUMNS)
         if integrity is not None and integrity.managed:
-            click.echo()
+            echo()
             print_rows(_producer_rows(integrity, limit), format="table", columns=_PRODUCER_COLUMNS)
             _print_expected(integrity)
         if rows:
-            click.echo()
+            echo()
             for row in rows:
                 _print_finding(row)
             if findings.total > len(rows):
-                click.echo(f"… and {findings.total - len(rows)} more findings")
-        click.echo(f"\n{report.evidence}")
+                echo(f"… and {findings.total - len(rows)} more findings")
+        echo(f"\n{report.evidence}")
         if integrity is not None and (integrity.managed or any(each.unread for each in integrity.partitions)):
-            click.echo(integrity.evidence)
+            echo(integrity.evidence)
         return
     if format == "jsonl":
         rows = [row | {"type": "finding"} for row in rows]
@@ -244,9 +244,9 @@ def _print_finding(row: dict[str, object]) -> None:
     for name in ("position", "offset", "producer"):
         if row[name] is not None:
             place += f" {name} {row[name]}"
-    click.echo(f"{row['severity']}: {row['kind']}: {place}")
-    click.echo(f"    {row['message']}")
-    click.echo(f"    → {row['remedy']}")
+    echo(f"{row['severity']}: {row['kind']}: {place}")
+    echo(f"    {row['message']}")
+    echo(f"    → {row['remedy']}")
 
 
 def _partition_rows(report: Report) -> list[dict[str, object]]:
@@ -279,7 +279,7 @@ def _producer_rows(integrity: AuditReport, limit: int) -> list[dict[str, object]
         for name, tally in partition.producers.items()
     ]
     if len(found) > limit:
-        click.echo(f"{len(found)} producers; the {limit} with the most faults:")
+        echo(f"{len(found)} producers; the {limit} with the most faults:")
         found = sorted(found, key=lambda row: -row[2].faults)[:limit]
     return [
         {
@@ -305,7 +305,7 @@ def _print_expected(integrity: AuditReport) -> None:
     for partition in integrity.partitions:
         for gaps in partition.expected:
             place = f"{partition.topic}-{partition.partition}"
-            click.echo(f"{place}: {gaps.count} expected gaps, the first at {gaps.first[0]}: {gaps.reason}")
+            echo(f"{place}: {gaps.count} expected gaps, the first at {gaps.first[0]}: {gaps.reason}")
 
 
 def _short(path: Path) -> str:

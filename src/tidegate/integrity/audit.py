@@ -21,12 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+from tidegate.integrity.columns import int64s
 from tidegate.integrity.counters import AUDIT, Counters
 from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
@@ -74,7 +73,7 @@ def audit_partition(
         for batch in _around_damage(log, reader, audit):
             before = audit.total.faults
             judged = validator.validate(batch, now_ms)
-            audit.take(judged, _offsets(batch))
+            audit.take(judged, int64s(batch, "offset"))
             counters.take(judged, len(validator.state.producers))
             if progress is not None:
                 progress(batch.num_rows, audit.total.faults - before)
@@ -171,8 +170,3 @@ def tolerance_by_settings(
     lag_ms = config.min_compaction_lag_ms
     tolerance = Tolerance(lag_ms, compacted_below=below)
     return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
-
-
-def _offsets(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
-    return offsets

@@ -34,6 +34,7 @@ from tidegate.integrity.range_audit import (
     judged_through_reader,
     plan_metadata,
 )
+from tidegate.log.segments.file_names import LOG, offset_file
 from tidegate.log.verify.folders import Compaction, PartitionTarget, find_partitions
 from tidegate.log.verify.partition import Audit, Progress, segment_bases
 from tidegate.log.verify.ranges import RangeOrder, cut_evenly
@@ -101,14 +102,13 @@ def audit(
     if deep and report.metadata is None:
         report.metadata = AuditReport()
     targets = find_partitions(where, log, report.native.general, files=files)
-    told = progress or _silent
     if runner is None:
         for target in targets:
-            audit_here(target, report, files, deep, now_ms, told)
+            audit_here(target, report, files, deep, now_ms, progress)
     else:
         cutting = cutting or Cutting(runner.workers)
         plans = _plans(targets, cutting, files, deep, now_ms)
-        _audit_elsewhere(plans, runner, report, files, told)
+        _audit_elsewhere(plans, runner, report, files, progress)
     return report
 
 
@@ -116,12 +116,15 @@ def audit(
 
 
 def audit_here(
-    target: PartitionTarget, report: FullReport, files: Files, deep: bool, now_ms: int, progress: Progress
+    target: PartitionTarget,
+    report: FullReport,
+    files: Files,
+    deep: bool,
+    now_ms: int,
+    progress: Progress | None,
 ) -> None:
     """One partition, each record read once unless the files are damaged (P2 of `range_audit`)."""
-    partition = PartitionReport(
-        target, compaction=target.compaction, compaction_because=target.compaction_because
-    )
+    partition = PartitionReport(target)
     report.native.partitions.append(partition)
     audit: PartitionAudit | None = None
     tap: JudgingTap | None = None
@@ -202,7 +205,7 @@ def _orders(
         return
     bases = segment_bases(target.folder, files)
     for at, base in enumerate(bases):
-        path = target.folder / f"{base:020d}.log"
+        path = offset_file(target.folder, base, LOG)
         found = files.stat(path)
         size = 0 if found is None else found.size
         if cutting.cuts is not None:
@@ -226,7 +229,11 @@ def _orders(
 
 
 def _audit_elsewhere(
-    plans: Sequence[PartitionPlan], runner: Runner, report: FullReport, files: Files, progress: Progress
+    plans: Sequence[PartitionPlan],
+    runner: Runner,
+    report: FullReport,
+    files: Files,
+    progress: Progress | None,
 ) -> None:
     outcomes: dict[tuple[int, int], RangeOutcome] = {}
     tasks = [task for plan in plans for task in plan.tasks]
@@ -234,7 +241,8 @@ def _audit_elsewhere(
     tasks.sort(key=lambda task: (not task.judges, -task.size_bytes))
     for outcome in runner.run(audit_range, tasks):
         outcomes[outcome.place] = outcome
-        progress(outcome.size_bytes, outcome.records, outcome.faults)
+        if progress is not None:
+            progress(outcome.size_bytes, outcome.records, outcome.faults)
     given = [[outcomes[task.place] for task in plan.tasks] for plan in plans]
     done: dict[int, tuple[PartitionReport, PartitionAudit | None]] = {}
     again: list[int] = []
@@ -265,9 +273,5 @@ def _fold_item(item: FoldItem) -> Folded:
 def _size(folder: Path, files: Files) -> int:
     if not files.exists(folder):
         return 0
-    found = [files.stat(folder / f"{base:020d}.log") for base in segment_bases(folder, files)]
+    found = [files.stat(offset_file(folder, base, LOG)) for base in segment_bases(folder, files)]
     return sum(each.size for each in found if each is not None)
-
-
-def _silent(_bytes: int, _records: int, _faults: int) -> None:
-    """Nobody watches."""

@@ -115,12 +115,6 @@ def break_topic(
     return _told(plan, topic, into)
 
 
-def copy_topic(log: Log, topic: str, *, into: Path) -> None:
-    """The same copy without any damage."""
-    _refuse_target(log, into)
-    _copy(log, topic, into, None, {})
-
-
 # -- reading -----------------------------------------------------------------------------------------
 
 
@@ -209,9 +203,7 @@ def _refuse_target(log: Log, into: Path) -> None:
         raise InvalidError(f"{into} lies inside the log {log.path}; name a folder outside of it")
 
 
-def _copy(
-    log: Log, topic: str, into: Path, plan: Plan | None, changed: dict[int, list[pa.RecordBatch]]
-) -> None:
+def _copy(log: Log, topic: str, into: Path, plan: Plan, changed: dict[int, list[pa.RecordBatch]]) -> None:
     description = log.describe(topic)
     settings: dict[str, Any] = {name: description.config.value(name) for name in _KEPT}
     settings["max.message.bytes"] = _LARGEST_BATCH
@@ -222,7 +214,7 @@ def _copy(
             log_start = log.view(topic, number).bounds().log_start
             if log_start > 0:
                 copy.partition(topic, number).truncate_fully(log_start)
-            is_damaged = plan is not None and plan.survey.partition == number
+            is_damaged = plan.survey.partition == number
             edits = changed if is_damaged else {}
             edited = np.array(sorted(edits), np.int64)
             row = compacted = 0
@@ -236,7 +228,7 @@ def _copy(
                 if table.num_rows:
                     writer.write(table, partition=number)
             if description.config.compacts:
-                bound = plan.compacted_below if plan is not None and is_damaged else log_start + compacted
+                bound = plan.compacted_below if is_damaged else log_start + compacted
                 CleanerCheckpoint(into, files=log.files, clock=log.clock).put(topic, number, bound)
 
 

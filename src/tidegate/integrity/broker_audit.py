@@ -15,21 +15,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tidegate.errors import TidegateError
-from tidegate.integrity.audit import finish, rules_of, tolerance_by_settings
+from tidegate.integrity.audit import rules_of, tolerance_by_settings
 from tidegate.integrity.audit_findings import add_findings_at
 from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.auditing import RANGES_FOR_EACH, FullReport, Runner
-from tidegate.integrity.carry import advance
-from tidegate.integrity.range_audit import JudgingTap, SummingTap
+from tidegate.integrity.range_audit import JudgingTap, RangeOutcome, SummingTap, fold_metadata
+from tidegate.integrity.reading_ranges import ReadOrder, TopicAt
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.summary import RangeSummary
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.topics.topics import TopicPartition
@@ -45,30 +43,27 @@ SMALLEST_RANGE: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerRange:
-    """Offsets from `start` up to `stop` of one partition. Travels."""
+class BrokerTask:
+    """A range of one partition, and how it is judged. Travels."""
 
     place: tuple[int, int]
-    url: str
-    client: Mapping[str, str]
-    topic: str
-    partition: int
-    start: int
-    stop: int
+    order: ReadOrder
     now_ms: int
     rules: ValidationRules
     audit: PartitionAudit
 
+    def tap(self, audit: PartitionAudit, state: PartitionState | None = None) -> JudgingTap:
+        return JudgingTap(
+            audit, self.rules, self.now_ms, first=self.order.start, end=self.order.stop, state=state
+        )
 
-@dataclass(slots=True)
-class BrokerOutcome:
-    """What is left of a range: a summary, or of the first one the judgement."""
-
-    place: tuple[int, int]
-    summary: RangeSummary = field(default_factory=RangeSummary)
-    judged: tuple[PartitionAudit, PartitionState] | None = None
-    records: int = 0
-    faults: int = 0
+    def read(self, tap: JudgingTap | SummingTap) -> int:
+        """How many records `tap` was given."""
+        records = 0
+        for batch in self.order.batches():
+            tap.take(batch)
+            records += batch.num_rows
+        return records
 
 
 def audit_broker(
@@ -86,8 +81,8 @@ def audit_broker(
     report = report if report is not None else FullReport()
     report.metadata = report.metadata or AuditReport()
     report.native.not_shown = NOT_SHOWN
-    plans = _plans(url, topic, client or {}, now_ms, runner, smallest)
-    found: dict[tuple[int, int], BrokerOutcome] = {}
+    plans = _plans(TopicAt(url, topic, client or {}), now_ms, runner, smallest)
+    found: dict[tuple[int, int], RangeOutcome] = {}
     ranges = [each for _, plan in plans for each in plan]
     outcomes = map(audit_broker_range, ranges) if runner is None else runner.run(audit_broker_range, ranges)
     for outcome in outcomes:
@@ -95,8 +90,7 @@ def audit_broker(
         if progress is not None:
             progress(0, outcome.records, outcome.faults)
     for target, plan in plans:
-        partition = PartitionReport(target, compaction=target.compaction)
-        partition.compaction_because = target.compaction_because
+        partition = PartitionReport(target)
         audit = _fold(plan, [found[each.place] for each in plan])
         partition.records = audit.total.records
         partition.first_offset, partition.next_offset = target.log_start, target.acknowledged
@@ -134,40 +128,25 @@ def _everywhere(path: Path, _offset: int) -> Path:
     return path
 
 
-def audit_broker_range(order: BrokerRange) -> BrokerOutcome:
+def audit_broker_range(task: BrokerTask) -> RangeOutcome:
     """Look at a range."""
-    outcome = BrokerOutcome(order.place)
-    if order.place[1] == 0:
-        tap = JudgingTap(deepcopy(order.audit), order.rules, order.now_ms, first=order.start, end=order.stop)
-        outcome.records = _read(order, tap)
+    outcome = RangeOutcome(task.place)
+    if task.place[1] == 0:
+        tap = task.tap(deepcopy(task.audit))
+        outcome.records = task.read(tap)
         outcome.judged, outcome.faults = (tap.audit, tap.state), tap.audit.total.faults
         return outcome
-    summing = SummingTap(order.start, order.stop)
-    outcome.records = _read(order, summing)
+    summing = SummingTap(task.order.start, task.order.stop)
+    outcome.records = task.read(summing)
     outcome.summary = summing.summary
     return outcome
 
 
-def _read(order: BrokerRange, tap: JudgingTap | SummingTap) -> int:
-    records = 0
-    if order.start >= order.stop:
-        return 0
-    with (
-        open_log(order.url, client=order.client) as log,
-        log.reader(
-            order.topic, [order.partition], start=order.start, stop=order.stop, control_records=True
-        ) as reader,
-    ):
-        for batch in reader:
-            tap.take(batch)
-            records += batch.num_rows
-    return records
-
-
 def _plans(
-    url: str, topic: str, client: Mapping[str, str], now_ms: int, runner: Runner | None, smallest: int
-) -> list[tuple[PartitionTarget, list[BrokerRange]]]:
-    with open_log(url, client=client) as log:
+    source: TopicAt, now_ms: int, runner: Runner | None, smallest: int
+) -> list[tuple[PartitionTarget, list[BrokerTask]]]:
+    topic = source.topic
+    with open_log(source.url, client=source.client) as log:
         description = log.describe(topic)
         with log.reader(topic) as reader:
             starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
@@ -189,35 +168,19 @@ def _plans(
         rules = rules_of(audit, tolerance)
         step = max(1, end - first) if runner is None or config.compacts else chunk
         edges = [*range(first, end, step), end] if end > first else [first, end]
-        plans.append(
-            (
-                target,
-                [
-                    BrokerRange((at, n), url, client, topic, number, start, stop, now_ms, rules, audit)
-                    for n, (start, stop) in enumerate(itertools.pairwise(edges))
-                ],
-            )
-        )
+        orders = [
+            ReadOrder(source, number, n, start, stop)
+            for n, (start, stop) in enumerate(itertools.pairwise(edges))
+        ]
+        tasks = [BrokerTask((at, order.number), order, now_ms, rules, audit) for order in orders]
+        plans.append((target, tasks))
     return plans
 
 
-def _fold(plan: Sequence[BrokerRange], outcomes: Sequence[BrokerOutcome]) -> PartitionAudit:
-    audit, state = plan[0].audit, PartitionState()
-    for order, outcome in zip(plan, outcomes, strict=True):
-        if outcome.judged is not None:
-            audit, state = outcome.judged
-            continue
-        after = advance(state, outcome.summary, order.rules)
-        if after is not None:
-            audit.take_sound(outcome.summary)
-            state = after
-            continue
-        tap = JudgingTap(audit, order.rules, order.now_ms, first=order.start, end=order.stop, state=state)
-        try:
-            _read(order, tap)
-        except TidegateError as error:  # such as records that aged out meanwhile
-            audit.unread = f"not read to its end: {error}"
-            break
-        state = tap.state
-    finish(audit, state)
-    return audit
+def _fold(plan: Sequence[BrokerTask], outcomes: Sequence[RangeOutcome]) -> PartitionAudit:
+    def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
+        tap = plan[number].tap(audit, state)
+        plan[number].read(tap)
+        return tap.state
+
+    return fold_metadata(plan[0].audit, plan[0].rules, outcomes, read)

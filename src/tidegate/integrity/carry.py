@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tidegate.integrity.header import MAX_SEQUENCE, ChecksumType, EndOfChain
-from tidegate.integrity.judge import NO_TIME, UNCOUNTED, Producer
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import PartitionState
+from tidegate.integrity.state import NO_TIME, UNCOUNTED, PartitionState, Producer
 from tidegate.integrity.summary import NOWHERE, RangeSummary, Run
 
 _SUMMED = 2**64

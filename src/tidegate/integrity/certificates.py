@@ -190,7 +190,7 @@ def parse_certificate(text: str | bytes, *, key: bytes | None = None) -> dict[st
     try:
         document = json.loads(text)
         known = isinstance(document, dict) and document.get("format") == FORMAT
-    except ValueError:
+    except (ValueError, RecursionError):
         known = False
     if not known:
         raise InvalidError("this is no certificate: it is not JSON with format tidegate-certificate")

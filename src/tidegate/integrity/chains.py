@@ -42,6 +42,8 @@ from tidegate.integrity.header import (
     HEADERS_ONLY,
     MAX_SEQUENCE,
     NO_CONTROL,
+    ORIGIN_HEADER_KEY,
+    ChainOrigin,
     ChecksumType,
     ControlType,
     EndOfChain,
@@ -49,7 +51,7 @@ from tidegate.integrity.header import (
     Stamp,
     start_of_chain_bytes,
 )
-from tidegate.integrity.stamping import control_key, control_row, stamp_rows
+from tidegate.integrity.stamping import control_key, control_row, stamp_rows, with_header
 from tidegate.log.batches.records import RecordColumns
 
 MOST_RECORDS: Final = MAX_SEQUENCE - 2  # so that an end still has a number
@@ -135,6 +137,8 @@ class Chains:
     nonce: int = 0
     checksum_type: ChecksumType = ChecksumType.ADHASH2
     limits: ChainLimits = ChainLimits()
+    origin: ChainOrigin | None = None
+    """What starts of chains say about who sends them."""
     headers_only: bool = False
     """Send no control records; then there are no checksums of chains, and `limits` do not count."""
 
@@ -217,7 +221,10 @@ class Chains:
         if self.headers_only:
             return opened
         payload = start_of_chain_bytes(self.checksum_type)
-        return self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces)
+        begun = self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces)
+        if self.origin is not None:
+            pieces[-1] = with_header(pieces[-1], ORIGIN_HEADER_KEY, self.origin.to_bytes())
+        return begun
 
     def _end(self, state: ChainState, now_ms: int, pieces: list[RecordColumns], *, flags: int) -> ChainState:
         certified = EndOfChain(self.checksum_type, state.checksum, state.sequence, state.stamp_sum)

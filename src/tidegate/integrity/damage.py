@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import MANAGED, IntegrityColumns
 from tidegate.integrity.header import ControlType, RecordKind
-from tidegate.integrity.judge import Observed, Producer
 from tidegate.integrity.tolerance import UNKNOWN_BOUND, Tolerance
 from tidegate.integrity.verdicts import Verdict
 from tidegate.randomness import Randomness
@@ -353,28 +352,25 @@ def _is_tolerated(plan: Plan, seen: Seen) -> bool:
     is_gap = plan.kind is not DamageKind.FUTURE_CLOCK
     mine = survey.of_owner(source)
     before = mine[mine < (min(plan.touched) if is_gap else source)]
-    known = None
+    known_offset = known_time = -1
     if len(before):
         row = int(before[-1])
-        known = Producer(
-            guid=plan.producer,
-            chain=int(survey.columns.chain[row]),
-            sequence=int(survey.columns.sequence[row]),
-            registered=True,
-            log_time=int(survey.log_times[row]),
-            offset=survey.log_start + plan.row_in_copy(row),
-        )
+        known_offset, known_time = survey.log_start + plan.row_in_copy(row), int(survey.log_times[row])
     elif survey.log_start > 0:
         return True  # the producer's first records aged out, for all that a validator knows
     elif not survey.is_headers_only(source):
         return False
-    record = Observed(
-        survey.columns.stamp(source), survey.log_start + seen.row, int(survey.log_times[source])
-    )
     tolerance = survey.tolerance
     if tolerance.bound() != UNKNOWN_BOUND:
         tolerance = replace(tolerance, compacted_below=lambda: plan.compacted_below)
-    return bool(tolerance.note(known, record, survey.now_ms))
+    note = tolerance.note(
+        survey.log_start + seen.row,
+        int(survey.log_times[source]),
+        survey.now_ms,
+        known_offset=known_offset,
+        known_time=known_time,
+    )
+    return bool(note)
 
 
 def _in_one_chain(survey: Survey, rows: NDArray[np.int64]) -> bool:

@@ -23,6 +23,10 @@ up to sequence 2^31 - 1 and has no checksum of its own; each record's CRC covers
     end of push     the completeness manifest (see `manifest`)
     others          free
 
+`divo`, on a start of chain, is where the chain comes from: JSON `{"host": …, "pid": …, "app": …}`, for people. No
+checksum covers it, so that attempts of several processes at one chain send the same numbers and sums. Senders whose
+records must be the same bytes at every attempt leave it out.
+
 The *stamp sum* is the sum of (producer's clock + flags·2^56) modulo 2^64 over the chain's records: it covers
 the header bytes that no record checksum covers.
 
@@ -32,21 +36,26 @@ compaction keeps it, and its value is empty, not null: a null would be a tombsto
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import struct
+import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tidegate.errors import InvalidError
 
 HEADER_KEY: Final = "div"
 CONTROL_HEADER_KEY: Final = "divc"
+ORIGIN_HEADER_KEY: Final = "divo"
 HEADER_BYTES: Final = 40
 VERSION: Final = 1
 NO_CONTROL: Final = 255
 
 FINAL: Final = 1
 HEARTBEAT: Final = 2
-RELAYED: Final = 4
 HEADERS_ONLY: Final = 8
 
 CONTROL_KEY_PREFIX: Final = b"\x00DIV\x00"
@@ -189,14 +198,35 @@ def start_of_chain_from_bytes(data: bytes) -> int:
     return int(checksum_type)
 
 
+class ChainOrigin(NamedTuple):
+    """The process that began a chain: `app` is what it calls itself."""
+
+    host: str
+    pid: int
+    app: str
+
+    def __str__(self) -> str:
+        return f"{self.app}, process {self.pid} on {self.host}"
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(self._asdict(), ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ChainOrigin | None:
+        """None when it is something else: it is only for people, so it is no fault."""
+        try:
+            said = json.loads(data)
+            return cls(str(said["host"]), int(said["pid"]), str(said["app"]))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            return None
+
+    @classmethod
+    def of_this_process(cls, app: str | None = None) -> ChainOrigin:
+        return cls(socket.gethostname(), os.getpid(), app or Path(sys.argv[0] or "python").name)
+
+
 def start_of_push_bytes(*, is_sorted: bool) -> bytes:
     return _START_OF_PUSH.pack(VERSION, int(is_sorted))
-
-
-def start_of_push_from_bytes(data: bytes) -> bool:
-    """Whether the push says its records are sorted by key."""
-    (flags,) = _payload(_START_OF_PUSH, data, "start of push")
-    return bool(flags & 1)
 
 
 def _payload(layout: struct.Struct, data: bytes, what: str) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ Thread rule: values and pure functions.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from tidegate.errors import InvalidError
+from tidegate.integrity.state import UNCOUNTED, Producer
 
 VERSION: Final = 1
 MOST_TOLD: Final = 5
@@ -130,6 +131,27 @@ def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Co
             shortfalls.append(Shortfall(sent.guid, sent, found, reason))
     listed = {sent.guid for sent in manifest.producers}
     return Completeness(tuple(shortfalls), tuple(sorted(set(received) - listed)))
+
+
+def compare_manifest(
+    payload: bytes | None, known: Callable[[bytes], Producer | None]
+) -> Completeness | str | None:
+    """A push's manifest against what is known of its producers: None when they agree, else how they do not."""
+    try:
+        manifest = Manifest.from_bytes(payload or b"")
+    except InvalidError as error:
+        return str(error)
+    listed = ((sent.guid, known(sent.guid)) for sent in manifest.producers)
+    received = {guid: _received(producer) for guid, producer in listed if producer is not None}
+    completeness = check_manifest(manifest, received)
+    return None if completeness.is_complete else completeness
+
+
+def _received(producer: Producer) -> Received:
+    """What a manifest is compared with; where a chain has a known gap its sum says nothing."""
+    is_whole = producer.registered and not producer.tainted
+    records = None if producer.data_records == UNCOUNTED else producer.data_records
+    return Received(producer.chain, producer.sequence, producer.checksum if is_whole else None, records)
 
 
 def _difference(sent: Sent, found: Received | None) -> str | None:

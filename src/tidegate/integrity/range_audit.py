@@ -16,19 +16,20 @@ Thread rule: values and pure functions over files that are only read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from tidegate.errors import TidegateError
 from tidegate.files import Files
 from tidegate.integrity.audit import audit_partition, finish, open_beside, prepare
 from tidegate.integrity.audit_report import PartitionAudit
 from tidegate.integrity.carry import advance
+from tidegate.integrity.columns import int64s
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.summary import RangeSummary, extend
@@ -136,7 +137,7 @@ class JudgingTap:
 
     def take(self, batch: pa.RecordBatch) -> None:
         if not self.is_spoiled:
-            self.audit.take(self._validator.validate(batch, self._now_ms), _offsets(batch))
+            self.audit.take(self._validator.validate(batch, self._now_ms), int64s(batch, "offset"))
 
     def spoiled(self) -> None:
         self.is_spoiled = True
@@ -187,11 +188,9 @@ def fold(
 ) -> tuple[PartitionReport, PartitionAudit | None]:
     """One partition's reports from its outcomes, in order (P1)."""
     files = files if files is not None else Files()
-    report = PartitionReport(
-        plan.target, compaction=plan.target.compaction, compaction_because=plan.target.compaction_because
-    )
+    report = PartitionReport(plan.target)
     gathered, extents, as_given = _gathered(outcomes, files, may_read)
-    native = Audit(report, files, plan.deep, _silent, gathered=gathered)
+    native = Audit(report, files, plan.deep, gathered=gathered)
     native.run()
     if plan.rules is None or plan.audit is None:
         return report, plan.audit
@@ -201,7 +200,8 @@ def fold(
         if not may_read:
             raise ReadAgain
         return report, judged_through_reader(report, plan.now_ms)
-    return report, _Fold(plan, may_read).run(outcomes, extents, as_given)
+    audit = _fold_files(plan, plan.rules, plan.audit, outcomes, extents, as_given, may_read)
+    return report, audit
 
 
 def judged_through_reader(report: PartitionReport, now_ms: int) -> PartitionAudit:
@@ -251,56 +251,67 @@ def _gathered(
     return gathered, extents, as_given
 
 
-class _Fold:
-    """The metadata of one partition, range by range."""
-
-    def __init__(self, plan: PartitionPlan, may_read: bool) -> None:
-        self._plan, self._may_read = plan, may_read
-        self._log: Log | None = None
-
-    def run(
-        self, outcomes: Sequence[RangeOutcome], extents: Sequence[tuple[int, int]], as_given: Sequence[bool]
-    ) -> PartitionAudit | None:
-        plan = self._plan
-        if plan.audit is None or plan.rules is None:
-            return plan.audit
-        audit, state = deepcopy(plan.audit), PartitionState()  # a fold may be tried again elsewhere
+def fold_metadata(
+    audit: PartitionAudit,
+    rules: ValidationRules,
+    outcomes: Sequence[RangeOutcome | None],
+    read: Callable[[int, PartitionAudit, PartitionState], PartitionState],
+) -> PartitionAudit:
+    """The metadata of one partition, range by range (P1); `read` judges a range behind a state, None is one to read."""
+    state = PartitionState()
+    for number, outcome in enumerate(outcomes):
+        after: PartitionState | None = None
+        if outcome is not None and outcome.judged is not None:
+            audit, after = (
+                deepcopy(outcome.judged[0]),
+                outcome.judged[1],
+            )  # a fold may be tried again elsewhere
+        elif outcome is not None and outcome.summary is not None:
+            after = advance(state, outcome.summary, rules)
+            if after is not None:
+                audit.take_sound(outcome.summary)
         try:
-            for outcome, extent, stood in zip(outcomes, extents, as_given, strict=True):
-                after: PartitionState | None = None
-                if stood and outcome.judged is not None:
-                    audit, after = deepcopy(outcome.judged[0]), outcome.judged[1]
-                elif stood and outcome.summary is not None:
-                    after = advance(state, outcome.summary, plan.rules)
-                    if after is not None:
-                        audit.take_sound(outcome.summary)
-                if after is None:  # a range within one batch of the range before it has nothing of its own
-                    after = self._judged(audit, state, extent) if extent[0] < extent[1] else state
-                state = after
-        finally:
-            if self._log is not None:
-                self._log.close()
-        finish(audit, state)
-        return audit
+            state = read(number, audit, state) if after is None else after
+        except TidegateError as error:  # such as records that aged out meanwhile
+            audit.unread = f"not read to its end: {error}"
+            break
+    finish(audit, state)
+    return audit
 
-    def _judged(
-        self, audit: PartitionAudit, state: PartitionState, extent: tuple[int, int]
-    ) -> PartitionState:
-        """The range read again, with its carry."""
-        if not self._may_read:
-            raise ReadAgain
-        plan = self._plan
-        first, end = max(extent[0], plan.first), min(extent[1], plan.end)
-        validator = PartitionValidator(audit.topic, audit.partition, rules=plan.rules, state=state.copy())
-        if first >= end:
-            return state
-        self._log = self._log or open_beside(plan.target.folder)
-        with self._log.reader(
-            audit.topic, [audit.partition], start=first, stop=end, control_records=True
-        ) as reader:
-            for batch in reader:
-                audit.take(validator.validate(batch, plan.now_ms), _offsets(batch))
-        return validator.state
+
+def _fold_files(
+    plan: PartitionPlan,
+    rules: ValidationRules,
+    audit: PartitionAudit,
+    outcomes: Sequence[RangeOutcome],
+    extents: Sequence[tuple[int, int]],
+    as_given: Sequence[bool],
+    may_read: bool,
+) -> PartitionAudit:
+    with ExitStack() as opened:
+        log: Log | None = None
+
+        def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
+            nonlocal log
+            first, end = extents[number]
+            if first >= end:  # a range within one batch of the range before it has nothing of its own
+                return state
+            if not may_read:
+                raise ReadAgain
+            first, end = max(first, plan.first), min(end, plan.end)
+            if first >= end:
+                return state
+            log = log or opened.enter_context(open_beside(plan.target.folder))
+            tap = JudgingTap(audit, rules, plan.now_ms, first=first, end=end, state=state.copy())
+            with log.reader(
+                audit.topic, [audit.partition], start=first, stop=end, control_records=True
+            ) as reader:
+                for batch in reader:
+                    tap.take(batch)
+            return tap.state
+
+        stood = [outcome if given else None for outcome, given in zip(outcomes, as_given, strict=True)]
+        return fold_metadata(deepcopy(audit), rules, stood, read)
 
 
 def plan_metadata(
@@ -319,12 +330,3 @@ def plan_metadata(
             return audit, None, *_NOTHING
         bounds = log.view(audit.topic, audit.partition).bounds()
         return audit, rules, bounds.log_start, bounds.high_watermark
-
-
-def _offsets(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    offsets: NDArray[np.int64] = batch.column("offset").to_numpy()
-    return offsets
-
-
-def _silent(_bytes: int, _records: int, _faults: int) -> None:
-    """Nobody watches."""

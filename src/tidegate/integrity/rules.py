@@ -23,7 +23,7 @@ from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.verdicts import FATAL, Verdict
 
 DEFAULT_MOST_PRODUCERS: Final = 2_000_000
-_OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip": "drop"}
+OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip": "drop"}
 
 
 class OnError(StrEnum):
@@ -40,8 +40,22 @@ class OnError(StrEnum):
         try:
             return cls(word)
         except ValueError:
-            instead = f": say {_OLD_WORDS[word]!r}" if word in _OLD_WORDS else ""
+            instead = f": say {OLD_WORDS[word]!r}" if word in OLD_WORDS else ""
             raise InvalidError(f"{word!r}{instead}; choose 'fail', 'drop' or 'keep'") from None
+
+
+def require_new_names(
+    call: str,
+    given: Mapping[str, object],
+    new: Mapping[str, str],
+    words: Mapping[str, str] = OLD_WORDS,
+) -> None:
+    """Refuse keywords of a call that have another name now, and name it; `words` are the old words for its values."""
+    for name, said in given.items():
+        if name not in new:
+            raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {name!r}")
+        word = words.get(said, said) if isinstance(said, str) else said
+        raise InvalidError(f"{call}{name}={said!r}) has another name now: {call}{new[name]}={word!r})")
 
 
 Policy: TypeAlias = OnError | Mapping[Verdict, OnError]
@@ -89,17 +103,7 @@ class ValidationRules:
             return policy
         return policy.get(Verdict.UNSUPPORTED if verdict is Verdict.UNMANAGED else verdict, OnError.KEEP)
 
-    def stops(self, verdict: Verdict, phase: Phase, *, is_damaged: bool = False) -> bool:
-        """Whether this fault stops the partition; `is_damaged`: the record does not match its own checksum either."""
-        if is_damaged and self.action(Verdict.CORRUPT, phase) is OnError.FAIL:
-            return True
-        return self.action(verdict, phase) is OnError.FAIL
-
     def verdicts_with(self, action: OnError, phase: Phase) -> int:
         """The fatal verdicts with this policy, as a set of bits."""
         judged = (*FATAL, Verdict.UNMANAGED)
         return sum(1 << verdict for verdict in judged if self.action(verdict, phase) is action)
-
-    def gone(self, phase: Phase) -> bool:
-        """Whether an unknown producer may be met in the middle."""
-        return phase.is_settled and (self.head_may_be_gone or phase is Phase.PUSHED)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidError
 from tidegate.integrity.chains import ChainLimits, Chains, ChainState, Planned
-from tidegate.integrity.header import ChecksumType, ControlType
+from tidegate.integrity.header import ChainOrigin, ChecksumType, ControlType
 from tidegate.integrity.manifest import Sent
 from tidegate.integrity.outlet import Prepared, RecordWriter, outlet_of
 from tidegate.integrity.stamping import joined
@@ -71,7 +71,8 @@ class Sender:
 
     `checksum` is "adhash2", "adhash" or "none"; `limits` say when chains end. `guid`, `nonce`, `positions` and
     `fixed_time_ms` (the producer's clock in every header) are for senders whose records must be the same at
-    every attempt.
+    every attempt. `app` is the name that starts of chains give beside host and process, by default the program's; a
+    sender with a `fixed_time_ms` names nobody.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Sender:
         nonce: int = 0,
         positions: Mapping[int, ChainState] | None = None,
         fixed_time_ms: int | None = None,
+        app: str | None = None,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
     ) -> None:
@@ -102,7 +104,11 @@ class Sender:
         self.topic = writer.topic
         self.partitions = count
         self.chains = Chains(
-            self.guid, nonce, CHECKSUMS[checksum], limits if limits is not None else ChainLimits()
+            self.guid,
+            nonce,
+            CHECKSUMS[checksum],
+            limits if limits is not None else ChainLimits(),
+            ChainOrigin.of_this_process(app) if fixed_time_ms is None else None,
         )
         self._writer = writer
         self._outlet = outlet_of(writer)

@@ -9,6 +9,7 @@ Thread rule: pure functions; the kernels run without the interpreter lock.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -79,6 +80,12 @@ def control_row(stamp: Stamp, *, nonce: int, payload: bytes | None, log_time_ms:
         timestamp=pa.array([log_time_ms], pa.int64()),
         headers=pa.array([headers], HEADERS_TYPE),
     )
+
+
+def with_header(row: RecordColumns, name: str, value: bytes) -> RecordColumns:
+    """One control record with a header more, behind its own."""
+    headers = [] if row.headers is None else row.headers.to_pylist()[0]
+    return replace(row, headers=pa.array([[*headers, {"key": name, "value": value}]], HEADERS_TYPE))
 
 
 def control_key(stamp: Stamp, nonce: int) -> bytes:

@@ -1,6 +1,6 @@
 """What a receiver knows of one partition: its producers, and where the partition stands in its push.
 
-Owns the state's shape, its growth and the expiry of old producers; verdicts are `judge`'s and bytes are
+Owns the state's shape, its growth and the expiry of old producers; verdicts are `validator`'s and bytes are
 `checkpoint`'s. `ProducerTable` keeps producers as rows, with a hash index over their GUIDs, so that kernels
 work on it in place; `Producer` values go in and come out for everybody else.
 
@@ -21,9 +21,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.integrity.judge import NO_TIME, Producer
+from tidegate.integrity.header import ChecksumType
 from tidegate.kernels.producer_index import PRODUCER_ROW, find_producer, index_producers
 
+NO_TIME: Final = -1
+UNCOUNTED: Final = -1
 NEVER: Final = -1
 """A maximum age that is none."""
 DEFAULT_MAX_AGE_MS: Final = 7 * 86_400_000
@@ -45,6 +47,31 @@ class Phase(IntEnum):
     @property
     def is_settled(self) -> bool:
         return self is not Phase.PUSHING
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """What is known of one producer in one partition.
+
+    `checksum`, `stamp_sum` and `records` are of the present chain; `data_records` counts over all
+    chains, UNCOUNTED once there was a gap.
+    """
+
+    guid: bytes
+    chain: int
+    sequence: int
+    registered: bool
+    checksum_type: int = ChecksumType.NONE
+    checksum: int = 0
+    stamp_sum: int = 0
+    records: int = 0
+    data_records: int = 0
+    ended: bool = False
+    final: bool = False
+    tainted: bool = False
+    producer_time: int = NO_TIME
+    log_time: int = NO_TIME
+    offset: int = -1
 
 
 class ProducerTable:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.integrity.header import Stamp
-from tidegate.integrity.judge import NO_TIME
+from tidegate.integrity.state import NO_TIME
 from tidegate.integrity.verdicts import Verdict
 
 OnGap = Callable[[Stamp, "Seen"], None]

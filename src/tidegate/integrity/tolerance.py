@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
-from tidegate.integrity.judge import Observed, Producer
 from tidegate.integrity.verdicts import Note
 
 NOT_COMPACTED: Final = -1
@@ -56,24 +55,22 @@ class Tolerance:
             return UNKNOWN_BOUND
         return self.compacted_below()
 
-    def note(self, known: Producer | None, record: Observed, now_ms: int) -> Note:
-        """NONE when a gap before `record` is loss."""
+    def note(
+        self, offset: int, log_time: int, now_ms: int, *, known_offset: int = -1, known_time: int = -1
+    ) -> Note:
+        """NONE when a gap before the record at `offset` is loss; `known_…` is its producer's last record before."""
         if self.always:
             return Note.TOLERATED
         if self.compaction_lag_ms == NOT_COMPACTED:
             return Note.NONE
         bound = self.bound()
-        first_missing = 0 if known is None else known.offset + 1
-        if bound != UNKNOWN_BOUND and first_missing >= bound:
+        if bound != UNKNOWN_BOUND and known_offset + 1 >= bound:
             return Note.NONE
-        incoming_is_old = self._is_old(record.log_time, now_ms)
-        by_previous = self.anchor == PREVIOUS and known is not None and known.log_time >= 0
-        if by_previous and known is not None:
-            if not self._is_old(known.log_time, now_ms):
-                return Note.NONE
-        elif not incoming_is_old:
+        incoming_is_old = self._is_old(log_time, now_ms)
+        by_previous = self.anchor == PREVIOUS and known_time >= 0
+        if not (self._is_old(known_time, now_ms) if by_previous else incoming_is_old):
             return Note.NONE
-        reaches_beyond = UNKNOWN_BOUND < bound <= record.offset
+        reaches_beyond = UNKNOWN_BOUND < bound <= offset
         if reaches_beyond or not incoming_is_old:
             return Note.TOLERATED | Note.TOLERATED_SUSPECT
         return Note.TOLERATED

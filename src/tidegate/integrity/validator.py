@@ -1,8 +1,7 @@
 """One partition's records judged batch by batch: Arrow in, one verdict per record out.
 
 Owns the way of a batch through the kernels (metadata, checksums, decision table) and the state it leaves. The
-rules are `judge`'s; what a caller does about a fault is `policy`'s. `scalar.ScalarValidator` gives the same
-verdicts record by record.
+rules are those of `kernels.decision_table`; what a caller does about a fault is `policy`'s.
 
 Invariants:
 V1  the verdicts of a stream, and the state after it, do not depend on where it was cut into batches;
@@ -34,8 +33,8 @@ from tidegate.integrity.columns import (
 )
 from tidegate.integrity.counters import VALIDATOR, Counters
 from tidegate.integrity.findings import Finding
+from tidegate.integrity.manifest import compare_manifest
 from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.scalar import compare
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.tolerance import INCOMING
 from tidegate.integrity.verdicts import FATAL, GAPS, Note, Rule, Verdict
@@ -146,7 +145,7 @@ class PartitionValidator:
                 run.sums = computed_field_sums(batch, columns)
             elif run.reason == PUSH_ENDS:
                 checked = int(offsets[run.row])
-                difference = compare(
+                difference = compare_manifest(
                     control_payload(batch.column("headers"), run.row), self.state.producers.get
                 )
                 shortfall = "" if difference is None else str(difference)

@@ -1,7 +1,7 @@
 """Every loop over records in Tidegate, and nothing else: numba functions over flat arrays.
 
 Importing this package loads no numba, importing one of its modules does; a kernel is compiled at its first call, or
-taken from the cache beside the sources (`python -m tidegate.kernels` fills it).
+taken from the cache (`kernel_cache` says where that is, `python -m tidegate.kernels` fills it).
 
 House rules for a kernel:
 K1  explicit signature, `nogil`, cached (`compiling.kernel`); no allocation, no exception, no Python object.

@@ -11,15 +11,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 
-from tidegate.kernels.memory import memcpy, raw_pointer
-
-types: Any = numba.types
-intrinsic: Any = numba.extending.intrinsic
-overload: Any = numba.extending.overload
+from tidegate.kernels.memory import lowered, memcpy, place, types
 
 
 def address_of(array: Any) -> int:
@@ -54,97 +49,35 @@ def copy_at(target: Any, into: int, address: int, length: int) -> None:
     target[into : into + length] = np.frombuffer(ctypes.string_at(int(address), int(length)), np.uint8)
 
 
-def _reader(bits: int, result: Any, signed: bool) -> Any:
-    @intrinsic
-    def read(typing_context: Any, address: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            element = ir.IntType(bits)
-            start = builder.inttoptr(arguments[0], element.as_pointer())
-            value = builder.load(builder.gep(start, [arguments[1]]), align=1)
-            if bits == 64:
-                return value
-            extend = builder.sext if signed else builder.zext
-            return extend(value, ir.IntType(64))
-
-        return result(types.int64, types.int64), generate
-
-    return read
+def _compile_reader(function: Any, bits: int, result: Any, *, signed: bool = False) -> None:
+    @lowered(function, lambda address, index: result(types.int64, types.int64))
+    def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+        value = builder.load(builder.gep(start, [arguments[1]]), align=1)
+        if bits == 64:
+            return value
+        extend = builder.sext if signed else builder.zext
+        return extend(value, ir.IntType(64))
 
 
-_word_at = _reader(64, types.int64, True)
-_unsigned_at = _reader(64, types.uint64, False)
-_half_at = _reader(32, types.int64, True)
-_byte_at = _reader(8, types.int64, False)
+_compile_reader(word_at, 64, types.int64)
+_compile_reader(unsigned_at, 64, types.uint64)
+_compile_reader(half_at, 32, types.int64, signed=True)
+_compile_reader(byte_at, 8, types.int64)
 
 
-@intrinsic
-def _copy_at(typing_context: Any, target: Any, into: Any, address: Any, length: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        destination = builder.gep(arguments[0], [arguments[1]])
-        memcpy(builder, destination, builder.inttoptr(arguments[2], destination.type), arguments[3], 1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, types.int64, types.int64), generate
-
-
-@intrinsic
-def _address_of(typing_context: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ptrtoint(
-            context.make_array(array)(context, builder, arguments[0]).data, ir.IntType(64)
-        )
-
-    return types.int64(array), generate
+@lowered(
+    copy_at,
+    lambda target, into, address, length: types.void(target, types.int64, types.int64, types.int64),
+)
+def _copy_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, into, address, length = arguments
+    destination = place(context, builder, signature.args[0], target, into, length)
+    memcpy(builder, destination, builder.inttoptr(address, destination.type), length, 1)
+    return context.get_dummy_value()
 
 
-@overload(address_of)
-def _compile_address_of(array: Any) -> Any:
-    def compiled(array: Any) -> Any:
-        return _address_of(array)
-
-    return compiled
-
-
-@overload(word_at)
-def _compile_word_at(address: Any, index: Any) -> Any:
-    def compiled(address: Any, index: Any) -> Any:
-        return _word_at(address, index)
-
-    return compiled
-
-
-@overload(unsigned_at)
-def _compile_unsigned_at(address: Any, index: Any) -> Any:
-    def compiled(address: Any, index: Any) -> Any:
-        return _unsigned_at(address, index)
-
-    return compiled
-
-
-@overload(half_at)
-def _compile_half_at(address: Any, index: Any) -> Any:
-    def compiled(address: Any, index: Any) -> Any:
-        return _half_at(address, index)
-
-    return compiled
-
-
-@overload(byte_at)
-def _compile_byte_at(address: Any, index: Any) -> Any:
-    def compiled(address: Any, index: Any) -> Any:
-        return _byte_at(address, index)
-
-    return compiled
-
-
-@overload(copy_at)
-def _compile_copy_at(target: Any, into: Any, address: Any, length: Any) -> Any:
-    def compiled(target: Any, into: Any, address: Any, length: Any) -> Any:
-        return _copy_at(target, into, address, length)
-
-    def checked(target: Any, into: Any, address: Any, length: Any) -> Any:
-        if length < 0 or into < 0 or into > len(target) - length:
-            raise IndexError("a copy into what lies outside of its array")
-        return _copy_at(raw_pointer(target), into, address, length)
-
-    return checked if isinstance(target, types.Buffer) else compiled
+@lowered(address_of, lambda array: types.int64(array))
+def _address_of(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    return builder.ptrtoint(start, ir.IntType(64))

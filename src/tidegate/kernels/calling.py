@@ -10,12 +10,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numba
 from llvmlite import ir
 
-types: Any = numba.types
-intrinsic: Any = numba.extending.intrinsic
-overload: Any = numba.extending.overload
+from tidegate.kernels.memory import lowered, types
+
 _WORD = ir.IntType(64)
 
 
@@ -43,63 +41,16 @@ def _plain(function: int, words: int) -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * words)(int(function))
 
 
-def _generated(words: int) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, [_WORD] * words)
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
-
-    return generate
+def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_WORD, [_WORD] * (len(arguments) - 1))
+    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
 
 
-@intrinsic
-def _call(typing_context: Any, function: Any, first: Any) -> Any:
-    return types.int64(types.int64, types.int64), _generated(1)
+def _words(count: int) -> Any:
+    return types.int64(*[types.int64] * count)
 
 
-@intrinsic
-def _call_pair(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
-    return types.int64(types.int64, types.int64, types.int64), _generated(2)
-
-
-@intrinsic
-def _call_three(typing_context: Any, function: Any, first: Any, second: Any, third: Any) -> Any:
-    return types.int64(*[types.int64] * 4), _generated(3)
-
-
-@intrinsic
-def _call_five(
-    typing_context: Any, function: Any, first: Any, second: Any, third: Any, fourth: Any, fifth: Any
-) -> Any:
-    return types.int64(*[types.int64] * 6), _generated(5)
-
-
-@overload(call)
-def _compile_call(function: Any, first: Any) -> Any:
-    def compiled(function: Any, first: Any) -> Any:
-        return _call(function, first)
-
-    return compiled
-
-
-@overload(call_pair)
-def _compile_call_pair(function: Any, first: Any, second: Any) -> Any:
-    def compiled(function: Any, first: Any, second: Any) -> Any:
-        return _call_pair(function, first, second)
-
-    return compiled
-
-
-@overload(call_three)
-def _compile_call_three(function: Any, first: Any, second: Any, third: Any) -> Any:
-    def compiled(function: Any, first: Any, second: Any, third: Any) -> Any:
-        return _call_three(function, first, second, third)
-
-    return compiled
-
-
-@overload(call_five)
-def _compile_call_five(function: Any, first: Any, second: Any, third: Any, fourth: Any, fifth: Any) -> Any:
-    def compiled(function: Any, first: Any, second: Any, third: Any, fourth: Any, fifth: Any) -> Any:
-        return _call_five(function, first, second, third, fourth, fifth)
-
-    return compiled
+lowered(call, lambda function, first: _words(2))(_generate)
+lowered(call_pair, lambda function, first, second: _words(3))(_generate)
+lowered(call_three, lambda function, first, second, third: _words(4))(_generate)
+lowered(call_five, lambda function, first, second, third, fourth, fifth: _words(6))(_generate)

@@ -2,8 +2,9 @@
 
 numba keeps a compiled kernel until the file that defines it changes; it does not look at the files of the
 functions that kernel calls. Here those count too, so an edited `varints.py` cannot leave an old
-`decode_records` behind. A cache that cannot be read is compiled anew. With `NUMBA_BOUNDSCHECK=1` in the environment
-kernels are compiled with checks of every index (`memory`); `NUMBA_CACHE_DIR` then keeps them apart from the others.
+`decode_records` behind. `kernel_cache` says where compiled kernels are kept. With `NUMBA_BOUNDSCHECK=1` in the
+environment kernels are compiled with checks of every index (`memory`); `NUMBA_CACHE_DIR` then keeps them apart from
+the others.
 
 A kernel is loaded when it is called first, or when a kernel that calls it is compiled: whoever imports a room does not
 wait for loops it never runs (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
@@ -17,6 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +28,7 @@ from numba import from_dtype, njit, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.dispatcher import Dispatcher
 
+from tidegate.kernels import compile_progress, kernel_cache
 from tidegate.kernels.memory import CHECKED
 
 INT64 = types.int64
@@ -35,6 +38,8 @@ INT32S = types.Array(types.int32, 1, "C")
 READ_INT32S = types.Array(types.int32, 1, "C", readonly=True)
 INT64S = types.Array(types.int64, 1, "C")
 READ_INT64S = types.Array(types.int64, 1, "C", readonly=True)
+
+_kernels: list[Any] = []  # of all modules that were imported
 
 
 def rows_of(dtype: np.dtype[Any]) -> types.Array:
@@ -47,8 +52,13 @@ def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
-        dispatcher.enable_caching()
-        _load_when_asked(dispatcher, signature, _stamp(Path(function.__code__.co_filename)))
+        stamp = _stamp(Path(function.__code__.co_filename))
+        dispatcher._cache = kernel_cache.KernelCache(
+            function, stamp, lambda folder: _begin(dispatcher, folder)
+        )
+        dispatcher.where = lambda: dispatcher._cache.find(signature)
+        _load_when_asked(dispatcher, signature)
+        _kernels.append(dispatcher)
         return dispatcher
 
     return compiled
@@ -61,18 +71,28 @@ def load_kernels(module: ModuleType) -> None:
             value.load()
 
 
-def _load_when_asked(dispatcher: Any, signature: Any, stamp: str) -> None:
+def compile_module(name: str) -> str:
+    """Compile the kernels of one module into the cache, silently; its name."""
+    compile_progress.listen(lambda _: None)
+    load_kernels(import_module(name))
+    return name
+
+
+def all_kernels() -> list[Any]:
+    """The kernels of all modules that were imported. `kernel.where()` is the folder that has it compiled, or None."""
+    return _kernels
+
+
+def _load_when_asked(dispatcher: Any, signature: Any) -> None:
     """Stand in for the two ways in which numba asks for a compiled version: a call, and a caller being compiled.
 
-    Left to itself it would compile for the types it meets there, one version for each. The stamp is of the sources at
-    import, which is what will be compiled, whatever has been edited since.
+    Left to itself it would compile for the types it meets there, one version for each.
     """
 
     def loaded() -> None:
         with global_compiler_lock:
             if dispatcher._can_compile:
-                _stamp_cache(dispatcher, stamp)
-                dispatcher.compile(signature)
+                _load(dispatcher, signature)
                 dispatcher.disable_compile()
                 del dispatcher._compile_for_args, dispatcher.get_call_template
 
@@ -89,21 +109,18 @@ def _load_when_asked(dispatcher: Any, signature: Any, stamp: str) -> None:
     dispatcher._compile_for_args, dispatcher.get_call_template = called, compiled_into
 
 
-def _stamp_cache(dispatcher: Any, stamp: str) -> None:
-    """Give the cache our stamp, and drop one that cannot be read.
-
-    numba unpickles the index of a cache before it compares stamps. One written by other sources may name a class that
-    is gone, one cut short is no pickle at all; either would make the import fail, for good.
-    """
+def _load(dispatcher: Any, signature: Any) -> None:
+    """Take a kernel from the cache; else compile it, and tell that before and after."""
     try:
-        cache = dispatcher._cache
-        cache._cache_file._source_stamp = stamp
-        try:
-            cache._cache_file._load_index()
-        except Exception:  # noqa: BLE001 - whatever a broken pickle raises, compiling anew is the answer
-            cache.flush()
-    except AttributeError:  # another numba keeps its cache elsewhere; its own rules then hold
-        pass
+        dispatcher.compile(signature)
+    finally:
+        if dispatcher._cache_misses:
+            compile_progress.finish()
+
+
+def _begin(dispatcher: Any, folder: Path | None) -> None:
+    missing = sum(not each.signatures and each.where() is None for each in _kernels if each is not dispatcher)
+    compile_progress.begin(dispatcher.__name__, missing=missing + 1, folder=folder)
 
 
 @cache

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core.registry import cpu_target
 from numba.extending import register_jitable
 
-from tidegate.kernels.memory import intrinsic, load, overload, raw_pointer, types
+from tidegate.kernels.memory import load, lowered, place, types
 
 ONES: Final = 0xFFFFFFFF
 BLOCK: Final = 16
@@ -111,73 +111,59 @@ def _pair(low: int, high: int) -> Any:
     return ir.Constant(_PAIR, [low, high])
 
 
-@intrinsic
-def _fold_blocks(typing_context: Any, crc: Any, data: Any, start: Any, blocks: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        first_crc, source, first, count = arguments
-        multiply_type = ir.FunctionType(_PAIR, [_PAIR, _PAIR, ir.IntType(8)])
-        multiply = builder.module.globals.get("llvm.x86.pclmulqdq") or ir.Function(
-            builder.module, multiply_type, "llvm.x86.pclmulqdq"
-        )
+@lowered(
+    fold_blocks,
+    lambda crc, data, start, blocks: types.int64(types.int64, data, types.int64, types.int64),
+)
+def _fold_blocks(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    first_crc, data, first, count = arguments
+    length = builder.shl(count, ir.Constant(_WORD, 4))
+    source = place(context, builder, signature.args[1], data, first, length)
+    multiply_type = ir.FunctionType(_PAIR, [_PAIR, _PAIR, ir.IntType(8)])
+    multiply = builder.module.globals.get("llvm.x86.pclmulqdq") or ir.Function(
+        builder.module, multiply_type, "llvm.x86.pclmulqdq"
+    )
 
-        def times(left: Any, right: Any, halves: int) -> Any:
-            """Half of `left` (low digit of `halves`) times half of `right` (high digit)."""
-            return builder.call(multiply, [left, right, ir.Constant(ir.IntType(8), halves)])
+    def times(left: Any, right: Any, halves: int) -> Any:
+        """Half of `left` (low digit of `halves`) times half of `right` (high digit)."""
+        return builder.call(multiply, [left, right, ir.Constant(ir.IntType(8), halves)])
 
-        def block_at(position: Any) -> Any:
-            where = builder.bitcast(builder.gep(source, [position]), _PAIR.as_pointer())
-            return builder.load(where, align=1)
+    def block_at(position: Any) -> Any:
+        where = builder.bitcast(builder.gep(source, [position]), _PAIR.as_pointer())
+        return builder.load(where, align=1)
 
-        def shifted(pair: Any, bits: int) -> Any:
-            wide = builder.lshr(builder.bitcast(pair, _WIDE), ir.Constant(_WIDE, bits))
-            return builder.bitcast(wide, _PAIR)
+    def shifted(pair: Any, bits: int) -> Any:
+        wide = builder.lshr(builder.bitcast(pair, _WIDE), ir.Constant(_WIDE, bits))
+        return builder.bitcast(wide, _PAIR)
 
-        zero = ir.Constant(ir.IntType(32), 0)
-        begin = builder.insert_element(_pair(0, 0), first_crc, zero)
-        begin = builder.xor(begin, block_at(first))
-        before = builder.block
-        looping = builder.append_basic_block("fold.loop")
-        step = builder.append_basic_block("fold.step")
-        done = builder.append_basic_block("fold.done")
-        builder.branch(looping)
+    zero = ir.Constant(ir.IntType(32), 0)
+    begin = builder.insert_element(_pair(0, 0), first_crc, zero)
+    begin = builder.xor(begin, block_at(ir.Constant(_WORD, 0)))
+    before = builder.block
+    looping = builder.append_basic_block("fold.loop")
+    step = builder.append_basic_block("fold.step")
+    done = builder.append_basic_block("fold.done")
+    builder.branch(looping)
 
-        builder.position_at_end(looping)
-        folded, number = builder.phi(_PAIR), builder.phi(_WORD)
-        folded.add_incoming(begin, before)
-        number.add_incoming(ir.Constant(_WORD, 1), before)
-        builder.cbranch(builder.icmp_signed("<", number, count), step, done)
+    builder.position_at_end(looping)
+    folded, number = builder.phi(_PAIR), builder.phi(_WORD)
+    folded.add_incoming(begin, before)
+    number.add_incoming(ir.Constant(_WORD, 1), before)
+    builder.cbranch(builder.icmp_signed("<", number, count), step, done)
 
-        builder.position_at_end(step)
-        over = _pair(_OVER_128, _OVER_64)
-        position = builder.add(first, builder.shl(number, ir.Constant(_WORD, 4)))
-        onto = builder.xor(times(folded, over, 0x00), times(folded, over, 0x11))
-        folded.add_incoming(builder.xor(onto, block_at(position)), step)
-        number.add_incoming(builder.add(number, ir.Constant(_WORD, 1)), step)
-        builder.branch(looping)
+    builder.position_at_end(step)
+    over = _pair(_OVER_128, _OVER_64)
+    position = builder.shl(number, ir.Constant(_WORD, 4))
+    onto = builder.xor(times(folded, over, 0x00), times(folded, over, 0x11))
+    folded.add_incoming(builder.xor(onto, block_at(position)), step)
+    number.add_incoming(builder.add(number, ir.Constant(_WORD, 1)), step)
+    builder.branch(looping)
 
-        builder.position_at_end(done)
-        low_words = _pair(ONES, ONES)
-        rest = builder.xor(shifted(folded, 64), times(folded, over, 0x10))
-        rest = builder.xor(shifted(rest, 32), times(builder.and_(rest, low_words), _pair(_OVER_32, 0), 0x00))
-        divisor = _pair(_SHIFTED_POLYNOMIAL, _QUOTIENT)
-        quotient = builder.and_(times(builder.and_(rest, low_words), divisor, 0x10), low_words)
-        rest = builder.xor(rest, times(quotient, divisor, 0x00))
-        return builder.lshr(builder.extract_element(rest, zero), ir.Constant(_WORD, 32))
-
-    return types.int64(types.int64, data, types.int64, types.int64), generate
-
-
-@overload(fold_blocks)
-def _compile_fold_blocks(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
-    if not MULTIPLIES:
-        return None  # must not even be compiled there; `fold_bytes` never asks for it
-
-    def compiled(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
-        return _fold_blocks(crc, data, start, blocks)
-
-    def checked(crc: Any, data: Any, start: Any, blocks: Any) -> Any:
-        if blocks < 1 or start < 0 or start > len(data) - BLOCK * blocks:
-            raise IndexError("blocks outside of their array")
-        return _fold_blocks(crc, raw_pointer(data), start, blocks)
-
-    return checked if isinstance(data, types.Buffer) else compiled
+    builder.position_at_end(done)
+    low_words = _pair(ONES, ONES)
+    rest = builder.xor(shifted(folded, 64), times(folded, over, 0x10))
+    rest = builder.xor(shifted(rest, 32), times(builder.and_(rest, low_words), _pair(_OVER_32, 0), 0x00))
+    divisor = _pair(_SHIFTED_POLYNOMIAL, _QUOTIENT)
+    quotient = builder.and_(times(builder.and_(rest, low_words), divisor, 0x10), low_words)
+    rest = builder.xor(rest, times(quotient, divisor, 0x00))
+    return builder.lshr(builder.extract_element(rest, zero), ir.Constant(_WORD, 32))

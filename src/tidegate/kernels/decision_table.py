@@ -1,8 +1,30 @@
-"""The integrity decision table for one record: `integrity/judge.py` and `integrity/tolerance.py`, compiled.
+"""The rules of validation: one record against what is known of its producer.
 
-The rules are those of the scalar twin, function by function under the same names. What differs: a function
-changes the producer's row it is given, a scratch copy, to what the scalar twin would answer, and says whether
-that copy is to be kept.
+A producer numbers its records: chain after chain, and in each chain sequence 0, 1, 2, … The first record of
+a chain is its *start*, the last its *end*, which carries the checksum of all between. A producer of *headers only*
+has neither: its first data record opens its chain, which ends with the last sequence there is. Compaction may take
+that first record, too, so such a chain may be entered in its middle where a gap would be tolerated, and its gaps are
+judged all the same. Two things soften the rules:
+
+- *settled* (E): the push has ended, or the topic never had one. Where the head of the log may then be *gone*,
+  a producer may be met in the middle of a chain;
+- *tolerated* (T): compaction may have removed records here, see `tolerance`.
+
+What a fault does to the state is the caller's choice: when it *forces*, the state moves on as if all were well;
+otherwise the partition stops and nothing has changed. Unless said, it forces once settled.
+
+First match wins, in this order: chain (A), sequence (B), the record's own checksum (D), the chain's
+checksum (C); so a repeated record never enters a checksum.
+
+Invariants:
+J1  a fault that does not force changes nothing: the true next record is still accepted afterwards;
+J2  DUPLICATE never changes anything, and neither does a record at a known place that does not match its own
+    checksum: that is CORRUPT and no repeat (others may forward headers to records of their own);
+J3  one loss is one finding: after a gap or a fault inside it a chain is tainted, and its end is accepted without
+    its checksum; and a forced end does end its chain, so that the next chain is not called missing.
+
+A function changes the producer's row it is given, a scratch copy, to its state after the record, and says whether that
+copy is kept. `tests/support/validation_rules.py` has the same rules in plain Python, and the tests compare the two.
 """
 
 from __future__ import annotations

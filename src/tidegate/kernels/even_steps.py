@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 from numba import types
+from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT64, READ_INT32S, READ_INT64S, kernel
 from tidegate.kernels.memory import load, pointer
@@ -17,27 +18,24 @@ from tidegate.kernels.memory import load, pointer
 BLOCK: Final = 2048  # numbers looked at together: without a way out, several are compared in one instruction
 
 
-@kernel(types.boolean(READ_INT64S, INT64))
-def words_in_steps(numbers: Any, step: Any) -> Any:
-    """Whether each is the one before it and `step`."""
-    source = pointer(numbers)
-    for first in range(1, len(numbers), BLOCK):
+@register_jitable
+def _in_steps(source: Any, count: Any, step: Any) -> Any:
+    for first in range(1, count, BLOCK):
         wrong = np.int64(0)
-        for at in range(first, min(first + BLOCK, len(numbers))):
+        for at in range(first, min(first + BLOCK, count)):
             wrong |= (load(source, at) - load(source, at - 1)) ^ step
         if wrong != 0:
             return False
     return True
+
+
+@kernel(types.boolean(READ_INT64S, INT64))
+def words_in_steps(numbers: Any, step: Any) -> Any:
+    """Whether each is the one before it and `step`."""
+    return _in_steps(pointer(numbers), len(numbers), step)
 
 
 @kernel(types.boolean(READ_INT32S, INT64))
 def halves_in_steps(numbers: Any, step: Any) -> Any:
     """Whether each is the one before it and `step`."""
-    source = pointer(numbers)
-    for first in range(1, len(numbers), BLOCK):
-        wrong = np.int64(0)
-        for at in range(first, min(first + BLOCK, len(numbers))):
-            wrong |= (load(source, at) - load(source, at - 1)) ^ step
-        if wrong != 0:
-            return False
-    return True
+    return _in_steps(pointer(numbers), len(numbers), step)

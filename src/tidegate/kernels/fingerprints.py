@@ -32,7 +32,8 @@ from tidegate.kernels.compiling import (
     kernel,
 )
 from tidegate.kernels.key_bytes import compare, int64, load_word
-from tidegate.kernels.key_hash import PRINTS, READ_FLAGS, UINT64, _sip_round
+from tidegate.kernels.key_hash import PRINTS, READ_FLAGS, UINT64, absorb_word, begin_sip, finish_sip
+from tidegate.kernels.key_order import sort_rows
 from tidegate.kernels.memory import keep, load, pointer, prefetch, store
 from tidegate.kernels.xxh64 import _P1, _P2, _P3, _P4, _P5, _U27, _U29, _U33, _round
 from tidegate.kernels.xxh64 import _rotate as _rotate_word
@@ -45,43 +46,7 @@ LANES: Final = 32
 BLOCK: Final = 512  # fingerprints that are hashed at once
 MOST_WORDS: Final = 16  # of a message that takes part; longer ones are done alone
 _U0, _U8, _U16, _U32, _U56 = (np.uint64(number) for number in (0, 8, 16, 32, 56))
-_FINAL, _SECOND = np.uint64(0xEE), np.uint64(0xDD)
 _WORD: Any = np.uint64
-
-
-@register_jitable(forceinline=True)
-def _begin(secret0: Any, secret1: Any) -> Any:
-    return (
-        secret0 ^ np.uint64(0x736F6D6570736575),
-        secret1 ^ np.uint64(0x646F72616E646F6D) ^ _FINAL,
-        secret0 ^ np.uint64(0x6C7967656E657261),
-        secret1 ^ np.uint64(0x7465646279746573),
-    )
-
-
-@register_jitable(forceinline=True)
-def _absorb(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
-    v3 ^= word
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    return v0 ^ word, v1, v2, v3
-
-
-@register_jitable(forceinline=True)
-def _four_rounds(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    return _sip_round(v0, v1, v2, v3)
-
-
-@register_jitable(forceinline=True)
-def _finish(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
-    """The two words of the fingerprint."""
-    v0, v1, v2, v3 = _four_rounds(v0, v1, v2 ^ _FINAL, v3)
-    low = v0 ^ v1 ^ v2 ^ v3
-    v0, v1, v2, v3 = _four_rounds(v0, v1 ^ _SECOND, v2, v3)
-    return low, v0 ^ v1 ^ v2 ^ v3
 
 
 @register_jitable
@@ -112,16 +77,16 @@ def _alone(
     ids: Any, id_size: Any, id_start: Any, id_stop: Any, secret0: Any, secret1: Any,
 ) -> Any:  # fmt: skip
     """The fingerprint of one pair, however long."""
-    v0, v1, v2, v3 = _begin(secret0, secret1)
+    v0, v1, v2, v3 = begin_sip(secret0, secret1)
     last = _lengths(key_stop - key_start, id_stop - id_start)
     while key_start < key_stop:
-        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, _word_at(keys, key_size, key_start, key_stop))
+        v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, _word_at(keys, key_size, key_start, key_stop))
         key_start += 8
     while id_start < id_stop:
-        v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, _word_at(ids, id_size, id_start, id_stop))
+        v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, _word_at(ids, id_size, id_start, id_stop))
         id_start += 8
-    v0, v1, v2, v3 = _absorb(v0, v1, v2, v3, last)
-    return _finish(v0, v1, v2, v3)
+    v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, last)
+    return finish_sip(v0, v1, v2, v3)
 
 
 @register_jitable(forceinline=True)
@@ -143,7 +108,7 @@ def _hash_lanes(
 
     Messages have `least` to `most` words.
     """
-    v0, v1, v2, v3 = _begin(secret0, secret1)
+    v0, v1, v2, v3 = begin_sip(secret0, secret1)
     for lane in range(LANES):
         store(state, lane, int64(v0))
         store(state, LANES + lane, int64(v1))
@@ -154,7 +119,7 @@ def _hash_lanes(
             for lane in range(LANES):
                 old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
                 old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
-                v0, v1, v2, v3 = _absorb(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
+                v0, v1, v2, v3 = absorb_word(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
                 store(state, lane, int64(v0))
                 store(state, LANES + lane, int64(v1))
                 store(state, 2 * LANES + lane, int64(v2))
@@ -163,7 +128,7 @@ def _hash_lanes(
         for lane in range(LANES):
             old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
             old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
-            v0, v1, v2, v3 = _absorb(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
+            v0, v1, v2, v3 = absorb_word(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
             taken = _WORD(
                 int64(place - load(counts, lane)) >> 63
             )  # no bit for a message that has ended: it stays
@@ -174,7 +139,7 @@ def _hash_lanes(
     for lane in range(LANES):
         v0, v1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
         v2, v3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
-        low, high = _finish(v0, v1, v2, v3)
+        low, high = finish_sip(v0, v1, v2, v3)
         store(words, lane, int64(low))
         store(words, LANES + lane, int64(high))
         store(words, 2 * LANES + lane, int64(hash_print(low, high)))
@@ -294,24 +259,12 @@ def fingerprint_pairs(
 @register_jitable
 def _is_above(source: Any, left: Any, right: Any) -> bool:
     """Whether the fingerprint of row `left` stands after that of row `right`, by hash and then by bytes."""
-    at, other = PRINT_BYTES * left, PRINT_BYTES * right
+    at, other = PRINT_BYTES * int64(left), PRINT_BYTES * int64(right)
     own_hash = hash_print(load_word(source, at), load_word(source, at + 8))
     other_hash = hash_print(load_word(source, other), load_word(source, other + 8))
     if own_hash != other_hash:
         return bool(own_hash > other_hash)
     return bool(compare(source, at, at + PRINT_BYTES, source, other, other + PRINT_BYTES) > 0)
-
-
-@register_jitable
-def settle_rows(source: Any, rows: Any, first: Any, stop: Any) -> None:
-    """Sort rows[first:stop], which are alike as far as marks tell; rows of one identity stay as they came."""
-    for place in range(first + 1, stop):
-        row = rows[place]
-        hole = place
-        while hole > first and _is_above(source, int64(rows[hole - 1]), int64(row)):
-            rows[hole] = rows[hole - 1]
-            hole -= 1
-        rows[hole] = row
 
 
 @register_jitable
@@ -356,7 +309,7 @@ def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any)
             while at < place and _same_print(source, int64(rows[at]), int64(rows[at - 1])):
                 at += 1
             if at < place:  # else they are copies of one another, in the order they came
-                settle_rows(source, rows, first, place)
+                sort_rows(rows, first, place, _is_above, source, np.empty(place - first, np.int32))
                 for at in range(first + 1, place):
                     if not _same_print(source, int64(rows[at]), int64(rows[at - 1])):
                         starts[found] = at

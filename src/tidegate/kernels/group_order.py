@@ -29,13 +29,12 @@ from tidegate.kernels.compiling import (
     kernel,
 )
 from tidegate.kernels.key_bytes import are_equal, int64
-from tidegate.kernels.key_order import is_key_above
+from tidegate.kernels.key_order import is_key_above, sort_rows
 from tidegate.kernels.memory import load, pointer, prefetch, store
 
 UINT64S = types.Array(types.uint64, 1, "C")
 READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
 AHEAD: Final = 32  # rows that are asked for before they are compared
-FEW: Final = 16  # rows that are sorted by insertion
 _ONE, _U0, _U63 = np.uint64(1), np.uint64(0), np.uint64(63)
 
 
@@ -71,11 +70,12 @@ def mark_rows(
 
 
 @register_jitable
-def _is_above(source: Any, bounds: Any, hashes: Any, left: Any, right: Any) -> bool:
-    """Whether the key of row `left` sorts after that of row `right`."""
+def _is_above(keys: Any, left: Any, right: Any) -> bool:
+    """Whether the key of row `left` sorts after that of row `right`; `keys` are bytes, bounds and hashes."""
+    source, bounds, hashes = keys
     if hashes[left] != hashes[right]:
         return bool(hashes[left] > hashes[right])
-    return bool(is_key_above(source, bounds, left, right))
+    return bool(is_key_above((source, bounds), left, right))
 
 
 @register_jitable
@@ -83,53 +83,6 @@ def _is_same(source: Any, bounds: Any, left: Any, right: Any) -> bool:
     """Whether two rows have one key."""
     start, stop = int64(bounds[left]), int64(bounds[left + 1])
     return are_equal(source, start, stop, source, int64(bounds[right]), int64(bounds[right + 1]))
-
-
-@register_jitable
-def _insert(rows: Any, first: Any, stop: Any, source: Any, bounds: Any, hashes: Any) -> None:
-    for place in range(first + 1, stop):
-        row = rows[place]
-        hole = place
-        while hole > first and _is_above(source, bounds, hashes, rows[hole - 1], row):
-            rows[hole] = rows[hole - 1]
-            hole -= 1
-        rows[hole] = row
-
-
-@register_jitable
-def _merge(
-    rows: Any, first: Any, middle: Any, stop: Any, source: Any, bounds: Any, hashes: Any, scratch: Any
-) -> None:
-    """Merge two sorted halves, the left one first where keys are equal."""
-    if not _is_above(source, bounds, hashes, rows[middle - 1], rows[middle]):
-        return
-    for place in range(first, middle):
-        scratch[place - first] = rows[place]
-    left, right, at = int64(0), middle, first
-    while left < middle - first:
-        if right < stop and _is_above(source, bounds, hashes, scratch[left], rows[right]):
-            rows[at] = rows[right]
-            right += 1
-        else:
-            rows[at] = scratch[left]
-            left += 1
-        at += 1
-
-
-@register_jitable
-def _settle(rows: Any, first: Any, stop: Any, source: Any, bounds: Any, hashes: Any) -> None:
-    """Sort rows[first:stop] by hash and key; rows of one key stay as they came."""
-    if stop - first <= FEW:
-        _insert(rows, first, stop, source, bounds, hashes)
-        return
-    for block in range(first, stop, FEW):
-        _insert(rows, block, min(block + FEW, stop), source, bounds, hashes)
-    scratch = np.empty(stop - first, np.int32)
-    width = int64(FEW)
-    while width < stop - first:
-        for left in range(first, stop - width, 2 * width):
-            _merge(rows, left, left + width, min(left + 2 * width, stop), source, bounds, hashes, scratch)
-        width *= 2
 
 
 @kernel(INT64(READ_UINT64S, INT64, READ_BYTES, READ_INT32S, READ_UINT64S, INT32S, INT32S))
@@ -165,7 +118,8 @@ def arrange_rows(
             while at < place and _is_same(source, bounds, rows[at], rows[at - 1]):
                 at += 1
             if at < place:
-                _settle(rows, first, place, source, bounds, hashes)
+                keys = (source, bounds, hashes)
+                sort_rows(rows, first, place, _is_above, keys, np.empty(place - first, np.int32))
                 for at in range(first + 1, place):
                     if not _is_same(source, bounds, rows[at], rows[at - 1]):
                         starts[found] = at

@@ -9,15 +9,14 @@ Callers prove (K2): all row arrays are equally long, groups and starts are insid
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from numba import types
 from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT32S, INT64, READ_INT32S, READ_INT64S, kernel
 from tidegate.kernels.key_bytes import int64
-
-SMALL: Final = 16  # rows that are sorted by insertion
+from tidegate.kernels.key_order import sort_rows
 
 
 @kernel(types.void(READ_INT32S, READ_INT32S, READ_INT32S, INT32S, INT32S, INT32S))
@@ -40,40 +39,12 @@ def place_rows(order: Any, counts: Any, groups: Any, following: Any, starts: Any
 
 
 @register_jitable
-def _is_above(ts: Any, seq: Any, left: Any, right: Any) -> bool:
-    """Whether row `left` has the higher cursor; without `seq` (no elements), rows are numbered as they come."""
+def _is_above(cursors: Any, left: Any, right: Any) -> bool:
+    """Whether row `left` has the higher (ts, seq); without `seq` (no elements), rows are numbered as they come."""
+    ts, seq = cursors
     if ts[left] != ts[right] or seq.shape[0] == 0:
         return bool(ts[left] > ts[right])
     return bool(seq[left] > seq[right])
-
-
-@register_jitable
-def _insert(rows: Any, start: Any, stop: Any, ts: Any, seq: Any) -> None:
-    for place in range(start + 1, stop):
-        row = rows[place]
-        at = place
-        while at > start and _is_above(ts, seq, rows[at - 1], row):
-            rows[at] = rows[at - 1]
-            at -= 1
-        rows[at] = row
-
-
-@register_jitable
-def _merge(rows: Any, start: Any, middle: Any, stop: Any, ts: Any, seq: Any, scratch: Any) -> None:
-    """Merge two sorted halves, the left one first where cursors are equal."""
-    if not _is_above(ts, seq, rows[middle - 1], rows[middle]):
-        return
-    for place in range(start, middle):
-        scratch[place] = rows[place]
-    left, right, at = start, middle, start
-    while left < middle:
-        if right < stop and _is_above(ts, seq, scratch[left], rows[right]):
-            rows[at] = rows[right]
-            right += 1
-        else:
-            rows[at] = scratch[left]
-            left += 1
-        at += 1
 
 
 @kernel(types.void(INT32S, READ_INT32S, READ_INT64S, READ_INT64S, INT32S))
@@ -82,20 +53,14 @@ def sort_cursors(rows: Any, starts: Any, ts: Any, seq: Any, scratch: Any) -> Non
 
     `scratch` is as long as `rows`.
     """
+    cursors = (ts, seq)
     for group in range(starts.shape[0] - 1):
         start, stop = int64(starts[group]), int64(starts[group + 1])
         place = start + 1
-        while place < stop and not _is_above(ts, seq, rows[place - 1], rows[place]):
+        while place < stop and not _is_above(cursors, rows[place - 1], rows[place]):
             place += 1
-        if place >= stop:
-            continue
-        for block in range(start, stop, SMALL):
-            _insert(rows, block, min(block + SMALL, stop), ts, seq)
-        width = int64(SMALL)
-        while width < stop - start:
-            for left in range(start, stop - width, 2 * width):
-                _merge(rows, left, left + width, min(left + 2 * width, stop), ts, seq, scratch)
-            width *= 2
+        if place < stop:
+            sort_rows(rows, start, stop, _is_above, cursors, scratch)
 
 
 @kernel(INT64(READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S, INT32S, INT32S, INT32S))

@@ -131,6 +131,24 @@ def _read_short(source: Any, at: int, end: int, last_word: int) -> tuple[int, in
 
 
 @register_jitable
+def _read_digits(source: Any, at: Any, end: Any, digits: Any, significant: Any) -> Any:
+    """Digits from `at` on behind those read before: the position after them, all of them, and how many count.
+
+    The last is negative when they are more than a number can hold.
+    """
+    while at < end:
+        byte = load(source, at)
+        if not is_digit(byte):
+            break
+        if significant >= 18 and not (significant == 18 and fits(digits, byte - ZERO)):
+            return at, 0, -1
+        digits = 10 * digits + byte - ZERO
+        significant += digits != 0
+        at += 1
+    return at, digits, significant
+
+
+@register_jitable
 def read_number(source: Any, at: int, end: int, last_word: int) -> tuple[int, int, int, int, int]:
     """The number at `at`: the position after it, whether it is negative, its digits and power, and its kind.
 
@@ -143,32 +161,15 @@ def read_number(source: Any, at: int, end: int, last_word: int) -> tuple[int, in
     after, digits, power, kind = _read_short(source, at, end, last_word)
     if kind != UNKNOWN:
         return after, negative, digits, power, kind
-    first, digits, power, kind = at, 0, 0, WHOLE
-    significant = 0
-    while at < end:
-        byte = load(source, at)
-        if not is_digit(byte):
-            break
-        if significant >= 18 and not (significant == 18 and fits(digits, byte - ZERO)):
-            return at, negative, 0, 0, UNKNOWN
-        digits = 10 * digits + byte - ZERO
-        significant += digits != 0
-        at += 1
-    if at == first or (load(source, first) == ZERO and at - first > 1):
+    first, power, kind = at, 0, WHOLE
+    at, digits, significant = _read_digits(source, at, end, np.int64(0), np.int64(0))
+    if significant < 0 or at == first or (load(source, first) == ZERO and at - first > 1):
         return at, negative, 0, 0, UNKNOWN
     if at < end and load(source, at) == DOT:
         at, kind = at + 1, FRACTION
         first = at
-        while at < end:
-            byte = load(source, at)
-            if not is_digit(byte):
-                break
-            if significant >= 18 and not (significant == 18 and fits(digits, byte - ZERO)):
-                return at, negative, 0, 0, UNKNOWN
-            digits = 10 * digits + byte - ZERO
-            significant += digits != 0
-            at += 1
-        if at == first:
+        at, digits, significant = _read_digits(source, at, end, digits, significant)
+        if significant < 0 or at == first:
             return at, negative, 0, 0, UNKNOWN
         power = first - at
     if at < end and load(source, at) | 0x20 == 0x65:

@@ -52,7 +52,6 @@ GOOD: Final = 0
 NO_VALUE: Final = 1
 IRREGULAR: Final = 2
 
-NULL_VALUE: Final = -2
 REMEMBERED: Final = 8  # members of a row that are passed over and may come again as they were
 
 

@@ -1,4 +1,4 @@
-"""The integrity decision table over whole batches: what `integrity/scalar.py` does around it, compiled.
+"""The integrity decision table over whole batches: and what is done around it: unmanaged records, pushes, stops.
 
 Walks records in offset order with one state row per producer, found by GUID. A row is judged on a scratch copy of
 its producer, which takes the producer's place only if the verdict says so; a record that simply continues its

@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import register_jitable
 
-from tidegate.kernels.memory import copy, intrinsic, load, overload, raw_pointer, store, types
+from tidegate.kernels.memory import copy, load, lowered, place, store, types
 
 int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
 
@@ -24,56 +24,11 @@ def load_word(source: Any, index: int) -> Any:
     return np.uint64(int.from_bytes(bytes(source[index : index + 8]), "little"))
 
 
-@intrinsic
-def _load_word(typing_context: Any, source: Any, index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        where = builder.gep(arguments[0], [arguments[1]])
-        return builder.load(builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(source, types.int64), generate
-
-
-@overload(load_word)
-def _compile_load_word(source: Any, index: Any) -> Any:
-    def compiled(source: Any, index: Any) -> Any:
-        return _load_word(source, index)
-
-    def checked(source: Any, index: Any) -> Any:
-        if index < 0 or index > len(source) - 8:
-            raise IndexError("a word outside of its array")
-        return _load_word(raw_pointer(source), index)
-
-    return checked if isinstance(source, types.Buffer) else compiled
-
-
 def store_word(target: Any, index: int, word: Any) -> None:
     """Write eight bytes from `index` on, little-endian."""
     if not 0 <= index <= len(target) - 8:
         raise IndexError(f"word at {index} of {len(target)} bytes")
     target[index : index + 8] = list(int(word).to_bytes(8, "little"))
-
-
-@intrinsic
-def _store_word(typing_context: Any, target: Any, index: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        where = builder.gep(arguments[0], [arguments[1]])
-        builder.store(arguments[2], builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, types.uint64), generate
-
-
-@overload(store_word)
-def _compile_store_word(target: Any, index: Any, word: Any) -> Any:
-    def compiled(target: Any, index: Any, word: Any) -> Any:
-        return _store_word(target, index, word)
-
-    def checked(target: Any, index: Any, word: Any) -> Any:
-        if index < 0 or index > len(target) - 8:
-            raise IndexError("a word outside of its array")
-        return _store_word(raw_pointer(target), index, word)
-
-    return checked if isinstance(target, types.Buffer) else compiled
 
 
 def store_half(target: Any, index: int, number: int) -> None:
@@ -83,28 +38,25 @@ def store_half(target: Any, index: int, number: int) -> None:
     target[index : index + 4] = list((int(number) & 0xFFFFFFFF).to_bytes(4, "little"))
 
 
-@intrinsic
-def _store_half(typing_context: Any, target: Any, index: Any, number: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        half = ir.IntType(32)
-        where = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), half.as_pointer())
-        builder.store(builder.trunc(arguments[2], half), where, align=1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, types.int64), generate
+@lowered(load_word, lambda source, index: types.uint64(source, types.int64))
+def _load_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
+    return builder.load(builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
 
 
-@overload(store_half)
-def _compile_store_half(target: Any, index: Any, number: Any) -> Any:
-    def compiled(target: Any, index: Any, number: Any) -> Any:
-        return _store_half(target, index, number)
+@lowered(store_word, lambda target, index, word: types.void(target, types.int64, types.uint64))
+def _store_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
+    builder.store(arguments[2], builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
+    return context.get_dummy_value()
 
-    def checked(target: Any, index: Any, number: Any) -> Any:
-        if index < 0 or index > len(target) - 4:
-            raise IndexError("a word outside of its array")
-        return _store_half(raw_pointer(target), index, number)
 
-    return checked if isinstance(target, types.Buffer) else compiled
+@lowered(store_half, lambda target, index, number: types.void(target, types.int64, types.int64))
+def _store_half(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    half = ir.IntType(32)
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 4)
+    builder.store(builder.trunc(arguments[2], half), builder.bitcast(where, half.as_pointer()), align=1)
+    return context.get_dummy_value()
 
 
 @register_jitable

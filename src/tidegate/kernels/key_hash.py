@@ -25,6 +25,7 @@ from numba import types
 from numba.extending import register_jitable
 
 from tidegate.kernels.compiling import INT64, INT64S, READ_BYTES, READ_INT32S, READ_INT64S, kernel
+from tidegate.kernels.key_bytes import load_word
 from tidegate.kernels.memory import load, pointer
 
 _types: Any = types  # numba gives some of its types no annotations
@@ -37,6 +38,7 @@ READ_PRINTS = types.Array(types.uint64, 2, "C", readonly=True)
 
 _U8 = np.uint64(8)
 _U13, _U16, _U17, _U21, _U32 = (np.uint64(bits) for bits in (13, 16, 17, 21, 32))
+_FINAL, _SECOND = np.uint64(0xEE), np.uint64(0xDD)
 
 
 @register_jitable
@@ -59,38 +61,54 @@ def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     return v0, v1, v2, v3
 
 
+@register_jitable(forceinline=True)
+def begin_sip(secret0: Any, secret1: Any) -> Any:
+    return (
+        secret0 ^ np.uint64(0x736F6D6570736575),
+        secret1 ^ np.uint64(0x646F72616E646F6D) ^ _FINAL,
+        secret0 ^ np.uint64(0x6C7967656E657261),
+        secret1 ^ np.uint64(0x7465646279746573),
+    )
+
+
+@register_jitable(forceinline=True)
+def absorb_word(v0: Any, v1: Any, v2: Any, v3: Any, word: Any) -> Any:
+    v3 ^= word
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    return v0 ^ word, v1, v2, v3
+
+
+@register_jitable(forceinline=True)
+def _four_rounds(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+    return _sip_round(v0, v1, v2, v3)
+
+
+@register_jitable(forceinline=True)
+def finish_sip(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
+    """The two words of the fingerprint."""
+    v0, v1, v2, v3 = _four_rounds(v0, v1, v2 ^ _FINAL, v3)
+    low = v0 ^ v1 ^ v2 ^ v3
+    v0, v1, v2, v3 = _four_rounds(v0, v1 ^ _SECOND, v2, v3)
+    return low, v0 ^ v1 ^ v2 ^ v3
+
+
 @register_jitable
 def _fingerprint(data: Any, start: Any, end: Any, secret0: Any, secret1: Any) -> Any:
     """SipHash-2-4-128 of data[start:end]: (low half, high half)."""
-    v0 = secret0 ^ np.uint64(0x736F6D6570736575)
-    v1 = secret1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
-    v2 = secret0 ^ np.uint64(0x6C7967656E657261)
-    v3 = secret1 ^ np.uint64(0x7465646279746573)
+    v0, v1, v2, v3 = begin_sip(secret0, secret1)
     position = start
     while position + 8 <= end:
-        word = np.uint64(0)
-        for i in range(8):
-            word |= np.uint64(load(data, position + i)) << (np.uint64(i) * _U8)
-        v3 ^= word
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-        v0 ^= word
+        v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, load_word(data, position))
         position += 8
     word = np.uint64((end - start) & 0xFF) << np.uint64(56)
     for i in range(end - position):
         word |= np.uint64(load(data, position + i)) << (np.uint64(i) * _U8)
-    v3 ^= word
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    v0 ^= word
-    v2 ^= np.uint64(0xEE)
-    for _ in range(4):
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    low = v0 ^ v1 ^ v2 ^ v3
-    v1 ^= np.uint64(0xDD)
-    for _ in range(4):
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-    return low, v0 ^ v1 ^ v2 ^ v3
+    v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, word)
+    return finish_sip(v0, v1, v2, v3)
 
 
 @kernel(types.void(READ_BYTES, READ_INT32S, READ_FLAGS, UINT64, UINT64, PRINTS))

@@ -13,18 +13,51 @@ behind the last use of its pointer (`tests/kernels/test_memory.py` looks for it)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 
 # numba's own annotations do not describe what its decorators make of a function
 types: Any = numba.types
-intrinsic: Any = numba.extending.intrinsic
-overload: Any = numba.extending.overload
+type_callable: Any = numba.extending.type_callable
+lower_builtin: Any = numba.extending.lower_builtin
 memcpy: Any = cgutils.raw_memcpy
 CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
+
+
+def lowered(function: Callable[..., Any], signature: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Compile calls of `function` to what the decorated generator emits, in place.
+
+    `signature` gives numba's signature for the types of the arguments.
+    """
+
+    def register(generate: Any) -> Any:
+        type_callable(function)(lambda context: signature)
+        lower_builtin(function, types.VarArg(types.Any))(generate)
+        return generate
+
+    return register
+
+
+def place(context: Any, builder: Any, kind: Any, value: Any, index: Any, length: Any = 1) -> Any:
+    """The address of element `index` of a pointer, or of an array, which must have `length` elements from there on."""
+    if isinstance(kind, types.Buffer):
+        array = context.make_array(kind)(context, builder, value)
+        word = ir.IntType(64)
+        count = word(length) if isinstance(length, int) else length
+        is_inside = builder.icmp_signed(
+            "<=", index, builder.sub(builder.extract_value(array.shape, 0), count)
+        )
+        for number in (index, count):
+            is_inside = builder.and_(is_inside, builder.icmp_signed(">=", number, word(0)))
+        with cgutils.if_unlikely(builder, builder.not_(is_inside)):
+            context.call_conv.return_user_exc(builder, IndexError, ("an index outside of its array",))
+        value = array.data
+    return builder.gep(value, [index])
 
 
 def pointer(array: Any) -> Any:
@@ -63,135 +96,60 @@ def prefetch(array: Any, index: int) -> None:
     """Have element `index` brought into the cache. It may lie outside: a hint reads nothing, and never fails."""
 
 
-@intrinsic
-def raw_pointer(typing_context: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.make_array(array)(context, builder, arguments[0]).data
-
-    return types.CPointer(array.dtype)(array), generate
-
-
-@intrinsic
-def _load(typing_context: Any, source: Any, index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        element = builder.load(builder.gep(arguments[0], [arguments[1]]))
-        if element.type.width == 64:
-            return element
-        extend = builder.sext if source.dtype.signed else builder.zext
-        return extend(element, ir.IntType(64))
-
-    return types.int64(source, types.int64), generate
+@lowered(pointer, lambda array: (array if CHECKED else types.CPointer(array.dtype))(array))
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    if CHECKED:
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+    return context.make_array(signature.args[0])(context, builder, arguments[0]).data
 
 
-@intrinsic
-def _store(typing_context: Any, target: Any, index: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        width = target.dtype.bitwidth
-        element = arguments[2] if width == 64 else builder.trunc(arguments[2], ir.IntType(width))
-        builder.store(element, builder.gep(arguments[0], [arguments[1]]))
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, types.int64), generate
+@lowered(keep, lambda array: types.void(array))
+def _keep(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return context.get_dummy_value()
 
 
-@intrinsic
-def _copy(typing_context: Any, target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        destination = builder.gep(arguments[0], [arguments[1]])
-        origin = builder.gep(arguments[2], [arguments[3]])
-        memcpy(builder, destination, origin, arguments[4], 1)
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, source, types.int64, types.int64), generate
-
-
-@intrinsic
-def _prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(32)
-        where = builder.bitcast(builder.gep(arguments[0], [arguments[1]]), cgutils.voidptr_t)
-        hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
-        hint = builder.module.declare_intrinsic("llvm.prefetch", (cgutils.voidptr_t,), hint_type)
-        builder.call(hint, [where, word(0), word(3), word(1)])  # to read (or write); into all caches; data
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
+@lowered(load, lambda source, index: types.int64(source, types.int64))
+def _load(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = signature.args[0]
+    element = builder.load(place(context, builder, kind, *arguments))
+    if element.type.width == 64:
+        return element
+    extend = builder.sext if kind.dtype.signed else builder.zext
+    return extend(element, ir.IntType(64))
 
 
-@overload(pointer)
-def _compile_pointer(array: Any) -> Any:
-    def compiled(array: Any) -> Any:
-        return raw_pointer(array)
-
-    def checked(array: Any) -> Any:
-        return array
-
-    return checked if CHECKED else compiled
-
-
-@intrinsic
-def _keep(typing_context: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return context.get_dummy_value()
-
-    return types.void(array), generate
+@lowered(store, lambda target, index, value: types.void(target, types.int64, types.int64))
+def _store(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, index, value = arguments
+    kind = signature.args[0]
+    width = kind.dtype.bitwidth
+    element = value if width == 64 else builder.trunc(value, ir.IntType(width))
+    builder.store(element, place(context, builder, kind, target, index))
+    return context.get_dummy_value()
 
 
-@overload(keep)
-def _compile_keep(array: Any) -> Any:
-    def compiled(array: Any) -> Any:
-        return _keep(array)
-
-    return compiled
-
-
-@overload(load)
-def _compile_load(source: Any, index: Any) -> Any:
-    def compiled(source: Any, index: Any) -> Any:
-        return _load(source, index)
-
-    def checked(source: Any, index: Any) -> Any:
-        if index < 0 or index >= len(source):
-            raise IndexError("a load outside of its array")
-        return _load(raw_pointer(source), index)
-
-    return checked if isinstance(source, types.Buffer) else compiled
+@lowered(
+    copy,
+    lambda target, into, source, out_of, length: types.void(
+        target, types.int64, source, types.int64, types.int64
+    ),
+)
+def _copy(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, into, source, out_of, length = arguments
+    destination = place(context, builder, signature.args[0], target, into, length)
+    origin = place(context, builder, signature.args[2], source, out_of, length)
+    memcpy(builder, destination, origin, length, 1)
+    return context.get_dummy_value()
 
 
-@overload(store)
-def _compile_store(target: Any, index: Any, value: Any) -> Any:
-    def compiled(target: Any, index: Any, value: Any) -> Any:
-        return _store(target, index, value)
-
-    def checked(target: Any, index: Any, value: Any) -> Any:
-        if index < 0 or index >= len(target):
-            raise IndexError("a store outside of its array")
-        return _store(raw_pointer(target), index, value)
-
-    return checked if isinstance(target, types.Buffer) else compiled
-
-
-@overload(copy)
-def _compile_copy(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
-    def compiled(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
-        return _copy(target, into, source, out_of, length)
-
-    def checked(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> Any:
-        if length < 0 or into < 0 or into > len(target) - length:
-            raise IndexError("a copy into what lies outside of its array")
-        if out_of < 0 or out_of > len(source) - length:
-            raise IndexError("a copy out of what lies outside of its array")
-        return _copy(raw_pointer(target), into, raw_pointer(source), out_of, length)
-
-    return checked if isinstance(target, types.Buffer) else compiled
-
-
-@overload(prefetch)
-def _compile_prefetch(array: Any, index: Any) -> Any:
-    def compiled(array: Any, index: Any) -> Any:
-        return _prefetch(array, index)
-
-    def checked(array: Any, index: Any) -> Any:
-        return _prefetch(raw_pointer(array), index)
-
-    return checked if isinstance(array, types.Buffer) else compiled
+@lowered(prefetch, lambda array, index: types.void(array, types.int64))
+def _prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind, start = signature.args[0], arguments[0]
+    if isinstance(kind, types.Buffer):
+        start = context.make_array(kind)(context, builder, start).data
+    word = ir.IntType(32)
+    where = builder.bitcast(builder.gep(start, [arguments[1]]), cgutils.voidptr_t)
+    hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+    hint = builder.module.declare_intrinsic("llvm.prefetch", (cgutils.voidptr_t,), hint_type)
+    builder.call(hint, [where, word(0), word(3), word(1)])  # to read (or write); into all caches; data
+    return context.get_dummy_value()

@@ -69,11 +69,17 @@ def find_producer(producers: Any, index: Any, high: Any, low: Any) -> int:
     return load(places, find_place(producers, places, len(index) - 1, high, low))
 
 
-@kernel(types.void(PRODUCERS, INT64, INT32S))
-def index_producers(producers: Any, count: int, index: Any) -> None:
-    """Fill the index from the first `count` rows."""
+@register_jitable
+def fill_index(rows: Any, count: Any, index: Any) -> None:
+    """Index the first `count` rows by GUID; of several rows of a producer, the last."""
     index[:] = EMPTY
     places, mask = pointer(index), len(index) - 1
     for slot in range(count):
-        high, low = producers[slot]["guid_high"], producers[slot]["guid_low"]
-        store(places, find_place(producers, places, mask, high, low), slot)
+        high, low = rows[slot]["guid_high"], rows[slot]["guid_low"]
+        store(places, find_place(rows, places, mask, high, low), slot)
+
+
+@kernel(types.void(PRODUCERS, INT64, INT32S))
+def index_producers(producers: Any, count: int, index: Any) -> None:
+    """Fill the index from the first `count` rows."""
+    fill_index(producers, count, index)

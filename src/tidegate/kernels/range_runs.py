@@ -25,7 +25,7 @@ from tidegate.kernels.integrity_headers import (
     START_OF_CHAIN,
 )
 from tidegate.kernels.memory import load, pointer, store
-from tidegate.kernels.producer_index import EMPTY, find_place
+from tidegate.kernels.producer_index import EMPTY, fill_index, find_place
 from tidegate.kernels.record_checksum import UINT32S, field_sum
 
 RUN_ROW: Final = np.dtype(
@@ -148,11 +148,7 @@ def fold_runs(
 @kernel(types.void(RUNS, INT64, INT32S))
 def index_runs(runs: Any, count: int, index: Any) -> None:
     """Fill the index with each producer's last run among the first `count`."""
-    index[:] = EMPTY
-    places, mask = pointer(index), len(index) - 1
-    for slot in range(count):
-        high, low = runs[slot]["guid_high"], runs[slot]["guid_low"]
-        store(places, find_place(runs, places, mask, high, low), slot)
+    fill_index(runs, count, index)
 
 
 @kernel(types.void(RECORD_SOURCE, rows_of(STAMP_ROW), INT32S, BYTES, RUNS))

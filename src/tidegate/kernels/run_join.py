@@ -74,6 +74,13 @@ def walk(hashes: Any, at: Any, wanted: Any) -> Any:
 
 
 @register_jitable
+def _is_same(source: Any, bounds: Any, key: Any, other: Any, other_bounds: Any, line: Any) -> bool:
+    """Whether a key and the run's key in a line are the same bytes."""
+    start, stop = int64(bounds[key]), int64(bounds[key + 1])
+    return are_equal(source, start, stop, other, int64(other_bounds[line]), int64(other_bounds[line + 1]))
+
+
+@register_jitable
 def _put_rows(
     key: Any, low: Any, high: Any, ts: Any, first_ts: Any, last_ts: Any, keys: Any, rows: Any, count: Any
 ) -> Any:
@@ -125,10 +132,7 @@ def stream_run(
         near = walk(hashes, near, wanted)
         key = near
         while key < stop and hashes[key] == wanted:
-            if are_equal(
-                source, int64(bounds[key]), int64(bounds[key + 1]),
-                other, int64(run_bounds[line]), int64(run_bounds[line + 1]),
-            ):  # fmt: skip
+            if _is_same(source, bounds, key, other, run_bounds, line):
                 low, high = int64(starts[line]), int64(starts[line + 1])
                 count = _put_rows(key, low, high, ts, first_ts, last_ts, keys, rows, count)
                 break
@@ -158,10 +162,7 @@ def leap_run(
         near = leap(run_hashes, near, hashes[key])
         line = near
         while line < stop and run_hashes[line] == hashes[key]:
-            if are_equal(
-                source, int64(bounds[key]), int64(bounds[key + 1]),
-                other, int64(run_bounds[line]), int64(run_bounds[line + 1]),
-            ):  # fmt: skip
+            if _is_same(source, bounds, key, other, run_bounds, line):
                 low, high = int64(starts[line]), int64(starts[line + 1])
                 count = _put_rows(key, low, high, ts, first_ts, last_ts, keys, rows, count)
                 break

@@ -226,6 +226,41 @@ def search_runs(
             store(high, cells + line, end)
 
 
+@register_jitable
+def find_one(
+    table: Any,
+    line_count: Any,
+    key: Any,
+    length: Any,
+    wanted: Any,
+    first_ts: Any,
+    last_ts: Any,
+    low: Any,
+    high: Any,
+) -> bool:
+    """Fill low and high of every line for one key; False when a stored copy must be asked."""
+    for line in range(line_count):
+        if _is_outside(table, line, first_ts, last_ts):
+            continue
+        role, count = cell(table, line, ROLE), cell(table, line, KEYS)
+        if role == STORED:
+            if _is_settled(table, low, 0, line):
+                continue
+            return False
+        at: Any = np.int64(-1)
+        if count > 0:
+            near = _guess(cell(table, line, HASHES), count, wanted)
+            at, _ = _find_key(table, line, wanted, key, 0, length, near)
+        if at >= 0:
+            found, after = _rows_in(table, line, at, first_ts, last_ts)
+            store(low, line, found)
+            store(high, line, after)
+        elif role == PARTIAL:
+            store(low, line, UNKNOWN)
+            store(high, line, UNKNOWN)
+    return True
+
+
 @kernel(FOUR(READ_INT64S, READ_BYTES, UINT64, INT64, INT64, INT64, INT64, UINT64S, INT32S, INT32S))
 def point_lookup(
     lines: Any,
@@ -249,25 +284,8 @@ def point_lookup(
     hashed[0] = wanted
     lows, highs = np.zeros(line_count, np.int32), np.zeros(line_count, np.int32)
     low, high = pointer(lows), pointer(highs)
-    for line in range(line_count):
-        if _is_outside(table, line, first_ts, last_ts):
-            continue
-        role, count = cell(table, line, ROLE), cell(table, line, KEYS)
-        if role == STORED:
-            if _is_settled(table, low, 0, line):
-                continue
-            return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
-        at: Any = np.int64(-1)
-        if count > 0:
-            near = _guess(cell(table, line, HASHES), count, wanted)
-            at, _ = _find_key(table, line, wanted, key, 0, length, near)
-        if at >= 0:
-            found, after = _rows_in(table, line, at, first_ts, last_ts)
-            store(low, line, found)
-            store(high, line, after)
-        elif role == PARTIAL:
-            store(low, line, UNKNOWN)
-            store(high, line, UNKNOWN)
+    if not find_one(table, line_count, key, length, wanted, first_ts, last_ts, low, high):
+        return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     marks = Marks(pointer(stretches), len(stretches) // 3, pointer(ties), len(ties) // 3)
     so_far = (np.int64(0), np.int64(0), np.int64(0))
     so_far = order_key(table, line_count, low, high, 0, kind, marks, so_far)

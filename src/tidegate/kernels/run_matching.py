@@ -10,33 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.extending import register_jitable
-
 from tidegate.kernels.compiling import INT32S, READ_BYTES, READ_INT32S, READ_INT64S, kernel
 from tidegate.kernels.compiling import INT64 as INT64_TYPE
 from tidegate.kernels.group_order import READ_UINT64S
 from tidegate.kernels.key_bytes import compare, int64
 from tidegate.kernels.memory import pointer
-
-
-@register_jitable
-def _leap(hashes: Any, at: Any, wanted: Any) -> Any:
-    """The first line from `at` on whose hash is not below `wanted`; hashes[at] is."""
-    stop = hashes.shape[0]
-    step = int64(1)
-    low = at
-    while at + step < stop and hashes[at + step] < wanted:
-        low = at + step
-        step *= 2
-    high = min(at + step, stop)
-    low += 1
-    while low < high:
-        middle = (low + high) >> 1
-        if hashes[middle] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+from tidegate.kernels.run_join import leap
 
 
 @kernel(
@@ -68,10 +47,10 @@ def match_runs(
     lines, other_lines = hashes.shape[0], other_hashes.shape[0]
     while line < lines and other < other_lines:
         if hashes[line] < other_hashes[other]:
-            line = _leap(hashes, line, other_hashes[other])
+            line = leap(hashes, line, other_hashes[other])
             continue
         if other_hashes[other] < hashes[line]:
-            other = _leap(other_hashes, other, hashes[line])
+            other = leap(other_hashes, other, hashes[line])
             continue
         order = compare(
             source, int64(bounds[line]), int64(bounds[line + 1]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
@@ -26,7 +27,7 @@ from tidegate.kernels.compiling import (
 )
 from tidegate.kernels.group_order import READ_UINT64S, UINT64S
 from tidegate.kernels.key_bytes import are_equal, copy_key, int64, load_word, store_word
-from tidegate.kernels.key_order import sort_by_key
+from tidegate.kernels.key_order import is_key_above, sort_rows
 from tidegate.kernels.memory import pointer
 
 INT64_PAIR = types.UniTuple(types.int64, 2)
@@ -105,7 +106,8 @@ def settle_keys(order: Any, sorted_hashes: Any, data: Any, bounds: Any, repeats:
             differ = differ or not is_same
             continue
         if differ:
-            sort_by_key(order, start, place, source, bounds)
+            keys, scratch = (source, bounds), np.empty(place - start, np.int32)
+            sort_rows(order, start, place, is_key_above, keys, scratch)
             for other in range(start + 1, place):
                 repeats[other] = _same_keys(source, bounds, order[other - 1], order[other])
         start, differ = place, False

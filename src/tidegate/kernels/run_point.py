@@ -13,10 +13,10 @@ import numpy as np
 from numba import types
 
 from tidegate.kernels.compiling import INT32S, INT64, READ_INT64S, kernel
-from tidegate.kernels.memory import keep, pointer, store
-from tidegate.kernels.run_lookup import UNKNOWN, _find_key, _guess, _is_outside, _is_settled, _rows_in
+from tidegate.kernels.memory import keep, pointer
+from tidegate.kernels.run_lookup import find_one
 from tidegate.kernels.run_order import Marks, order_key, row_total
-from tidegate.kernels.run_table import HASHES, KEYS, PARTIAL, ROLE, STORED, WIDTH, cell
+from tidegate.kernels.run_table import WIDTH
 from tidegate.kernels.xxh64 import xxh64
 
 _types: Any = types
@@ -35,25 +35,8 @@ def point_read(lines: Any, name: Any, first_ts: Any, last_ts: Any, kind: Any, st
     wanted = xxh64(key, 0, length)
     lows, highs = np.zeros(line_count, np.int32), np.zeros(line_count, np.int32)
     low, high = pointer(lows), pointer(highs)
-    for line in range(line_count):
-        if _is_outside(table, line, first_ts, last_ts):
-            continue
-        role, count = cell(table, line, ROLE), cell(table, line, KEYS)
-        if role == STORED:
-            if _is_settled(table, low, 0, line):
-                continue
-            return np.int64(-1), np.int64(0), np.int64(wanted)
-        at: Any = np.int64(-1)
-        if count > 0:
-            near = _guess(cell(table, line, HASHES), count, wanted)
-            at, _ = _find_key(table, line, wanted, key, 0, length, near)
-        if at >= 0:
-            found, after = _rows_in(table, line, at, first_ts, last_ts)
-            store(low, line, found)
-            store(high, line, after)
-        elif role == PARTIAL:
-            store(low, line, UNKNOWN)
-            store(high, line, UNKNOWN)
+    if not find_one(table, line_count, key, length, wanted, first_ts, last_ts, low, high):
+        return np.int64(-1), np.int64(0), np.int64(wanted)
     marks = Marks(pointer(stretches), len(stretches) // 3, pointer(stretches), np.int64(0))
     so_far = (np.int64(0), np.int64(0), np.int64(0))
     so_far = order_key(table, line_count, low, high, 0, kind, marks, so_far)

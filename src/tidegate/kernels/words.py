@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from tidegate.kernels.memory import intrinsic, overload, types
+from tidegate.kernels.memory import lowered, types
 
 _MASK = (1 << 64) - 1
 
@@ -47,75 +47,41 @@ def subtract_words(left: Any, right: Any) -> Any:
     return np.uint64((int(left) - int(right)) & _MASK)
 
 
-@intrinsic
-def _trailing_zeros(typing_context: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), generate
+def _counted(word: Any) -> Any:
+    return types.int64(types.uint64)
 
 
-@intrinsic
-def _leading_zeros(typing_context: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.int64(types.uint64), generate
+def _combined(left: Any, right: Any) -> Any:
+    return types.uint64(types.uint64, types.uint64)
 
 
-@intrinsic
-def _multiply_high(typing_context: Any, left: Any, right: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide = ir.IntType(128)
-        product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
-        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
-
-    return types.uint64(types.uint64, types.uint64), generate
+@lowered(trailing_zeros, _counted)
+def _trailing_zeros(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
 
-@overload(trailing_zeros)
-def _compile_trailing_zeros(word: Any) -> Any:
-    def compiled(word: Any) -> Any:
-        return _trailing_zeros(word)
-
-    return compiled
+@lowered(leading_zeros, _counted)
+def _leading_zeros(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
 
-@overload(leading_zeros)
-def _compile_leading_zeros(word: Any) -> Any:
-    def compiled(word: Any) -> Any:
-        return _leading_zeros(word)
-
-    return compiled
-
-
-@overload(multiply_high)
-def _compile_multiply_high(left: Any, right: Any) -> Any:
-    def compiled(left: Any, right: Any) -> Any:
-        return _multiply_high(left, right)
-
-    return compiled
+@lowered(multiply_high, _combined)
+def _multiply_high(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    wide = ir.IntType(128)
+    product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+    return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
 
 
-@overload(multiply_low)
-def _compile_multiply_low(left: Any, right: Any) -> Any:
-    def compiled(left: Any, right: Any) -> Any:
-        return left * right
-
-    return compiled
+@lowered(multiply_low, _combined)
+def _multiply_low(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.mul(*arguments)
 
 
-@overload(add_words)
-def _compile_add_words(left: Any, right: Any) -> Any:
-    def compiled(left: Any, right: Any) -> Any:
-        return left + right
-
-    return compiled
+@lowered(add_words, _combined)
+def _add_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.add(*arguments)
 
 
-@overload(subtract_words)
-def _compile_subtract_words(left: Any, right: Any) -> Any:
-    def compiled(left: Any, right: Any) -> Any:
-        return left - right
-
-    return compiled
+@lowered(subtract_words, _combined)
+def _subtract_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.sub(*arguments)

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from tidegate.errors import InternalError, InvalidError, UnavailableError
 from tidegate.pipeline.rounds.orders import RoundOrder, RoundResult, SourceOrder, TaskOrder, decode, encode
 from tidegate.pipeline.tasks.setup import WorkerSetup
@@ -132,17 +134,7 @@ class SparkEngine:
     def _assigned(self, order: RoundOrder, sources: list[SourceOrder], tasks: list[TaskOrder]) -> Any:
         from tidegate.spark.rounds.work import Assignment
 
-        part = RoundOrder(
-            order.app,
-            order.round,
-            order.generation,
-            order.tick,
-            tuple(sources),
-            tuple(tasks),
-            order.ticks,
-            order.life,
-            order.frontiers,
-        )
+        part = msgspec.structs.replace(order, sources=tuple(sources), tasks=tuple(tasks))
         exchange = "" if self._exchange is None else str(self._exchange)
         return Assignment(self._setup, self._digest, encode(part), self.slots, self._beside, exchange)
 

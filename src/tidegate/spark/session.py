@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import pwd
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_KEY_IN_CONFIG = "spark.executorEnv.TIDEGATE_STATE_KEY"
 _NO_RETRIES = re.compile(r"local(\[(\*|\d+)\])?\Z")
 _LOCAL_ONLY = frozenset({"spark.sql.streaming.checkpointFileManagerClass"})
 _SOCKET_PATH_LIMIT = 107  # bytes a Unix socket's path may have
@@ -106,6 +108,11 @@ def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[Spark
         "a second file for every checkpoint file; a local disk does not need it",
         advised=True,
     )
+    yield SparkSetting(
+        "spark.redaction.regex",
+        "(?i)secret|password|token|access[.]?key|credential|tidegate_state_key",
+        "Spark's own words, and the key of the state, which its page must not show",
+    )
     if sockets is not None:
         yield SparkSetting(
             "spark.python.unix.domain.socket.enabled",
@@ -145,6 +152,7 @@ def session(
         return running
     if SparkContext._active_spark_context is None:
         use_java()
+        name_the_user()
         # Workers must run this Python, with these packages; Spark would take the first python3 on PATH,
         # and looks at this variable alone (the setting spark.pyspark.python is for spark-submit).
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -158,6 +166,22 @@ def session(
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def name_the_user(environment: MutableMapping[str, str] | None = None) -> None:
+    """Tell Java who runs it and where it may write, for a user id without an entry in the user database.
+
+    In a container with `--user 1234` Java knows neither a name nor a home, and Spark ends before it begins.
+    """
+    environment = os.environ if environment is None else environment
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        folder, name = tempfile.gettempdir(), f"uid-{os.geteuid()}"
+        told = f'"-Duser.home={folder}" "-Djava.io.tmpdir={folder}" -Duser.name={name}'
+        environment["JDK_JAVA_OPTIONS"] = f"{told} {environment.get('JDK_JAVA_OPTIONS', '')}".rstrip()
+        environment.setdefault("SPARK_USER", name)
+        environment.setdefault("HADOOP_USER_NAME", name)
 
 
 def register(spark: SparkSession) -> None:
@@ -182,6 +206,9 @@ def check_session(spark: SparkSession) -> list[Advice]:
         local_only = setting.key in _LOCAL_ONLY and not is_local  # object stores need managers of their own
         if setting.advised and not local_only and str(now or "").lower() != setting.value.lower():
             found.append(Advice(setting.key, now, setting.value, setting.reason, setting.at_start))
+    if spark.conf.get(_KEY_IN_CONFIG, None) is not None:
+        reason = "settings are shown on Spark's page; name a file with the key, that executors can read"
+        found.append(Advice(_KEY_IN_CONFIG, "set", f"{_KEY_IN_CONFIG}_FILE instead", reason))
     python = os.environ.get("PYSPARK_PYTHON")
     if is_local and (python is None or shutil.which(python) != shutil.which(sys.executable)):
         reason = "workers run the first python3 on PATH, which may lack tidegate or be another version"

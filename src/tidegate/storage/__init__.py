@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.opening import open_backend
+    from tidegate.storage.backends.signed import resign
+    from tidegate.storage.backends.state_keys import state_key_id, state_keys
     from tidegate.storage.config import StorageConfig, TenantLimits
     from tidegate.storage.context import RuntimeContext
     from tidegate.storage.index.bucket_index import BucketIndex
     from tidegate.storage.index.entries import AppendBatch, Pruned, Tenant
     from tidegate.storage.index.state import BucketIndexState, ExtraState, PlainState
+    from tidegate.storage.memory.scratch import ScratchLimiter
     from tidegate.storage.reading.loaded import LoadedRanges
-    from tidegate.storage.reading.plan import ALL, All, RangeRequest, RangesLoadPlan, RowsTail, Time
+    from tidegate.storage.reading.plan import All, RangeRequest, RangesLoadPlan, Time
     from tidegate.storage.reading.reader import StorageReader
     from tidegate.storage.reading.view import SortedRangeView
     from tidegate.storage.runs.aggregates import Count, Custom, First, Last, Max, Mean, Min, Sum
@@ -26,19 +29,22 @@ if TYPE_CHECKING:
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state.handle import StateHandle
     from tidegate.storage.state.ports import BytesCodec, StateCodec
-    from tidegate.storage.stats import StatsPoller, StorageStats
+    from tidegate.storage.stats import StorageStats
     from tidegate.storage.wiring import Leaks
     from tidegate.storage.writer import StorageWriter
 
 _HOME = {
     "backends.opening": ("open_backend",),
+    "backends.signed": ("resign",),
+    "backends.state_keys": ("state_key_id", "state_keys"),
     "config": ("StorageConfig", "TenantLimits"),
     "context": ("RuntimeContext",),
     "index.bucket_index": ("BucketIndex",),
     "index.entries": ("AppendBatch", "Pruned", "Tenant"),
     "index.state": ("BucketIndexState", "ExtraState", "PlainState"),
+    "memory.scratch": ("ScratchLimiter",),
     "reading.loaded": ("LoadedRanges",),
-    "reading.plan": ("ALL", "All", "RangeRequest", "RangesLoadPlan", "RowsTail", "Time"),
+    "reading.plan": ("All", "RangeRequest", "RangesLoadPlan", "Time"),
     "reading.reader": ("StorageReader",),
     "reading.view": ("SortedRangeView",),
     "runs.aggregates": ("Count", "Custom", "First", "Last", "Max", "Mean", "Min", "Sum"),
@@ -47,14 +53,13 @@ _HOME = {
     "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
     "state.handle": ("StateHandle",),
     "state.ports": ("BytesCodec", "StateCodec"),
-    "stats": ("StatsPoller", "StorageStats"),
+    "stats": ("StorageStats",),
     "wiring": ("Leaks",),
     "writer": ("StorageWriter",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "ALL",
     "All",
     "AppendBatch",
     "BucketIndex",
@@ -77,13 +82,12 @@ __all__ = [
     "Pruned",
     "RangeRequest",
     "RangesLoadPlan",
-    "RowsTail",
     "RuntimeContext",
+    "ScratchLimiter",
     "SortedRangeView",
     "SortedRows",
     "StateCodec",
     "StateHandle",
-    "StatsPoller",
     "StorageConfig",
     "StorageReader",
     "StorageStats",
@@ -95,6 +99,9 @@ __all__ = [
     "Time",
     "WorkerStorageRuntime",
     "open_backend",
+    "resign",
+    "state_key_id",
+    "state_keys",
 ]
 
 

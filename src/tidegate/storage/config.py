@@ -4,6 +4,7 @@ All limits are per worker process except the tenants' (`write_buffer`, `base_run
 for each task. Sizes are bytes or `"64MiB"`, durations milliseconds or `"5s"`.
 
     memory ceiling ≥ worker total (the pool) + largest batch      what the process may hold at its worst
+    half of what the ceiling leaves besides the pool              what merging one window's state may take
     worker total   ≥ max tasks × (sum of a task's reserves)       so that every reserve can be kept
     soft max       ≥ reserve                                      above it writes still succeed, relief follows
 
@@ -78,7 +79,6 @@ class StorageConfig:
     retained_checkpoints: int = 2  # of a task; older ones are released when the next one is begun
     deleted_by: str = "worker"  # or "master": then nothing is deleted here but by `collect_garbage`
     garbage_grace_ms: int = 3_600_000
-    max_hot_keys: int = 4_000_000  # of one task; beyond it, relief drops the coldest though there is room
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -158,6 +158,15 @@ class StorageConfig:
     def largest_append_bytes(self) -> int:
         """What may be asked of the backlog at once: the memory that is not the pool's."""
         return self.memory_ceiling_bytes - self.worker_total_bytes
+
+    @property
+    def working_bytes(self) -> int:
+        """What merges and results may take at once: half of the memory that is not the pool's.
+
+        The other half is the batch that is worked on and the process itself. Never so much that the columns of one
+        merge, three times copied, could be above Arrow's 2 GiB.
+        """
+        return min(self.largest_append_bytes // 2, 3 * (2**31 - 1))
 
     def relief_target(self, tenant: Tenant) -> int:
         """Where relief of a tenant above its soft max stops."""

@@ -1,8 +1,7 @@
 """The parts of a worker's storage in one value, and the few moves that several of them make together.
 
 The runtime builds it; the writer, maintenance and checkpoints work with it; operators never see it. The moves
-keep ledgers in step: a hot copy comes and goes together with its pool bytes and its keys' bytes on the clock, a
-stored run with its pack's count of live slots.
+keep ledgers in step: a hot copy goes together with its pool bytes, a stored run with its pack's count of live slots.
 
 Thread rule: as the parts themselves, any thread.
 """
@@ -13,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock
@@ -23,13 +21,13 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.entries import HotCopy, RunEntry, StoredRef, Tenant
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.caches import RunCache
+from tidegate.storage.memory.caches import BaseRuns, HotRuns, WriteBuffer
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.packs.layout import pack_name
 from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.packs.pack import NewPack, write_packs
-from tidegate.storage.runs.run import Int64s, Run
+from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import StoreSpec
 from tidegate.storage.state.handle import StateCaches
 from tidegate.storage.stats import StorageStats
@@ -49,8 +47,8 @@ class StorageParts:
     randomness: Randomness
     backend: StorageBackend
     pool: WorkerMemoryPool
-    write_buffer: RunCache
-    base_runs: RunCache
+    write_buffer: WriteBuffer
+    base_runs: BaseRuns
     scratch: ScratchLimiter
     backlog: BacklogBudget
     pins: BatchPins
@@ -68,43 +66,12 @@ class StorageParts:
 
     # -- hot copies ------------------------------------------------------------------------------
 
-    def cache_of(self, tenant: Tenant) -> RunCache:
+    def cache_of(self, tenant: Tenant) -> HotRuns:
         return self.base_runs if tenant is Tenant.BASE_RUNS else self.write_buffer
 
-    def put_hot(
-        self, task: TaskStorage, tenant: Tenant, run: Run, *, complete: bool = True, over_limit: bool = True
-    ) -> HotCopy:
-        """Take a run into memory: pool bytes and its keys' bytes."""
-        hot = self.cache_of(tenant).put(task.task, run, complete=complete, over_limit=over_limit)
-        task.key_clock.add_run(run, bytes_by_key)
-        return hot
-
     def drop_hot(self, task: TaskStorage, copies: Iterable[HotCopy]) -> int:
-        """Let hot copies go; the pool bytes that came free. One that is gone already counts for nothing."""
-        freed = 0
-        for hot in copies:
-            given_back = self.cache_of(hot.tenant).remove(task.task, hot)
-            if given_back:
-                task.key_clock.remove_run(hot.run, bytes_by_key)
-            freed += given_back
-        return freed
-
-    def shrink_hot(self, task: TaskStorage, old: HotCopy, lines: Int64s, rest: Run | None) -> HotCopy | None:
-        """A hot copy without the keys on these lines of its directory; `old` is still there, for `drop_shrunk`.
-
-        Only the keys that go are touched on the clock, and only by `drop_shrunk`: the rest keep what they weigh.
-        """
-        if rest is None:
-            return None
-        weigh(rest, row_weight(old.run))
-        return self.cache_of(old.tenant).put(task.task, rest, complete=False, over_limit=True)
-
-    def drop_shrunk(self, task: TaskStorage, old: HotCopy, lines: Int64s, new: HotCopy | None) -> int:
-        """Let the larger of the two copies go, now that the smaller is published; the pool bytes that came free."""
-        given_back = self.cache_of(old.tenant).remove(task.task, old)
-        if given_back:
-            task.key_clock.remove_bytes(old.run.hashes[lines], bytes_by_key(old.run)[lines])
-        return given_back - (0 if new is None else new.run.nbytes)
+        """Drop hot copies; the pool bytes that came free. One that is gone already counts for nothing."""
+        return sum(self.cache_of(hot.tenant).remove(task.task, hot) for hot in copies)
 
     # -- stored runs -----------------------------------------------------------------------------
 
@@ -170,25 +137,6 @@ class StorageParts:
             for pack in unused:
                 self.packs.forget(pack)
             self.use.forget(task.task, unused)
-
-
-def row_weight(run: Run) -> int:
-    """What a row of the run weighs on the key clock: a share of the run's bytes, the same in all its hot copies."""
-    weight: int | None = run.__dict__.get("row_weight")
-    if weight is None:
-        weight = weigh(run, max(1, run.nbytes // max(1, run.row_count)))
-    return weight
-
-
-def weigh(run: Run, weight: int) -> int:
-    """Fix the weight of a run's rows: a shrunk copy weighs what the whole one did, row by row."""
-    run.__dict__["row_weight"] = weight
-    return weight
-
-
-def bytes_by_key(run: Run) -> Int64s:
-    """What each key of a run weighs on the key clock."""
-    return np.diff(run.starts).astype(np.int64) * row_weight(run)
 
 
 def own_memory(run: Run, nbytes: int) -> Run:

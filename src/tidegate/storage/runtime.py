@@ -27,7 +27,7 @@ from tidegate.storage.context import RuntimeContext
 from tidegate.storage.index.state import BucketIndexState
 from tidegate.storage.memory.allocator import keep_freed_memory
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.packs.garbage import GarbageReport, collect_garbage
@@ -41,7 +41,7 @@ from tidegate.storage.state.shelf import shelf_state
 from tidegate.storage.stats import StorageStats
 from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, TaskStorage, mark_of
 from tidegate.storage.upkeep.checkpointing import checkpoint, is_at
-from tidegate.storage.upkeep.compact import compact
+from tidegate.storage.upkeep.compact import compact, reclaim
 from tidegate.storage.upkeep.dump import dump
 from tidegate.storage.upkeep.operations import WAITING, Operation, run_through
 from tidegate.storage.upkeep.pins import BatchPins
@@ -60,7 +60,7 @@ class WorkerStorageRuntime:
     def __init__(self, wired: Wired, scheduler: Scheduler) -> None:
         self._parts = parts = wired.parts
         self._reader = wired.reader
-        self._writer = StorageWriter(parts, self._relieve)
+        self._writer = StorageWriter(parts, self._relieve, self._reclaim)
         wired.shelf.write_with(self._writer)
         self._scheduler = scheduler
         self._owns_scheduler = False
@@ -154,6 +154,7 @@ class WorkerStorageRuntime:
         self.supervisor.forget(storage)
         parts.tasks.remove(task)
         parts.pool.detach(task)
+        parts.stats.forget_task(task)
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -356,12 +357,11 @@ class WorkerStorageRuntime:
         if found is not None:
             return found
         parts.pool.attach(task)
-        clock = KeyClock(task, max_keys=parts.config.max_hot_keys)
-        storage = TaskStorage(task, clock, ManifestChain(parts.backend, task))
+        storage = TaskStorage(task, KeyLru(task), ManifestChain(parts.backend, task))
         added = parts.tasks.add(storage)
         if added is storage:
             parts.stats.watch_task(
-                clock, parts.pins, parts.retirement, parts.use, lambda: parts.states.of(task)
+                task, parts.pins, parts.retirement, parts.use, lambda: parts.states.of(task)
             )
         return added
 
@@ -369,8 +369,18 @@ class WorkerStorageRuntime:
         storage = self._parts.tasks.get(task)
         return storage, storage.store_of(state)
 
-    def _relieve(self, task: str) -> int:
-        return self._relief(relieve(self._parts, self._parts.tasks.get(task)))
+    def _relieve(self, task: str, incoming_bytes: int) -> int:
+        return self._relief(relieve(self._parts, self._parts.tasks.get(task), incoming_bytes=incoming_bytes))
+
+    def _reclaim(self, task: str) -> bool:
+        """Merge what the task has in memory; whether others are at work there."""
+        operation = reclaim(self._parts, self._parts.tasks.get(task))
+        try:
+            return run_through(operation, self._parts.clock, timeout_ms=self._parts.config.scratch_timeout_ms)
+        except OverloadError as error:
+            if error.reason != "maintenance_blocked":
+                raise
+            return True
 
     def _relieve_worker(self, shares: list[ReliefShare]) -> int:
         """Take memory back across tasks, as the pool shared it out."""

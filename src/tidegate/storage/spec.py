@@ -54,7 +54,8 @@ HIGHEST = Cursor(2**63 - 1, 2**63 - 1)
 class EarlierShape:
     """How a store was shaped when some of its packs were written, and what makes such rows those of now.
 
-    Earlier columns are the first ones of now; `grow` appends the others. A store may only grow at the end.
+    Earlier columns are the first ones of now; `grow` appends the others. A store may only grow at the end, and a column
+    of structs may get more fields.
     """
 
     spec: StoreSpec
@@ -118,9 +119,15 @@ class StoreSpec:
             same = (before.name, before.merge, before.bucket_ms, before.segment_ms) == (
                 self.name, self.merge, self.bucket_ms, self.segment_ms
             )  # fmt: skip
-            if not same or list(before.rows) != list(self.rows)[: len(before.rows)]:
+            pairs = zip(before.rows, list(self.rows)[: len(before.rows)], strict=False)
+            if (
+                not same
+                or len(before.rows) > len(self.rows)
+                or not all(_grew_into(was, now) for was, now in pairs)
+            ):
                 raise InvalidError(
-                    f"store {self.name}: an earlier shape may only lack columns at the end; its name, kind of merge "
+                    f"store {self.name}: an earlier shape may only lack columns at the end, or fields of structs; "
+                    "its name, kind of merge "
                     "and widths are those of now"
                 )
         grown = copy(self)
@@ -142,3 +149,14 @@ class StoreSpec:
     def segment_of(self, ts: int) -> int:
         """Where the time segment of `ts` starts."""
         return ts // self.segment_ms * self.segment_ms
+
+
+def _grew_into(was: pa.Field, now: pa.Field) -> bool:
+    """Whether a column is as it was, or of structs with more fields."""
+    if was == now:
+        return True
+    if was.name != now.name or not (pa.types.is_struct(was.type) and pa.types.is_struct(now.type)):
+        return False
+    fields = {now.type.field(place).name: now.type.field(place) for place in range(now.type.num_fields)}
+    kept = [was.type.field(place) for place in range(was.type.num_fields)]
+    return all(fields.get(each.name) == each for each in kept)

@@ -1,8 +1,7 @@
 """What storage counts and measures, as metrics: every gauge and counter of a worker, by name.
 
 Components report what they did, once per operation, in the words of `StorageStats`. Gauges are read from their
-owners when somebody looks: `refresh` asks each watched owner, and `snapshot` refreshes first. A `StatsPoller`
-gives a snapshot together with what changed since its own last one; several pollers do not disturb each other.
+owners when somebody looks: `refresh` asks each watched owner, and `snapshot` refreshes first.
 
 Safe from any thread.
 """
@@ -10,12 +9,11 @@ Safe from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from tidegate.metrics import Instrument, Metrics
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.caches import RunCache
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.caches import HotRuns
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.state.cache import StateCache
@@ -65,6 +63,7 @@ _OF_TASK = {
     "checkpoint_seconds": "time spent in checkpoints",
     "restores": "restores completed",
     "restore_seconds": "time spent restoring",
+    "maintenance_retries": "turns of background maintenance that found the backend out of reach",
     "maintenance_failures": "errors that stopped a task's maintenance",
 }
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -84,8 +83,6 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "open_leases": ("leases on packs not closed yet", ("task",)),
     "reclaimable_bytes": ("bytes in packs that no live metadata names", ("task",)),
     "retired_packs": ("packs waiting to be deleted, and for what", ("task", "why")),
-    "hot_keys": ("keys with anything in memory", ("task",)),
-    "key_clock_bytes": ("memory of the clock of keys itself", ("task",)),
     "state_values": ("resident state values", ("task", "namespace")),
     "state_dirty": ("state changes not saved yet", ("task", "namespace")),
     "state_loads": ("state values read from the shelf so far", ("task", "namespace")),
@@ -98,6 +95,7 @@ class StorageStats:
 
     def __init__(self, metrics: Metrics) -> None:
         self._watched: list[Callable[[], None]] = []
+        self._tasks: dict[str, Callable[[], None]] = {}
         self._all: dict[str, Instrument] = {}
         for name, summary in _OF_TASK.items():
             self._all[name] = metrics.counter(f"{PREFIX}{name}_total", summary, ("task",))
@@ -176,6 +174,10 @@ class StorageStats:
         """An error stopped the task's maintenance."""
         self._count(task, maintenance_failures=1)
 
+    def retried(self, task: str) -> None:
+        """Background maintenance found the backend out of reach, and tries again at its next turn."""
+        self._count(task, maintenance_retries=1)
+
     # what is
 
     def watch(self, look: Callable[[], None]) -> None:
@@ -188,7 +190,7 @@ class StorageStats:
 
     def refresh(self) -> None:
         """Bring the gauges up to date."""
-        for look in list(self._watched):
+        for look in (*self._watched, *list(self._tasks.values())):
             look()
 
     def snapshot(self) -> Readings:
@@ -200,7 +202,7 @@ class StorageStats:
         }
 
     def watch_memory(
-        self, pool: WorkerMemoryPool, backlog: BacklogBudget, scratch: ScratchLimiter, *caches: RunCache
+        self, pool: WorkerMemoryPool, backlog: BacklogBudget, scratch: ScratchLimiter, *caches: HotRuns
     ) -> None:
         """Read the gauges of memory, backlog and scratch from these."""
 
@@ -228,18 +230,15 @@ class StorageStats:
 
     def watch_task(
         self,
-        key_clock: KeyClock,
+        task: str,
         pins: BatchPins,
         retirement: BatchRetirementQueue,
         use: PackUse,
         states: Callable[[], Iterable[StateCache[Any]]],
     ) -> None:
-        """Read the gauges of one task from these."""
-        task = key_clock.task
+        """Read the gauges of one task from these, until `forget_task`."""
 
         def look() -> None:
-            self.set("hot_keys", key_clock.count, task=task)
-            self.set("key_clock_bytes", key_clock.nbytes, task=task)
             self.set("open_leases", pins.open_leases(task), task=task)
             self.set("reclaimable_bytes", use.reclaimable(task), task=task)
             for why, packs in retirement.waiting(task)._asdict().items():
@@ -251,32 +250,15 @@ class StorageStats:
                 self.set("state_loads", cache.loads, **place)
                 self.set("state_flushed", cache.flushed, **place)
 
-        self.watch(look)
+        self._tasks[task] = look
+
+    def forget_task(self, task: str) -> None:
+        """The task left the worker: it has no gauges any more. What was counted of it stays."""
+        self._tasks.pop(task, None)
+        for name, (_, labels) in _GAUGES.items():
+            if "task" in labels:
+                self._all[name].forget(task=task)
 
     def _count(self, task: str, **amounts: float) -> None:
         for name, amount in amounts.items():
             self._all[name].add(amount, task=task)
-
-
-class Poll(NamedTuple):
-    """All numbers, and how each differs from the poll before."""
-
-    snapshot: Readings
-    delta: Readings
-
-
-class StatsPoller:
-    """Looks at the numbers now and then, and says what changed. For one thread."""
-
-    def __init__(self, stats: StorageStats) -> None:
-        self._stats = stats
-        self._before = stats.snapshot()
-
-    def poll(self) -> Poll:
-        now = self._stats.snapshot()
-        delta = {
-            name: {labels: value - self._before[name].get(labels, 0.0) for labels, value in values.items()}
-            for name, values in now.items()
-        }
-        self._before = now
-        return Poll(now, delta)

@@ -1,4 +1,4 @@
-"""What a worker knows of one task: its stores, its keys' clock, its state caches, its checkpoints, its failure.
+"""What a worker knows of one task: its stores, its keys' last uses, its state caches, its checkpoints, its failure.
 
 Owned by the runtime, shared with the writer and maintenance. A task's stores are changed by its one operator
 thread; maintenance only looks them up. `failure` is set once, by whichever maintenance operation failed, and from
@@ -8,17 +8,19 @@ then on every call for the task raises it until the task is restored.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tidegate.errors import CorruptError, InternalError, InvalidError, UnavailableError
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.state import BucketIndexState, ExtraState
+from tidegate.storage.memory.cold_reads import ColdReads
 from tidegate.storage.packs.manifest import ManifestChain, StoreState
 from tidegate.storage.spec import Cursor, StoreSpec
 
 if TYPE_CHECKING:
-    from tidegate.storage.memory.key_clock import KeyClock
+    from tidegate.storage.memory.key_lru import KeyLru
 
 STATE_PREFIX = "state."
 
@@ -30,6 +32,7 @@ class AttachedStore:
     state: BucketIndexState
     next_seq: int = 0
     hot_buckets: int = 2  # the newest buckets that periodic maintenance leaves alone
+    cold_reads: ColdReads = field(default_factory=ColdReads)
 
     @property
     def spec(self) -> StoreSpec:
@@ -67,7 +70,7 @@ class TaskStorage:
     """One task of the worker."""
 
     task: str
-    key_clock: KeyClock
+    key_lru: KeyLru
     chain: ManifestChain
     stores: dict[str, AttachedStore] = field(default_factory=dict)
     restored: dict[str, StoreState] = field(default_factory=dict)  # of the last restore, not attached yet
@@ -128,6 +131,12 @@ class TaskStorage:
                 + "; call runtime.attach(task, state) first"
             )
         return found
+
+    def note_cold(self, store: str, buckets: Iterable[int]) -> None:
+        """A load had to read stored runs of these buckets; state blobs have a cache of their own, and do not count."""
+        found = self.stores.get(store)
+        if found is not None and not store.startswith(STATE_PREFIX):
+            found.cold_reads.note(buckets)
 
     def attached(self) -> list[AttachedStore]:
         """All stores, also those of state blobs, by name."""

@@ -5,6 +5,7 @@ Nothing is decided here: this is the list of parts, in the order in which one ne
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tidegate.clock import Clock
@@ -12,9 +13,8 @@ from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.caches import RunCache
+from tidegate.storage.memory.caches import BaseRuns, WriteBuffer
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.packs.open_packs import PackCache
@@ -64,9 +64,16 @@ def wire(
         reader_slots=config.max_inflight_loads,
         maintenance_slots=config.max_inflight_maintenance,
         timeout_ms=config.scratch_timeout_ms,
+        working_bytes=config.working_bytes,
     )
+
+    def loaded(task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None:
+        stats.loaded(task, runs, nbytes)
+        if buckets:
+            tasks.get(task).note_cold(store, buckets)
+
     reader = StorageReader(
-        packs, pins, scratch, lambda task: tasks.get(task).key_clock, stats.overloaded, stats.loaded
+        packs, pins, scratch, lambda task: tasks.get(task).key_lru, stats.overloaded, loaded
     )
     shelf = StateShelf(tasks, reader, config.max_run_rows)
     parts = StorageParts(
@@ -75,8 +82,8 @@ def wire(
         randomness=randomness,
         backend=backend,
         pool=pool,
-        write_buffer=RunCache(Tenant.WRITE_BUFFER, pool),
-        base_runs=RunCache(Tenant.BASE_RUNS, pool),
+        write_buffer=WriteBuffer(pool),
+        base_runs=BaseRuns(pool),
         scratch=scratch,
         backlog=BacklogBudget(
             clock,
@@ -102,7 +109,7 @@ def wire(
             shelf,
             pool,
             clock,
-            key_clock=lambda task: tasks.get(task).key_clock,
+            key_lru=lambda task: tasks.get(task).key_lru,
             timeout_ms=config.load_timeout_ms,
             overloaded=stats.overloaded,
         ),
@@ -121,5 +128,5 @@ def leaks_of(parts: StorageParts) -> Leaks:
         reader_permits=parts.scratch.in_use(Scratch.READER),
         maintenance_permits=parts.scratch.in_use(Scratch.MAINTENANCE),
         busy_buckets=parts.locks.held(),
-        held_keys=sum(storage.key_clock.held for storage in parts.tasks.all()),
+        held_keys=sum(storage.key_lru.held for storage in parts.tasks.all()),
     )

@@ -1,8 +1,12 @@
 """The write path: rows become runs in memory, charged and counted, for the operator to put in its index.
 
 `append` never touches an index. It builds the runs, takes their room from the backlog (here the caller waits when
-consumers are behind), takes their bytes from the pool, and hands back an `AppendBatch` for each; `index.insert`
-makes them visible. Whatever fails on the way, what was taken is given back and no number is used up.
+consumers are behind), evicts the coldest keys where the write buffer would go above its soft max, takes the runs'
+bytes from the pool, and hands back an `AppendBatch` for each; `index.insert` makes them visible. Where the backlog is
+full, what can be merged in memory is merged first.
+
+A1  an append that is refused has changed nothing: what was taken is given back, no number is used up, and what was
+    evicted on the way only changed its place.
 
 Runs are built before the backlog is asked: only then is it known what they weigh, and for `last` and `fold` that
 may be a hundredth of the rows handed in.
@@ -13,15 +17,14 @@ Thread rule: one appending thread for each task; the rest from any thread. No lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned, StoredRef, Tenant
+from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned
 from tidegate.storage.index.state import BucketIndexState
-from tidegate.storage.parts import StorageParts, bytes_by_key
+from tidegate.storage.parts import StorageParts
 from tidegate.storage.runs.building import FoldedRows, build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.runs.sorted_rows import SortedRows, build_sorted_runs
@@ -32,9 +35,12 @@ from tidegate.storage.tasks import AttachedStore, TaskStorage
 class StorageWriter:
     """What operators write with. Cheap to make, holds nothing of its own."""
 
-    def __init__(self, parts: StorageParts, relieve: Callable[[str], int]) -> None:
+    def __init__(
+        self, parts: StorageParts, relieve: Callable[[str, int], int], reclaim: Callable[[str], bool]
+    ) -> None:
         self._parts = parts
         self._relieve = relieve
+        self._reclaim = reclaim
 
     def append(
         self, task: str, state: BucketIndexState, rows: pa.RecordBatch, *, timeout_ms: int | None = None
@@ -94,13 +100,10 @@ class StorageWriter:
         parts, task = self._parts, storage.task
         charge = sum(run.nbytes for run in runs)
         try:
-            batches = self._take_in(task, runs, charge, timeout_ms, forced=forced)
+            batches = self._take_in(storage, runs, charge, timeout_ms, forced=forced)
         except OverloadError as error:
             parts.stats.overloaded(task, error.reason)
             raise
-        tick = storage.key_clock.tick()
-        for run in runs:
-            storage.key_clock.add_run(run, bytes_by_key, tick, is_use=True)
         if store.spec.merge is Merge.APPEND:
             store.next_seq += numbers
         parts.stats.appended(task, rows=numbers, nbytes=charge)
@@ -127,33 +130,16 @@ class StorageWriter:
         """Say that all was processed and nothing could be pruned, so that a full backlog is told, not waited for."""
         self._parts.backlog.nothing_left_to_prune(task)
 
-    def drop_inmem(self, task: str, copies: Iterable[HotCopy]) -> int:
-        """Let hot copies go; readers that hold them go on. Unknown ones are ignored."""
-        return self._parts.drop_hot(self._parts.tasks.get(task), copies)
-
-    def retire_stored(self, task: str, refs: Iterable[StoredRef]) -> None:
-        """Stored runs that left an index: their packs are deleted when nobody needs them."""
-        self._parts.retire(self._parts.tasks.get(task), refs)
-
-    def backlog_release(self, task: str, nbytes: int) -> None:
-        """Give room back to those who wait to append."""
-        self._parts.backlog.release(nbytes, task=task)
-
     # -- memory ----------------------------------------------------------------------------------
 
     def is_over_limit(self, task: str) -> bool:
         """Whether the task's write buffer is above its soft max; exactly the soft max is not."""
-        return self._parts.pool.is_above_soft(task, Tenant.WRITE_BUFFER)
+        return self._parts.write_buffer.is_over_limit(task)
 
     def relieve(self, task: str) -> int:
         """Bring the task's memory below its limits now, on this thread; the bytes that came free."""
         self._parts.tasks.get(task).check()
-        return self._relieve(task)
-
-    def record_key_access(self, task: str, hashes: npt.NDArray[np.uint64]) -> None:
-        """These keys were used now: they are the last to be evicted."""
-        clock = self._parts.tasks.get(task).key_clock
-        clock.touch(hashes, clock.tick())
+        return self._relieve(task, 0)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -180,21 +166,22 @@ class StorageWriter:
         return runs
 
     def _take_in(
-        self, task: str, runs: Sequence[Run], charge: int, timeout_ms: int | None, *, forced: bool
+        self, storage: TaskStorage, runs: Sequence[Run], charge: int, timeout_ms: int | None, *, forced: bool
     ) -> list[AppendBatch]:
         """The runs with their room in the backlog and in the pool: for all of them, or for none."""
-        parts = self._parts
+        parts, task = self._parts, storage.task
         if forced:
             parts.backlog.force(charge, task=task)
         else:
-            parts.backlog.acquire(charge, timeout_ms, task=task)
-        hot: list[HotCopy] = []
+            parts.backlog.acquire(charge, timeout_ms, task=task, make_room=partial(self._reclaim, task))
         try:
-            for run in runs:
-                hot.append(parts.write_buffer.put(task, run, over_limit=forced))
+            if not forced and parts.write_buffer.is_over_limit(task, charge):
+                for run in runs:  # the keys that are written are not those to evict
+                    storage.key_lru.touch(run.hashes)
+                self._relieve(task, charge)
+            hot = parts.write_buffer.put_all(task, runs, forced=forced)
             return [_append_batch(run, copy) for run, copy in zip(runs, hot, strict=True)]
         except BaseException:
-            parts.write_buffer.remove_all(task, hot)
             parts.backlog.release(charge, task=task)
             raise
 

@@ -9,34 +9,20 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tidegate.errors import TidegateWarning
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import TableRules, table_rules
 from tidegate.tables.opening import open_topic
-from tidegate.tables.queries.forms import KeyQueries
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
-from tidegate.tables.table import Table, TableAt
-
-if TYPE_CHECKING:
-    from tidegate.tables.queries.explain import Explanation
+from tidegate.tables.topic_table import TopicTable
 
 
-class KeyTableAt(TableAt, KeyQueries):
-    """A table of plain keys as one of its commits left it."""
-
-
-class KeyTable(Table, KeyQueries):
+class KeyTable(TopicTable):
     """The last value of each key, kept up to date from a topic."""
-
-    _at = KeyTableAt
-
-    def explain(self, key: Any) -> Explanation:
-        """Which records made this key's value, what was left out and why, and what it still waits for."""
-        return self._explain(key, 0, 0)
 
 
 def table(
@@ -47,7 +33,7 @@ def table(
     consumed: Consumed | None = None,
     materialized: Materialized | None = None,
     windowed_key: Serde[Any] | None = None,
-    on_bad_key: Literal["fail", "skip"] = "fail",
+    on_key_error: Literal["fail", "drop", "keep"] = "fail",
     read_only: bool = False,
     follow: bool = False,
     **settings: Any,
@@ -67,7 +53,7 @@ def table(
             partitions,
             consumed=consumed,
             materialized=materialized,
-            on_bad_key=on_bad_key,
+            on_key_error=on_key_error,
         )
         return rules if windowed_key is None else replace(rules, key=windowed_key)
 

@@ -19,6 +19,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, format_duration, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.files import Files
+from tidegate.integrity.rules import require_new_names
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler
@@ -27,13 +28,13 @@ from tidegate.tables.building.claim import Claim
 from tidegate.tables.building.lease import DEFAULT_TTL_MS
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.building.shape import TableRules
-from tidegate.tables.table import Table
 from tidegate.tables.topic_encoding import read_encoding
+from tidegate.tables.topic_table import TopicTable
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
-AnyTable = TypeVar("AnyTable", bound=Table)
+AnyTable = TypeVar("AnyTable", bound=TopicTable)
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +52,8 @@ def open_topic(
     with the table.
     """
     check_topic_name(topic)
+    old = {name: settings[name] for name in ("on_bad_key",) if name in settings}
+    require_new_names("table(…, ", old, {"on_bad_key": "on_key_error"}, {"skip": "keep"})
     if not isinstance(log, str | Path):
         return open_table(
             kind, log, rules_of(tuple(log.describe(topic).partition_numbers)), state, **settings

@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from tidegate.durations import DurationLike, MomentLike, moment_ms
+from tidegate.durations import DurationLike
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import table_rules
 from tidegate.tables.opening import open_topic
-from tidegate.tables.queries.forms import SessionQueries
-from tidegate.tables.table import Table, TableAt
-
-if TYPE_CHECKING:
-    from tidegate.tables.queries.explain import Explanation
+from tidegate.tables.topic_table import TopicTable
 
 
-class SessionedTableAt(TableAt, SessionQueries):
-    """A table of sessions as one of its commits left it."""
-
-
-class SessionedTable(Table, SessionQueries):
+class SessionedTable(TopicTable):
     """Sessions by key, kept up to date from a topic."""
-
-    _at = SessionedTableAt
-
-    def explain(self, key: Any, start: MomentLike, end: MomentLike) -> Explanation:
-        """Which records made this session's value, what was left out and why, and what it still waits for."""
-        return self._explain(key, moment_ms(end), moment_ms(start))
 
 
 def sessioned_table(
@@ -44,7 +30,7 @@ def sessioned_table(
     consumed: Consumed | None = None,
     materialized: Materialized | None = None,
     retention: DurationLike | None = None,
-    on_bad_key: Literal["fail", "skip"] = "fail",
+    on_key_error: Literal["fail", "drop", "keep"] = "fail",
     read_only: bool = False,
     follow: bool = False,
     **settings: Any,
@@ -64,7 +50,7 @@ def sessioned_table(
         consumed=consumed,
         materialized=materialized,
         retention=retention,
-        on_bad_key=on_bad_key,
+        on_key_error=on_key_error,
     )
     return open_topic(
         SessionedTable, log, topic, rules_of, state, read_only=read_only, follow=follow, **settings

@@ -1,126 +1,105 @@
-"""A table as its users hold it: builder or reader, queries, commits, changes, explanations.
+"""One class reads every kind of table: results of apps, tables over topics, pushed versions, replicas.
 
-The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
-one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
-topic. When the builder is gone, a reader that follows the table, or waits for more of it, becomes the builder; one
-that was opened with `read_only=True` never does.
+Reads are of the newest commit, whichever process makes it (`CommitFollower`). Bounds are inclusive at both ends, as in
+Kafka Streams: of a window its start counts, and a session is found when it touches them (it ends at or after the first
+moment and starts at or before the second). Times are epoch milliseconds, ISO 8601 (`2026-01-01T10:00Z`; UTC where no
+zone is given) or a datetime of Python, pandas, numpy or Arrow. Answers come in order of key and then window, or
+backwards. What lies beyond the table's retention is not answered, wherever it still lies. `at_least` waits until the
+table has seen these offsets (partition → next offset), at most `timeout`.
 
-Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
+A call that a kind of table cannot answer raises `UnsupportedError`, which says why.
+
+Q1  a query takes its rows' source once and keeps it to its end, with the serdes that belong to it: an answer is of one
+    commit (of one version of a pushed table), and a scan is so from its first batch to its last.
+Q2  a commit that is collected while it is read is never mixed with another: a query begins again with the newest one,
+    and a scan that has given a batch ends with `CommitGoneError`.
+
+Thread rule: from any thread; queries do not wait for each other. `close` when nobody asks any more.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
-from tidegate.clock import Clock
-from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.building.commits import Commit, kept_commit, load_commits
-from tidegate.tables.building.partition_state import Counts
-from tidegate.tables.building.shape import TableRules
-from tidegate.tables.building.sides import Sides
-from tidegate.tables.building.source import Snapshot, TableSource
-from tidegate.tables.building.successor import Successor
-from tidegate.tables.queries.forms import DEFAULT_TIMEOUT, TRIES, Positions, TableQueries
+import pyarrow as pa
+
+from tidegate.durations import DurationLike, MomentLike, moment_ms
+from tidegate.errors import CommitGoneError, TidegateWarning, UnsupportedError
+from tidegate.tables.commit_follower import TRIES
+from tidegate.tables.queries.reading import LATEST, KeyEnds
+from tidegate.tables.queries.results import RowForm, Rows
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
-    from tidegate.tables.building.claim import Claim
-    from tidegate.tables.building.materialiser import Materialiser
     from tidegate.tables.queries.changes import Subscription
-    from tidegate.tables.queries.explain import Explanation
 
-LOOK_AGAIN_MS: Final = 100
+Answer = TypeVar("Answer")
+Positions: TypeAlias = "Mapping[int, int] | None"
+DEFAULT_TIMEOUT = "30s"
 
-logger = logging.getLogger(__name__)
 
-
-class TableAt(TableQueries):
-    """A table as one of its last commits left it; close it, or its table."""
-
-    def __init__(self, snapshot: Snapshot, rules: TableRules) -> None:
-        self._snapshot = snapshot
-        self.rules = rules
+class RowSource(Protocol):
+    """What queries read: the rows of a table as one commit has them, or as they come where it is built."""
 
     @property
-    def commit(self) -> Commit:
-        return self._snapshot.commit
+    def kind(self) -> str:
+        """`window`, `session` or `key`."""
 
     @property
-    def position(self) -> dict[int, int]:
-        return dict(self.commit.positions)
+    def form(self) -> RowForm:
+        """What its rows become."""
 
-    def __enter__(self) -> Any:
-        return self
+    def encoded(self, key: Any) -> bytes | None:
+        """A key as it is stored."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def find(self, keys: Sequence[bytes], first: int, last: int) -> list[pa.RecordBatch]:
+        """The rows of these keys inside the bounds, as stored."""
+
+    def scan(
+        self, first: int, last: int, *, keys: KeyEnds | None = None, batch_rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of all keys, or of those in a range, inside the bounds, as stored."""
+
+    def late(self) -> pa.Table: ...
+
+    def dead_letters(self) -> pa.Table: ...
+
+
+class Waiting(TypedDict, total=False):
+    """What every question takes: which offsets the answer must have seen, and how long to wait for that."""
+
+    at_least: Positions
+    timeout: int | DurationLike
+
+
+class Asking(Waiting, total=False):
+    """What questions for many rows take: also, whether the last come first."""
+
+    backward: bool
+
+
+class Table(ABC):
+    """The calls of every table. Use it with `with`, or close it."""
 
     @property
-    def source(self) -> TableSource:
-        return self._snapshot.source
+    @abstractmethod
+    def name(self) -> str: ...
 
-    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """This commit as a Spark DataFrame; with `columns`, only they are read."""
-        from tidegate.tables.queries.spark_frame import spark_frame
-
-        return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
-
-    def show(self, commit: Commit) -> None:
-        """Move to another commit of the same table, while nobody reads."""
-        self._snapshot.show(commit)
-
-    def close(self) -> None:
-        self._snapshot.close()
-
-    @contextmanager
+    @abstractmethod
     def _pinned(
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
-    ) -> Iterator[TableSource]:
-        _require(at_least, self.position, "this commit is fixed; ask the table itself")
-        with kept_commit(self._snapshot.backend, self.rules.shape.name, self.commit):
-            yield self._snapshot.source
+    ) -> AbstractContextManager[RowSource]:
+        """What is read, once it has seen what is asked for; it stays as it is until the block ends (Q1).
 
+        `CommitGoneError` comes out of the block where what it read was collected meanwhile.
+        """
 
-class Table(TableQueries):
-    """The part that all kinds of tables share; use it with `with`, or close it."""
-
-    _at: type[TableAt]
-
-    def __init__(
-        self,
-        rules: TableRules,
-        backend: StorageBackend,
-        log: Any,
-        *,
-        builder: Materialiser | None,
-        clock: Clock,
-        owns_backend: bool = True,
-        owns_log: bool = False,
-        claim: Claim | None = None,
-    ) -> None:
-        self.rules = rules
-        self._backend = backend
-        self._log = log
-        self._builder = builder
-        self._clock = clock
-        self._owns_backend = owns_backend
-        self._owns_log = owns_log
-        self._claim = claim
-        self._successor = None if claim is None else Successor(self._take_over, claim.retry_ms, clock)
-        self._follows = False
-        self._asked_ms: int | None = None
-        self._lock = threading.RLock()
-        self._sides: Sides[Snapshot] = Sides()
-        self._version = ""
-        self._looked_ms: int | None = None
-        self._past: list[TableAt] = []
-        self._closed = False
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self) -> Any:
         return self
@@ -128,287 +107,239 @@ class Table(TableQueries):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        shape = self.rules.shape
-        return f"{type(self).__name__}({shape.name!r} over {shape.topic!r}, {self.role})"
+    # -- rows ------------------------------------------------------------------------------------
 
-    def _repr_html_(self) -> str:
-        from tidegate.tables.queries.html import table_html
+    def get(
+        self,
+        key: Any,
+        start: MomentLike | None = None,
+        end: MomentLike | None = None,
+        **waiting: Unpack[Waiting],
+    ) -> Any:
+        """The value of the window (session) that starts there, and ends there if that is said; of a plain key its
+        value. None when there is none."""
+        at = 0 if start is None else moment_ms(start)
+        until = None if end is None else moment_ms(end)
 
-        return table_html(self)
+        def look(source: RowSource) -> Rows:
+            if (start is None) != (source.kind == "key"):
+                call = "get(key)" if source.kind == "key" else "get(key, start)"
+                raise TypeError(f"table {self.name} has {_KINDS[source.kind]}: {call}")
+            return Rows.of(source.find([_key(source, key)], max(0, at), at), source.form)
 
-    def show(self) -> None:
-        """Print the first rows: those of one batch of a scan."""
-        from tidegate.tables.queries.html import rows_text, some_rows
+        for row in reversed(list(self._read(look, **waiting))):
+            if row.window is None or (row.window.start == at and until in (None, row.window.end)):
+                return row.value
+        return None
 
-        shown = some_rows(self)
-        print(repr(self) if shown is None else rows_text(shown, None))
+    def fetch(
+        self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
+    ) -> Rows:
+        """One key's windows that start in [from, to], its sessions that touch it, or the row of a plain key."""
+        return self.fetch_many([key], start_from, start_to, **asking)
 
-    @property
-    def name(self) -> str:
-        return self.rules.shape.name
+    def fetch_many(
+        self,
+        keys: Sequence[Any],
+        start_from: MomentLike = 0,
+        start_to: MomentLike = LATEST,
+        **asking: Unpack[Asking],
+    ) -> Rows:
+        """The same of many keys, in one go."""
+        first, last = _bounds(start_from, start_to)
+        return self._rows(
+            lambda source: source.find([_key(source, key) for key in keys], first, last) if keys else [],
+            **asking,
+        )
 
-    @property
-    def role(self) -> str:
-        return "builder" if self._builder is not None else "reader"
+    def fetch_range(
+        self,
+        from_key: Any,
+        to_key: Any,
+        start_from: MomentLike = 0,
+        start_to: MomentLike = LATEST,
+        **asking: Unpack[Asking],
+    ) -> Rows:
+        """The same of all keys from one to another by their bytes, None for an open end."""
+        first, last = _bounds(start_from, start_to)
 
-    @property
-    def position(self) -> dict[int, int]:
-        """What has been seen: partition → the offset after it. Good as `at_least` of any process's query."""
-        if self._builder is not None:
-            return self._builder.source.positions
-        self._refresh(force=True)
-        shown = self._sides.shown
-        return {} if shown is None else dict(shown.commit.positions)
+        def look(source: RowSource) -> Sequence[pa.RecordBatch]:
+            ends = _ends(source, from_key, to_key)
+            return [] if ends is None else list(source.scan(first, last, keys=ends))
 
-    @property
-    def lag(self) -> int:
-        """How many offsets of the topic the table has not seen yet."""
-        position = self.position
-        with self._log.reader(self.rules.shape.topic, start="latest") as reader:
-            ends: dict[int, int] = reader.end_offsets()
-        return sum(max(0, end - position.get(number, 0)) for number, end in ends.items())
+        return self._rows(look, **asking)
 
-    @property
-    def counts(self) -> Counts:
-        """What became of the records so far."""
+    def fetch_all(
+        self, start_from: MomentLike = 0, start_to: MomentLike = LATEST, **asking: Unpack[Asking]
+    ) -> Rows:
+        """The same of all keys."""
+        first, last = _bounds(start_from, start_to)
+        return self._rows(lambda source: list(source.scan(first, last)), **asking)
 
-        def summed(source: TableSource) -> Counts:
-            total = Counts()
-            for state in source.partitions:
-                for name in total.__struct_fields__:
-                    setattr(total, name, getattr(total, name) + getattr(state.counts, name))
-            return total
+    def all(self, **asking: Unpack[Asking]) -> Rows:
+        """Everything; for large tables `scan` needs less memory."""
+        return self.fetch_all(**asking)
 
-        return self._read(summed, None, 0)
+    find_sessions = fetch
 
-    # -- going on --------------------------------------------------------------------------------
+    def backward_fetch(self, key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> Rows:
+        return self.fetch(key, start_from, start_to, backward=True)
 
-    def follow(self) -> None:
-        """Go on in the background: build the table if it is ours, else build it once nobody else does."""
-        self._check_open()
-        with self._lock:
-            self._follows = True
-            builder = self._builder
-        if builder is not None:
-            if not builder.is_running:
-                builder.run()
-        elif self._successor is not None:
-            self._successor.start()
+    def backward_fetch_range(
+        self, from_key: Any, to_key: Any, start_from: MomentLike = 0, start_to: MomentLike = LATEST
+    ) -> Rows:
+        return self.fetch_range(from_key, to_key, start_from, start_to, backward=True)
 
-    def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
-        """See everything that is in the topic now; the position then.
+    def backward_fetch_all(self, start_from: MomentLike = 0, start_to: MomentLike = LATEST) -> Rows:
+        return self.fetch_all(start_from, start_to, backward=True)
 
-        A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
-        that does, and a reader, wait for it.
+    def backward_all(self) -> Rows:
+        return self.all(backward=True)
+
+    def scan(
+        self,
+        start_from: MomentLike = 0,
+        start_to: MomentLike = LATEST,
+        *,
+        batch_rows: int = 1 << 16,
+        at_least: Positions = None,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows of one commit inside the bounds as typed Arrow batches of bounded size, in no promised order.
+
+        The commit is the newest when the first batch is taken, and is held until the iterator ends or is closed. When
+        it is collected before the end, `CommitGoneError` says so.
         """
-        self._check_open()
-        timeout_ms = milliseconds(timeout)
-        with self._log.reader(
-            self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
-        ) as reader:
-            targets = reader.end_offsets()
-        self._wait(targets, timeout_ms)
-        if self._builder is not None and not self._builder.is_running:
-            self._builder.commit()
-        return self.position
+        bounds = _bounds(start_from, start_to)
+        for attempt in range(TRIES):
+            is_begun = False
+            try:
+                with self._pinned(at_least, timeout, is_retry=attempt > 0) as source:
+                    for batch in _typed_batches(source, batch_rows, bounds):
+                        is_begun = True
+                        yield batch
+                return
+            except CommitGoneError:
+                if is_begun or attempt == TRIES - 1:
+                    raise
 
-    def commit(self, timeout: int | DurationLike = DEFAULT_TIMEOUT) -> Commit:
-        """Make what is drained by now readable for other processes and for a restart."""
-        self._check_open()
-        if self._builder is None:
-            raise InvalidError(f"table {self.name} is built by another process, which commits it")
-        if self._builder.is_running:
-            self._builder.request_commit(milliseconds(timeout))
-        else:
-            self._builder.commit()
-        newest = self._builder.commits.newest
-        if newest is None:
-            raise UnavailableError(f"table {self.name} has no commit")
-        return newest
+    batches = scan
 
-    def commits(self) -> tuple[Commit, ...]:
-        """The commits that `as_of` reaches, oldest first."""
-        self._check_open()
-        found = load_commits(self._backend, self.name)
-        return () if found is None else found[0].commits
+    # -- all of it -------------------------------------------------------------------------------
 
-    def as_of(self, commit: Commit | int) -> Any:
-        """The table as this commit (or the one of this number) left it, with the same queries."""
-        self._check_open()
-        number = commit.number if isinstance(commit, Commit) else commit
-        known = {each.number: each for each in self.commits()}
-        if number not in known:
-            reach = f"{min(known)} to {max(known)}" if known else "none yet"
-            raise InvalidError(f"commit {number} of table {self.name} is not kept; there are {reach}")
-        past = self._at(Snapshot(self._backend, self.rules, known[number], clock=self._clock), self.rules)
-        self._past.append(past)
-        return past
+    def to_arrow(self) -> pa.Table:
+        """Everything as one Arrow table, in order of key and window."""
+        return self.all().to_arrow()
+
+    def to_pandas(self) -> Any:
+        """Everything as a pandas DataFrame."""
+        return self.all().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Everything as a polars DataFrame. Needs polars (the `polars` extra)."""
+        return self.all().to_polars()
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
-        """The last commit, as it is when a query runs, as a Spark DataFrame; with `columns`, only they are read.
+        """The last commit as a Spark DataFrame, read by executors; with `columns`, only they are read."""
+        raise UnsupportedError(f"table {self.name} cannot be opened by Spark's executors; use to_arrow()")
 
-        What this process has seen and not committed is not in it: `commit()` first.
-        """
-        from tidegate.tables.queries.spark_frame import spark_frame
+    def sql(self, query: str) -> pa.Table:
+        """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
+        from tidegate.tables.queries.sql import ask
 
-        self._check_open()
-        return spark_frame(spark, self._backend, self.rules, None, columns=columns)
+        return self._read(lambda source: ask(query, _schema(source), _typed_batches(source)))
+
+    def export(self, path: str | Path) -> int:
+        """Write all rows into a Parquet file, complete or not at all; how many there were."""
+        from tidegate.tables.queries.export import write_parquet
+
+        return self._read(lambda source: write_parquet(Path(path), _schema(source), _typed_batches(source)))
+
+    # -- beside the rows -------------------------------------------------------------------------
+
+    def late(self) -> pa.Table:
+        """Records that came too late, or from the future: whole, with which window did not take them and why."""
+        return self._read(lambda source: source.late(), timeout=0)
+
+    def dead_letters(self) -> pa.Table:
+        """Records that were set aside because their key or value could not be read, with the reason."""
+        return self._read(lambda source: source.dead_letters(), timeout=0)
 
     def changes(self, limit_rows: int = 1_000_000) -> Subscription:
         """The changes from now on, as `Change(new, old)`; only where the table is built."""
-        self._check_open()
-        if self._builder is None:
-            raise InvalidError(
-                f"table {self.name} is built by another process, and changes are told there; read the table, or its "
-                "topic, instead"
-            )
-        return self._builder.changes.subscribe(limit_rows)
-
-    def _explain(self, key: Any, ts: int, seq: int) -> Explanation:
-        from tidegate.tables.queries.explain import explain
-
-        return self._read(
-            lambda source: explain(source, self._log, source.key(key), ts, seq), None, DEFAULT_TIMEOUT
+        raise UnsupportedError(
+            f"table {self.name} is read from its commits, and changes are told where it is built; read the table, or "
+            "the topic that its changes go to, instead"
         )
 
-    def close(self) -> None:
-        """Commit what is drained, give the lease up, let everything go; fine to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._successor is not None:
-            self._successor.stop()
-        try:
-            if self._builder is not None:
-                self._builder.close()
-        finally:
-            for past in self._past:
-                past.close()
-            self._sides.close()
-            if self._builder is not None:
-                self._builder.source.runtime.close()
-            if self._owns_backend:
-                self._backend.close()
-            if self._owns_log:
-                self._log.close()
+    def explain(self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None) -> Any:
+        """Which records made a value, what was left out and why, and what it still waits for."""
+        raise UnsupportedError(f"table {self.name} has no log to find the records of {key!r} in")
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _pinned(
-        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
-    ) -> Iterator[TableSource]:
-        self._check_open()
-        if at_least:
-            self._wait(at_least, milliseconds(timeout))
-        if self._builder is not None:
-            yield self._builder.source
-            return
-        self._refresh(force=is_retry)
-        if self._sides.shown is None:
-            raise UnavailableError(
-                f"table {self.name} has no commit yet; start the process that builds it, or wait for it"
-            )
-        with self._sides.held() as shown, kept_commit(self._backend, self.name, shown.commit):
-            yield shown.source
-
-    def _refresh(self, *, force: bool) -> None:
-        """Show the newest commit; where another thread is about to, and need not be waited for, go on without."""
-        now_ms, is_shown = self._clock.monotonic_ms(), self._sides.shown is not None
-        if (
-            is_shown
-            and not force
-            and self._looked_ms is not None
-            and now_ms - self._looked_ms < LOOK_AGAIN_MS
-        ):
-            return
-        if not self._lock.acquire(blocking=force or not is_shown):
-            return
-        try:
-            self._looked_ms = now_ms
-            self._show_newest()
-        finally:
-            self._lock.release()
-
-    def _show_newest(self) -> None:
-        for _ in range(TRIES):
-            found = load_commits(self._backend, self.name)
-            if found is None or not found[0].commits or found[1] == self._version:
-                return
-            (known, version), shown = found, self._sides.shown
-            newest = known.commits[-1]
+    def _read(
+        self,
+        look: Callable[[RowSource], Answer],
+        *,
+        at_least: Positions = None,
+        timeout: int | DurationLike = DEFAULT_TIMEOUT,
+    ) -> Answer:
+        """Ask one source; begin again where its commit is collected meanwhile (Q2)."""
+        for attempt in range(TRIES - 1):
             try:
-                if shown is None:
-                    self.rules.shape.check_same(known.shape)
-                if shown is None or newest.number != shown.commit.number:
-                    self._sides.move(
-                        partial(Snapshot, self._backend, self.rules, newest, clock=self._clock),
-                        lambda each, newest=newest: each.show(newest),  # type: ignore[misc]
-                    )
-            except CorruptError:
-                if load_commits(self._backend, self.name) == found:
-                    raise
-                continue  # it was replaced while we opened it
-            self._version = version
-            return
-        raise UnavailableError(f"table {self.name} commits faster than it can be opened here; try again")
+                with self._pinned(at_least, timeout, is_retry=attempt > 0) as source:
+                    return look(source)
+            except CommitGoneError:
+                continue
+        with self._pinned(at_least, timeout, is_retry=True) as source:
+            return look(source)
 
-    def _wait(self, targets: Mapping[int, int], timeout_ms: int) -> None:
-        deadline = self._clock.monotonic_ms() + timeout_ms
-        while not _reached(self.position, targets):
-            left = deadline - self._clock.monotonic_ms()
-            builder = self._builder or self._take_over_if_due()
-            if builder is not None and self._reach(builder, targets, max(0, left)):
-                return
-            if left <= 0:
-                raise self._late(targets, timeout_ms)
-            self._clock.sleep_ms(10)
+    def _rows(
+        self,
+        look: Callable[[RowSource], Sequence[pa.RecordBatch]],
+        *,
+        backward: bool = False,
+        **waiting: Unpack[Waiting],
+    ) -> Rows:
+        return self._read(lambda source: Rows.of(look(source), source.form, backward=backward), **waiting)
 
-    def _take_over_if_due(self) -> Materialiser | None:
-        """Whoever waits for a table that nobody builds builds it; asked for now and then, not all the time."""
-        if self._successor is None:
-            return None
-        self._successor.check()
-        now_ms = self._clock.monotonic_ms()
-        if self._asked_ms is not None and now_ms - self._asked_ms < LOOK_AGAIN_MS:
-            return None
-        self._asked_ms = now_ms
-        return self._take_over()
 
-    def _take_over(self) -> Materialiser | None:
-        """Become the builder, if there is none; the builder then."""
-        with self._lock:
-            if self._builder is None and self._claim is not None and not self._closed:
-                self._builder = self._claim.attempt()
-                if self._builder is not None:
-                    logger.info(
-                        "table %s has no builder any more; this process goes on building it", self.name
-                    )
-                    if self._follows:
-                        self._builder.run()
-            return self._builder
+_KINDS = {"window": "windows", "session": "sessions", "key": "plain keys"}
 
-    def _reach(self, builder: Materialiser, targets: Mapping[int, int], timeout_ms: int) -> bool:
-        """Wait for a builder in the background; else do its work here."""
-        go_on = builder.wait_for if builder.is_running else builder.advance_to
-        return go_on(targets, timeout_ms)
 
-    def _late(self, targets: Mapping[int, int], timeout_ms: int) -> UnavailableError:
-        return UnavailableError(
-            f"table {self.name} has seen {self.position} and not yet {dict(targets)} after {timeout_ms} ms; wait "
-            "longer, or look whether the process that builds it runs"
+def _key(source: RowSource, key: Any) -> bytes:
+    raw = source.encoded(key)
+    if raw is None:
+        raise TypeError("key must not be None")
+    return raw
+
+
+def _ends(source: RowSource, from_key: Any, to_key: Any) -> KeyEnds | None:
+    """The key range as bytes; None, with a warning, when it is turned round."""
+    low, high = source.encoded(from_key), source.encoded(to_key)
+    if low is not None and high is not None and low > high:
+        warnings.warn(
+            f"keys from {from_key!r} to {to_key!r} are none: the first is the larger one by its bytes (negative "
+            "numbers sort after positive ones)",
+            TidegateWarning,
+            stacklevel=7,
         )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidError(f"table {self.name} is closed; open it again")
+        return None
+    return KeyEnds(low, high)
 
 
-def _reached(position: Mapping[int, int], targets: Mapping[int, int]) -> bool:
-    return all(position.get(number, 0) >= offset for number, offset in targets.items())
+def _schema(source: RowSource) -> pa.Schema:
+    return source.form.typed(source.form.stored.empty_table()).schema
 
 
-def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> None:
-    if at_least and not _reached(position, at_least):
-        raise UnavailableError(f"seen is {dict(position)}, asked for is {dict(at_least)}: {remedy}")
+def _typed_batches(
+    source: RowSource, batch_rows: int = 1 << 16, bounds: tuple[int, int] = (0, LATEST)
+) -> Iterator[pa.RecordBatch]:
+    for batch in source.scan(*bounds, batch_rows=batch_rows):
+        yield from source.form.typed(pa.Table.from_batches([batch])).to_batches()
+
+
+def _bounds(first: MomentLike, last: MomentLike) -> tuple[int, int]:
+    """Both as epoch milliseconds; nothing lies before the epoch."""
+    return max(0, moment_ms(first)), moment_ms(last)

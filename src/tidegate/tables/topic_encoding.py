@@ -64,14 +64,14 @@ class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def read_encoding(log: Log | KafkaLog, backend: StorageBackend, topic: str) -> TopicEncoding | None:
     """What was recorded of an existing topic; None where nothing was."""
-    if isinstance(log, Log):
-        stored = log.describe(topic).encoding
-    else:
-        found = backend.read_published(_name(topic))
-        stored = None if found is None else msgspec.json.decode(found[0])
+    found = None if isinstance(log, Log) else backend.read_published(_name(topic))
     try:
+        if isinstance(log, Log):
+            stored = log.describe(topic).encoding
+        else:
+            stored = None if found is None else msgspec.json.decode(found[0])
         return None if stored is None else msgspec.convert(stored, TopicEncoding)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise CorruptError(
             f"what is recorded of the encoding of topic {topic} cannot be read ({error}); was it written by a later "
             "release? Use that one",

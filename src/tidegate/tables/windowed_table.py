@@ -8,32 +8,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from tidegate.durations import DurationLike, MomentLike, moment_ms
+from tidegate.durations import DurationLike
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.building.shape import table_rules
 from tidegate.tables.opening import open_topic
-from tidegate.tables.queries.forms import WindowQueries
-from tidegate.tables.table import Table, TableAt
-
-if TYPE_CHECKING:
-    from tidegate.tables.queries.explain import Explanation
+from tidegate.tables.topic_table import TopicTable
 
 
-class WindowedTableAt(TableAt, WindowQueries):
-    """A windowed table as one of its commits left it."""
-
-
-class WindowedTable(Table, WindowQueries):
+class WindowedTable(TopicTable):
     """Windows of time by key, kept up to date from a topic."""
-
-    _at = WindowedTableAt
-
-    def explain(self, key: Any, start: MomentLike) -> Explanation:
-        """Which records made this window's value, what was left out and why, and what it still waits for."""
-        return self._explain(key, moment_ms(start), 0)
 
 
 def windowed_table(
@@ -46,7 +32,7 @@ def windowed_table(
     materialized: Materialized | None = None,
     key_format: Literal["changelog", "topic"] = "changelog",
     retention: DurationLike | None = None,
-    on_bad_key: Literal["fail", "skip"] = "fail",
+    on_key_error: Literal["fail", "drop", "keep"] = "fail",
     read_only: bool = False,
     follow: bool = False,
     **settings: Any,
@@ -67,7 +53,7 @@ def windowed_table(
         materialized=materialized,
         key_format=key_format,
         retention=retention,
-        on_bad_key=on_bad_key,
+        on_key_error=on_key_error,
     )
     return open_topic(
         WindowedTable, log, topic, rules_of, state, read_only=read_only, follow=follow, **settings

@@ -20,12 +20,12 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.entries import AppendBatch, HotCopy, RunEntry, Tenant
 from tidegate.storage.index.state import PlainState
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.packs.layout import pack_name
 from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.packs.pack import write_pack
-from tidegate.storage.reading.plan import RangeRequest
+from tidegate.storage.reading.plan import All, Bounds, RangeRequest
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.runs.hashing import UInt64s, hash_keys
@@ -33,7 +33,7 @@ from tidegate.storage.runs.merging import merge_runs, select_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 from tidegate.storage.upkeep.pins import BatchPins
-from tidegate.testing.storage import StoreOracle
+from tidegate.testing.storage import StoreOracle, scan_all
 
 TASK = "app/op/0"
 PLENTY = 2**31 - 1
@@ -74,14 +74,14 @@ class LaidStore:
         self.oracle = StoreOracle(spec)
         self.pins = BatchPins()
         self.packs = PackCache(self.backend)
-        self.key_clock = KeyClock(TASK)
+        self.key_lru = KeyLru(TASK)
         self.scratch = ScratchLimiter(
             clock or SystemClock(),
             reader_slots=reader_slots,
             maintenance_slots=1,
             timeout_ms=scratch_timeout_ms,
         )
-        self.reader = StorageReader(self.packs, self.pins, self.scratch, lambda task: self.key_clock)
+        self.reader = StorageReader(self.packs, self.pins, self.scratch, lambda task: self.key_lru)
         self._next_id = 1
         self._next_pack = 1
 
@@ -173,7 +173,11 @@ class LaidStore:
         with self.reader.load(self.reader.plan(TASK, self.state, list(requests))) as loaded:
             return loaded.to_table()
 
+    def scan(self, bounds: Bounds = All()) -> pa.Table:  # noqa: B008  (an immutable value)
+        """Every key's rows inside the bounds."""
+        return scan_all(self.reader, TASK, self.state, bounds)
+
     def is_idle(self) -> bool:
         """Whether nothing is pinned, held or permitted any more."""
         permits = sum(self.scratch.in_use(kind) for kind in Scratch)
-        return self.pins.open_leases() + permits + self.key_clock.held == 0
+        return self.pins.open_leases() + permits + self.key_lru.held == 0

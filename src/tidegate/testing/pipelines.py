@@ -141,7 +141,9 @@ def objects_of(backend: StorageBackend, app: str) -> set[str]:
     """All objects that an app has stored, its records apart."""
     own = {each.name for each in backend.list(app)}
     beside = {each.name for each in backend.list(app_folder(app))}
-    return own | {name for name in beside if name.split("/")[2] not in ("app", "commits", "lease", "plans")}
+    return own | {
+        name for name in beside if name.split("/")[2] not in ("app", "collected", "commits", "lease", "plans")
+    }
 
 
 def named_objects(backend: StorageBackend, app: str) -> set[str]:

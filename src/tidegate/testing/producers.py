@@ -22,9 +22,7 @@ class ProducerBench:
     def __init__(self, folder: Path, *, files: Files | None = None, clock: ManualClock | None = None) -> None:
         self.folder = folder
         self.clock = clock or ManualClock()
-        self.states = ProducerStates(
-            folder, files=files or Files(), clock=self.clock, transaction_max_timeout_ms=300_000
-        )
+        self.states = ProducerStates(folder, files=files or Files())
 
     def header(
         self,

@@ -6,7 +6,7 @@ itself: rows of one identity, buckets under maintenance, keys just evicted.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +104,9 @@ class Underway:
 
 @dataclass
 class Held:
-    """Views that stay open: they must show the same rows until they are let go."""
+    """A read that was begun and not ended: it must show the rows of when it was begun."""
 
-    loaded: Any
+    opened: Iterator[pa.RecordBatch]
     store: SimulatedStore
     expected: Contents
     unsure: set[Any]

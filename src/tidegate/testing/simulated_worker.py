@@ -11,8 +11,10 @@ checkpoint is being taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
+
+import pyarrow as pa
 
 from tidegate.clock import ManualClock
 from tidegate.metrics import Metrics
@@ -22,7 +24,8 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import ALL, All, RangeRequest, RowsTail, Time
+from tidegate.storage.reading.loaded import keyed_schema, result_schema
+from tidegate.storage.reading.plan import All, Bounds, RangeRequest, Time
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.storage.state.ports import BytesCodec
@@ -43,7 +46,7 @@ from tidegate.testing.simulated_stores import (
     Underway,
     random_rows,
 )
-from tidegate.testing.storage import Contents, StoreOracle, batch_of, rows_of
+from tidegate.testing.storage import Contents, StoreOracle, batch_of, rows_of, scan_all
 
 
 class SimulatedWorker:
@@ -189,47 +192,56 @@ class SimulatedWorker:
 
     def _read(self, step: Step) -> None:
         task, store = self._store(step)
-        request, expected = self._request(store, step)
-        with self.reader.load(self.reader.plan(task.name, store.state, [request])) as loaded:
-            self._compare(store, rows_of(loaded.to_table(), store.oracle.spec), expected, request)
+        keys, bounds = self._wanted(step)
+        found = pa.Table.from_batches(self._open(task, store, keys, bounds), schema=_schema(store))
+        self._compare(
+            store, rows_of(found, store.oracle.spec), self._expected(store, keys, bounds), keys, bounds
+        )
 
     def _hold(self, step: Step) -> None:
         if len(self.held) >= 2:
             return
         task, store = self._store(step)
-        request, expected = self._request(store, step)
-        loaded = self.reader.load(self.reader.plan(task.name, store.state, [request]))
-        self.held.append(Held(loaded, store, expected, set(store.oracle.unsure)))
+        keys, bounds = self._wanted(step)
+        opened = self._open(task, store, keys, bounds)
+        expected = self._expected(store, keys, bounds)
+        self.held.append(Held(opened, store, expected, set(store.oracle.unsure)))
 
     def _let_go(self, step: Step) -> None:
         if self.held:
             self._check_held(self.held.pop(step.a % len(self.held)))
 
     def _check_held(self, held: Held) -> None:
-        with held.loaded as loaded:
-            found = rows_of(loaded.to_table(), held.store.oracle.spec)
+        table = pa.Table.from_batches(held.opened, schema=_schema(held.store))
+        found = rows_of(table, held.store.oracle.spec)
         then = StoreOracle(held.store.oracle.spec, unsure=held.unsure)
         if wrong := then.difference(found, held.expected):
             raise AssertionError(f"held view of {then.spec.name}: {wrong}")
 
-    def _request(self, store: SimulatedStore, step: Step) -> tuple[RangeRequest, Contents]:
-        oracle = store.oracle
-        count = 1 + step.b % 3
-        keys = [KEYS[(step.b + i) % len(KEYS)] for i in range(count)]
+    def _wanted(self, step: Step) -> tuple[list[bytes] | None, Bounds]:
+        """Some keys, or None for every key, and bounds."""
+        keys = [KEYS[(step.b + at) % len(KEYS)] for at in range(1 + step.b % 3)]
         start = step.c % (BUCKETS * BUCKET_MS) - BUCKET_MS
-        end = start + step.b % (2 * BUCKET_MS)
-        match step.c % 5:
-            case 0:
-                return RangeRequest(ALL, All()), oracle.contents()
-            case 1:
-                return RangeRequest(keys, All()), oracle.contents(keys)
-            case 2 if not oracle.unsure:
-                wanted = 1 + step.b % 9
-                return RangeRequest(keys[:1], RowsTail(end, wanted)), oracle.tail(keys[0], end, wanted)
-            case 3:
-                return RangeRequest(ALL, Time(start, end)), oracle.contents(None, start, end)
-            case _:
-                return RangeRequest(keys, Time(start, end)), oracle.contents(keys, start, end)
+        bounds = Time(start, start + step.b % (2 * BUCKET_MS))
+        return (keys if step.c % 5 in (1, 2, 4) else None), (All() if step.c % 5 in (0, 1) else bounds)
+
+    def _open(
+        self, task: SimulatedTask, store: SimulatedStore, keys: list[bytes] | None, bounds: Bounds
+    ) -> Iterator[pa.RecordBatch]:
+        """Begin to read now; the rows come when asked for, and reading them gives everything back."""
+        if keys is None:
+            return self.reader.scan(task.name, store.state, bounds)
+        loaded = self.reader.load(self.reader.plan(task.name, store.state, [RangeRequest(keys, bounds)]))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with loaded:
+                yield from loaded.batches(_schema(store).names)
+
+        return batches()
+
+    def _expected(self, store: SimulatedStore, keys: list[bytes] | None, bounds: Bounds) -> Contents:
+        start, end = bounds if isinstance(bounds, Time) else (None, None)
+        return store.oracle.contents(keys, start, end)
 
     # -- maintenance ------------------------------------------------------------------------------------------
 
@@ -378,10 +390,8 @@ class SimulatedWorker:
         """Every row of every store and every blob, against the oracle; counts against the rows."""
         for task in self.tasks:
             for store in task.stores.values():
-                request = RangeRequest(ALL, All())
-                with self.reader.load(self.reader.plan(task.name, store.state, [request])) as loaded:
-                    found = rows_of(loaded.to_table(), store.oracle.spec)
-                self._compare(store, found, store.oracle.contents(), request)
+                found = rows_of(scan_all(self.reader, task.name, store.state), store.oracle.spec)
+                self._compare(store, found, store.oracle.contents(), None, All())
                 rows = store.state.index.total_rows
                 if rows < len(found) or (store.oracle.spec.merge is Merge.APPEND and rows != len(found)):
                     raise AssertionError(f"{store.oracle.spec.name}: index counts {rows}, has {len(found)}")
@@ -389,10 +399,15 @@ class SimulatedWorker:
                 self._compare_blob(task, key)
 
     def _compare(
-        self, store: SimulatedStore, found: Contents, expected: Contents, request: RangeRequest
+        self,
+        store: SimulatedStore,
+        found: Contents,
+        expected: Contents,
+        keys: list[bytes] | None,
+        bounds: Bounds,
     ) -> None:
         if wrong := store.oracle.difference(found, expected):
-            raise AssertionError(f"{store.oracle.spec.name}, {request}: {wrong}")
+            raise AssertionError(f"{store.oracle.spec.name}, {keys or 'every key'}, {bounds}: {wrong}")
 
     def _compare_blob(self, task: SimulatedTask, key: bytes) -> None:
         found = task.handle.get(key)
@@ -425,3 +440,7 @@ def run_schedule(seed: int, steps: Sequence[Step], backend: Callable[[], Storage
     worker.finish()
     if any(leaks := worker.runtime.close()):
         raise AssertionError(f"never given back: {leaks}")
+
+
+def _schema(store: SimulatedStore) -> pa.Schema:
+    return keyed_schema(result_schema(store.state.index.spec))

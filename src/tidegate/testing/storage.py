@@ -21,6 +21,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.reading.loaded import keyed_schema, result_schema
+from tidegate.storage.reading.plan import All, Bounds
+from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.spec import RESERVED, Merge, StoreSpec
 
 
@@ -93,11 +97,6 @@ class StoreOracle:
 
     def _values(self, row: Any) -> Values:
         return fold(self.spec, row.rows) if isinstance(row, Inputs) else row
-
-    def tail(self, key: bytes, end: int, count: int) -> Contents:
-        """The last `count` rows of a key up to `end`."""
-        rows = list(self.contents([key], end=end).items())
-        return dict(rows[-count:]) if count else {}
 
     def copy(self) -> StoreOracle:
         """As it is now, for a checkpoint."""
@@ -217,6 +216,18 @@ def batch_of(spec: StoreSpec, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBat
         pa.array([row.get(name, defaults.get(name)) for row in rows], kind) for name, kind in columns.items()
     ]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def scan_all(
+    reader: StorageReader,
+    task: str,
+    state: BucketIndexState,
+    bounds: Bounds = All(),  # noqa: B008  (an immutable value)
+) -> pa.Table:
+    """Every key's rows inside the bounds, as one table."""
+    schema = keyed_schema(result_schema(state.index.spec))
+    with reader.scan(task, state, bounds) as batches:
+        return pa.Table.from_batches(batches, schema=schema)
 
 
 def rows_of(table: pa.Table | pa.RecordBatch, spec: StoreSpec) -> Contents:

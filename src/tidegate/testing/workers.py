@@ -21,7 +21,6 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.entries import AppendBatch, Tenant
 from tidegate.storage.index.state import PlainState
-from tidegate.storage.parts import bytes_by_key
 from tidegate.storage.reading.plan import RangeRequest
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
@@ -126,12 +125,12 @@ class Worker:
     def used(self, tenant: str, task: str = TASK) -> int:
         return self.parts.pool.used(task, Tenant(tenant))
 
-    def hot_weight(self, task: str = TASK) -> int:
-        """What the task's hot copies weigh on its key clock, summed from the indexes."""
+    def hot_bytes(self, task: str = TASK) -> int:
+        """What the task's hot copies weigh, summed from the indexes."""
         indexes = [each.state.index for each in self.parts.tasks.get(task).attached()]
         found = [index.snapshot(start) for index in indexes for start in index.hot_buckets()]
         runs = [run.hot.run for bucket in found if bucket for run in bucket.runs if run.hot is not None]
-        return sum(int(bytes_by_key(run).sum()) for run in runs)
+        return sum(run.nbytes for run in runs)
 
     def objects(self, part: str = "") -> list[str]:
         """Names of the objects on the backend."""

@@ -6,7 +6,11 @@ A1  a question has an answer or an error within `request_seconds`, whatever the 
 A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
 A3  without questions for `idle_seconds` it lets go of what it holds and sleeps (`resting`): an idle server is small and
     does nothing, and yet the next page comes at once.
-A4  questions that may read very much never take all of the process's threads: a look-up finds one free.
+A4  questions that may read very much never take all of the process's threads: a look-up finds one free. Such a question
+    counts until the process has answered it, also when nobody waits for the answer any more; one that finds no place
+    within half of `request_seconds` is told to come back.
+A5  a question that is given up (its client has gone, or its time is over) leaves the queue, or the process is told to
+    stop looking for the answer. Whether it does or not, A1 ends it.
 
 Thread rule: the event loop's.
 """
@@ -18,6 +22,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +32,7 @@ from tidegate.errors import OverloadError
 from tidegate.web.failures import ReadingEndedError, TooLongError
 from tidegate.web.questions import QUESTIONS
 from tidegate.web.settings import Settings
-from tidegate.web.worker import LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
+from tidegate.web.worker import GIVE_UP, LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
 
 MOST_WAITING: Final = 512
 ENDING_SECONDS: Final = 2.0
@@ -67,52 +72,73 @@ class Reading:
         self._long = asyncio.Semaphore(THREADS - 1)
 
     async def ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
-        """The answer; `TooLongError` when it does not come in time (A1)."""
-        if not QUESTIONS[name].is_long:
-            return await self._ask_again(name, words, ask)
+        """The answer; `TooLongError` when it does not come in time (A1). To cancel this gives the question up (A5)."""
+        until = asyncio.get_running_loop().time() + self._settings.limits.request_seconds
+        is_long = QUESTIONS[name].is_long
+        if is_long:
+            await self._turn()
+        self._number += 1
+        question = Question(self._number, name, words, ask)
+        going = asyncio.ensure_future(self._ask_again(question, until))
+        going.add_done_callback(lambda done: self._answered(done, is_long=is_long))
         try:
-            async with asyncio.timeout(self._settings.limits.request_seconds):
+            return await asyncio.shield(going)
+        except asyncio.CancelledError:
+            self._give_up(question)
+            raise
+
+    async def _turn(self) -> None:
+        """Wait for a place among the long questions (A4)."""
+        try:
+            async with asyncio.timeout(self._settings.limits.request_seconds / 2):
                 await self._long.acquire()
         except TimeoutError:
             raise OverloadError(
                 f"{THREADS - 1} long questions are being answered, and others wait; ask again in a moment"
             ) from None
-        try:
-            return await self._ask_again(name, words, ask)
-        finally:
+
+    def _answered(self, done: asyncio.Future[Answer], *, is_long: bool) -> None:
+        if is_long:
             self._long.release()
+        if not done.cancelled():
+            done.exception()  # where nobody waits for it any more, nobody is told
 
-    async def _ask_again(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
-        until = asyncio.get_running_loop().time() + self._settings.limits.request_seconds
+    def _give_up(self, question: Question) -> None:
+        running = self._running
+        if running is not None and question.number in running.waiting and running.process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                running.process.stdin.write(framed(Question(question.number, GIVE_UP, {}, {})))
+
+    async def _ask_again(self, question: Question, until: float) -> Answer:
         try:
-            return await self._ask(name, words, ask, until)
+            return await self._ask(question, until)
         except ReadingEndedError:
-            return await self._ask(name, words, ask, until)
+            return await self._ask(question, until)
 
-    async def _ask(self, name: str, words: dict[str, str], ask: dict[str, Any], until: float) -> Answer:
+    async def _ask(self, question: Question, until: float) -> Answer:
         running = await self._started()
         if len(running.waiting) >= MOST_WAITING:
             raise OverloadError(f"{MOST_WAITING} questions are waiting already; ask again in a moment")
-        self._number += 1
-        number = self._number
         coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        running.waiting[number] = coming
+        running.waiting[question.number] = coming
         try:
             if running.process.stdin is None:
                 raise BrokenPipeError
-            running.process.stdin.write(framed(Question(number, name, words, ask)))
+            running.process.stdin.write(framed(question))
             async with asyncio.timeout_at(until):
                 await running.process.stdin.drain()
                 return await coming
         except TimeoutError:
-            log.warning("question %s took longer than its time; the process that reads is replaced", name)
+            log.warning(
+                "question %s took longer than its time; the process that reads is replaced", question.name
+            )
             self._drop(running)
             raise TooLongError("the answer took too long; ask for less: fewer rows, one partition") from None
         except (ConnectionError, RuntimeError):
             self._drop(running)
             raise ReadingEndedError(_ENDED) from None
         finally:
-            running.waiting.pop(number, None)
+            running.waiting.pop(question.number, None)
 
     async def warm(self) -> None:
         """Start it now and let it load what reading needs, so that the first page comes at once."""

@@ -180,6 +180,11 @@ _ALL: Final = (
         "app", "/apps/{app}", "One app: rounds, sources and what they wait for, memory, what stopped", "apps",
         app_documents.AppDocument, apps.app_document, app_documents.AppQuestion, page="/apps/{app}", screen="app.html",
     ),
+    Asked(
+        "faults", "/apps/{app}/faults", "The faults that an app met, each with its record", "apps",
+        app_documents.FaultsDocument, apps.faults, app_documents.FaultsQuestion,
+        page="/apps/{app}/faults", screen="faults.html", is_long=True,
+    ),
 )  # fmt: skip
 LIVE: Final = (
     Asked(

@@ -3,7 +3,9 @@
 G1  Host must name this server (no DNS rebinding); an Origin must be this server's own (no other site's scripts).
 G2  with a token, every address but /health, /login and the style sheet needs it: `Authorization: Bearer …`, or the
     cookie that the login form set. Tokens are compared in constant time, and are never in a URL, a log or a page.
-G3  GET and HEAD only, but for /login and /logout. URL, headers, body, time and number of streams have limits.
+G3  GET and HEAD only, but for /login and /logout. URL, headers, body, time and number of streams have limits. A request
+    whose body has two lengths (Content-Length and Transfer-Encoding) is refused, and its connection closed: a proxy in
+    front could take another one for it (request smuggling).
 G4  every answer says: no sniffing, no framing, no scripts but our own files, no storing, no sharing with other sites.
 G5  a fault of ours is a plain 500; what it was is in the log, without what was asked for.
 
@@ -24,6 +26,7 @@ from urllib.parse import urlsplit
 import h11
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate.clock import Clock, SystemClock
@@ -113,6 +116,8 @@ class Gate:
             return
         try:
             await self._timed(scope, receive, guarded)
+        except ClientDisconnect:
+            pass  # nobody is left to be answered
         except TimeoutError:
             if not began:
                 failure = Failure(
@@ -171,6 +176,12 @@ class Gate:
         if sum(len(name) + len(value) for name, value in headers) > limits.header_bytes:
             return 431, Failure(
                 "headers_too_large", f"headers have at most {limits.header_bytes} bytes", "send fewer"
+            )
+        if _has_two_lengths(scope):
+            return 400, Failure(
+                "two_lengths",
+                "a request with Transfer-Encoding has no Content-Length and is HTTP/1.1",
+                "send one of them",
             )
         hosts = _all(headers, b"host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
@@ -281,6 +292,14 @@ async def _answer(
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _has_two_lengths(scope: Scope) -> bool:
+    """RFC 9112, 6.1: both kinds of length, or a chunked body in HTTP/1.0, which has none."""
+    names = {name for name, _ in scope["headers"]}
+    return b"transfer-encoding" in names and (
+        b"content-length" in names or scope.get("http_version") == "1.0"
+    )
 
 
 def _all(headers: Any, wanted: bytes) -> list[str]:

@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -99,7 +99,21 @@ class Server:
     # -- questions -------------------------------------------------------------------------------
 
     async def _ask(self, asked: Asked, request: Request) -> Answer:
-        return await self.reading.ask(asked.name, dict(request.path_params), query_of(request))
+        """The answer; given up when the client goes (`asking`, A5)."""
+        asking = asyncio.ensure_future(
+            self.reading.ask(asked.name, dict(request.path_params), query_of(request))
+        )
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            leaving.result()
+            raise ClientDisconnect
+        finally:
+            asking.cancel()
+            leaving.cancel()
+            await asyncio.gather(asking, leaving, return_exceptions=True)
 
     def _document(self, asked: Asked) -> Handler:
         async def answer(request: Request) -> Response:
@@ -198,6 +212,12 @@ class Server:
         if wants_page(request.scope):
             return Response(pages.failure_page(INTERNAL, 500), 500, media_type=_PAGE)
         return Response(msgspec.json.encode(INTERNAL), 500, media_type=_JSON)
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def query_of(request: Request) -> dict[str, Any]:

@@ -30,7 +30,10 @@ class Limits:
     url_bytes: int = 8 << 10
     header_bytes: int = 16 << 10
     body_bytes: int = 1 << 20
-    connections: int = 256
+    connections: int = 512
+    """How many may be open; from half of them on, new ones take the places of idle ones (`protocol`)."""
+    fresh_seconds: float = 0.25
+    """For how long a connection that has become idle keeps its place."""
     header_seconds: float = 5.0
     request_seconds: float = 30.0
     page_rows: int = 10_000
@@ -49,10 +52,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One server. `log` is a folder or `kafka://HOST:PORT`, `state` a folder; `token` None: everyone here may look."""
+    """One server; `token` None: everyone here may look.
+
+    `log` is a folder or `kafka://HOST:PORT`, `state` a folder or the address of an object store.
+    """
 
     log: Path | str
-    state: Path
+    state: Path | str
     host: str = "127.0.0.1"
     port: int = 8421
     token: str | None = field(default=None, repr=False)

@@ -5,7 +5,8 @@ kernels leave memory with it when nobody asks any more (`resting`); and what tak
 
     frame      u32 length, big-endian, then MessagePack
     opening    {log, state, limits, client}: the first frame; settings of a client are secrets, and on no command line
-    question   {number, name, words, ask}: a name of `questions`, path parameters, query parameters
+    question   {number, name, words, ask}: a name of `questions`, path parameters, query parameters; with the name
+               `GIVE_UP`, that nobody waits for the answer to that number any more
     answer     {number, status, body, type, next}: bytes as they go to the client
 
 Never pickled: both sides know the frames' types. Whatever the code beneath prints goes to stderr.
@@ -29,11 +30,12 @@ import msgspec
 from tidegate.errors import TidegateError
 from tidegate.log.access.connect import is_kafka
 from tidegate.web.failures import INTERNAL, failure_of
-from tidegate.web.reading.site import Site
+from tidegate.web.reading.site import Site, answering
 from tidegate.web.resting import RESTED, WithoutPandas, attend
 from tidegate.web.settings import Limits
 
 THREADS: Final = 4
+GIVE_UP: Final = "give_up"
 SWITCH_SECONDS: Final = 0.001
 """After how long a thread that computes lets another one go on: a look-up must not wait for a scan's turn to end."""
 LARGEST_FRAME: Final = 64 << 20
@@ -51,9 +53,9 @@ class Opening(msgspec.Struct, array_like=True):
 
     def site(self) -> Site:
         """For the process that answers: it opens what it reads."""
-        return Site(
-            self.log if is_kafka(self.log) else Path(self.log), Path(self.state), self.limits, self.client
-        )
+        log = self.log if is_kafka(self.log) else Path(self.log)
+        state = self.state if "://" in self.state else Path(self.state)
+        return Site(log, state, self.limits, self.client)
 
 
 class Question(msgspec.Struct, array_like=True):
@@ -109,7 +111,8 @@ class Worker:
         self._idle_seconds = idle_seconds
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._decode = msgspec.msgpack.Decoder(Question)
-        self._busy = 0
+        self._asked: dict[int, threading.Event] = {}
+        """Questions that are being answered, by number; the event is set when one is given up."""
         self._ended: int | None = None
 
     def run(self) -> int:
@@ -130,7 +133,7 @@ class Worker:
             with self._writing:
                 while answer:
                     answer = answer[os.write(self._answers, answer) :]
-                self._busy -= 1
+                del self._asked[asked.number]
 
     def _next(self) -> Question | None:
         """The next question; None when there will be none."""
@@ -138,18 +141,23 @@ class Worker:
             while self._ended is None:
                 if not select.select([self._questions], [], [], self._idle_seconds)[0]:
                     with self._writing:
-                        self._ended = None if self._busy else RESTED
+                        self._ended = None if self._asked else RESTED
                 elif (body := read_frame(self._questions)) is None:
                     self._ended = 0
+                elif (asked := self._decode.decode(body)).name == GIVE_UP:
+                    with self._writing:
+                        if (given_up := self._asked.get(asked.number)) is not None:
+                            given_up.set()
                 else:
                     with self._writing:
-                        self._busy += 1
-                    return self._decode.decode(body)
+                        self._asked[asked.number] = threading.Event()
+                    return asked
         return None
 
     def _found(self, asked: Question) -> Answer:
         from tidegate.web.questions import QUESTIONS, Page
 
+        answering(self._asked[asked.number])
         try:
             found = QUESTIONS[asked.name].ask(self._site, asked.words, asked.ask)
         except TidegateError as error:

@@ -166,7 +166,7 @@ def test_the_ways_out_that_the_message_names_lead_out(tmp_path, way_out) -> None
 
 def test_windows_late_records_and_dead_letters_are_read_from_the_state(tmp_path) -> None:
     app = tg.App("shop", data=tmp_path)
-    orders = app.stream("orders", value=ORDER, on_bad="keep")
+    orders = app.stream("orders", value=ORDER, on_error="keep")
     orders.window(tg.Tumbling("1m", grace="30s", retention="1d")).aggregate(
         orders=tg.count(), revenue=tg.sum("amount")
     ).table("minutes")

@@ -76,6 +76,10 @@ WRONG = {
     "validate after others": (lambda s: s.filter("amount > 0").validate(), "it comes first"),
     "an unknown policy": (lambda s: s.validate("ignore"), "choose 'fail', 'drop' or 'keep'"),
     "an old policy": (lambda s: s.validate("stop"), "on_error is 'stop': say 'fail'"),
+    "an old keyword": (
+        lambda s: s.validate(on_fault="stop"),
+        r"validate\(on_fault='stop'\) has another name now: validate\(on_error='fail'\)",
+    ),
     "an unknown fault": (lambda s: s.validate({"lost": "fail"}), "'lost' is no kind of fault"),
     "an age below never": (lambda s: s.validate(max_age=-2), "duration -2 is negative"),
     "state on both sides of a shuffle": (
@@ -161,7 +165,7 @@ def test_things_of_the_wrong_kind_are_type_errors(stream, ask) -> None:
         ({"timestamp": "placd"}, "did you mean placed"),
         ({"timestamp": "user"}, "a timestamp, or a long"),
         ({"start": "middle"}, "'earliest', 'latest'"),
-        ({"on_bad": "ignore"}, "'fail', 'skip', 'keep'"),
+        ({"on_error": "ignore"}, "'fail', 'drop', 'keep'"),
     ],
 )
 def test_a_source_is_checked_too(tmp_path, settings, said) -> None:

@@ -109,7 +109,7 @@ COMPATIBLE = {
         "on_error was keep and is fail",
     ),
     "another start": (of(), of(source={"start": "latest"}), "only a new flow begins there"),
-    "bad values": (of(), of(source={"on_bad": "keep"}), "on_bad was fail and is keep"),
+    "bad values": (of(), of(source={"on_error": "keep"}), "on_error was fail and is keep"),
     "dedupe that forwards": (of(), of(dedupe={"late": "forward"}), "late was drop and is forward"),
 }
 

@@ -26,10 +26,12 @@ def produce(folder: Path, *ats: Any, timestamp: int = TEN) -> None:
 
 
 def app_of(
-    folder: Path, at: Any = "timestamp", *, timestamp: str | None = "at", on_bad: Any = "fail"
+    folder: Path, at: Any = "timestamp", *, timestamp: str | None = "at", on_error: Any = "fail"
 ) -> tg.App:
     app = tg.App("shop", data=folder)
-    orders = app.stream("orders", value=tg.Json(at=at, amount="double"), timestamp=timestamp, on_bad=on_bad)
+    orders = app.stream(
+        "orders", value=tg.Json(at=at, amount="double"), timestamp=timestamp, on_error=on_error
+    )
     orders.window(tg.Tumbling("1m", retention="1h")).aggregate(n=tg.count()).table("minutes")
     return app
 
@@ -91,7 +93,7 @@ def test_what_it_says_to_declare_reads_them(tmp_path, declared, value, unit, ins
 
 def test_they_are_left_out_or_kept_as_other_bad_values_are(tmp_path) -> None:
     produce(tmp_path, *[TEN] * 50, TEN // 1000, TEN)
-    app = app_of(tmp_path, on_bad="keep")
+    app = app_of(tmp_path, on_error="keep")
     summary = app.run("local", until="caught_up")
     assert summary.exit_code == 0
     with app.read("minutes") as table:

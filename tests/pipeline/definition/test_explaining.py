@@ -20,7 +20,7 @@ ORDER = tg.Json(order_id="string", amount="double", user="string")
 @pytest.fixture
 def app(tmp_path) -> tg.App:
     app = tg.App("shop", data=tmp_path / "data")
-    orders = app.stream("orders", value=ORDER, on_bad="keep")
+    orders = app.stream("orders", value=ORDER, on_error="keep")
     (
         orders.validate({"missing": "fail"})
         .filter("amount > 0")

@@ -130,6 +130,13 @@ def test_a_composite_key_takes_a_serde(app) -> None:
     assert stream.key is serde
 
 
+@pytest.mark.parametrize("settings", [{"late": "keep"}, {"late": True}, {"future": "5m"}])
+def test_settings_of_another_type_are_refused_where_they_are_given(app, settings) -> None:
+    windows = app.stream("orders").window(tg.Tumbling("1m"))
+    with pytest.raises(tg.InvalidError, match=f"{next(iter(settings))}=.*: .*None"):
+        windows.count(**settings)
+
+
 def test_windows_keep_late_records_and_guard_against_clocks_by_default(app) -> None:
     step = orders(app).window(tg.Tumbling("1m")).count().steps[-1]
     assert isinstance(step, Aggregate)
@@ -192,7 +199,7 @@ def test_a_place_that_cannot_be_is_refused_at_once(settings, said) -> None:
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 200, 5])
 def test_names_of_apps_fit_every_store(name, tmp_path) -> None:
-    with pytest.raises(tg.InvalidError, match="an app's name"):
+    with pytest.raises(tg.InvalidError, match="app name"):
         tg.App(name, data=tmp_path)
 
 

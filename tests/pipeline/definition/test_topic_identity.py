@@ -168,7 +168,7 @@ def test_undelivered_results_for_a_topic_that_is_gone_are_told_and_not_a_key_err
     from tidegate.errors import InvalidError
     from tidegate.pipeline.rounds.master import Master
     from tidegate.pipeline.rounds.ways_out import rebase_outputs
-    from tidegate.pipeline.tasks.opening import open_state
+    from tidegate.storage import open_backend
 
     app = tg.App("shop", data=tmp_path)
     app.stream("orders", value=ORDER).select("amount").to("amounts")
@@ -176,7 +176,7 @@ def test_undelivered_results_for_a_topic_that_is_gone_are_told_and_not_a_key_err
     with pytest.MonkeyPatch.context() as meanwhile:  # a process that died between commit and delivery
         meanwhile.setattr(Master, "deliver_outstanding", lambda self: False)
         app.run("local", until="caught_up")
-    backend = open_state(str(app.state))
+    backend = open_backend(str(app.state))
     with tg.Log(app.log) as log:
         log.delete_topic("amounts")
         with pytest.raises(InvalidError, match="tidegate topic create amounts --partitions 1"):

@@ -18,8 +18,10 @@ from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import KEPT, Records
 from tidegate.storage import open_backend
+from tidegate.tables.commit_follower import PinnedCommit
 from tidegate.web.reading.opened import Opened, asked, opened
 from tidegate.web.reading.site import Site
+from tidegate.windows.operators.windows import WindowOperator
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z
 KEYS, PARTITIONS = 40, 4
@@ -83,18 +85,16 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
 ) -> None:
     app = app_of(tmp_path)
     go_on(app, tmp_path)
-    from tidegate.pipeline.reading import result_table
-
-    original = result_table._windows
+    original = WindowOperator.scan
     with app.read("totals") as table:
 
-        def moving(shown: Any, task: int) -> Any:
-            found = original(shown, task)
+        def moving(operator: WindowOperator, *bounds: int) -> Any:
+            found = list(original(operator, *bounds))
             go_on(app, tmp_path)
             table.refresh()
             return found
 
-        monkeypatch.setattr(result_table, "_windows", moving)
+        monkeypatch.setattr(WindowOperator, "scan", moving)
         if form == "sql":
             (row,) = table.sql("select count(*) c, min(n) low, max(n) high from rows").to_pylist()
             assert row == {"c": KEYS, "low": 1, "high": 1}
@@ -127,7 +127,9 @@ def test_a_query_that_meets_a_collected_commit_looks_into_the_newest(
         past = table.as_of(table.round)
         assert past.get("k00", TEN) == {"n": 1}
         newest = _collected(app, tmp_path, table, past)
-        monkeypatch.setattr(table, "_is_fresh", lambda: True)  # it believes that it has looked just now
+        monkeypatch.setattr(
+            table._follower, "_is_fresh", lambda: True
+        )  # it believes that it has looked just now
         found = table.sql("select distinct window_start from rows")
         assert found["window_start"].to_pylist() == [newest]
         with pytest.raises(CommitGoneError):
@@ -159,7 +161,7 @@ def test_an_explanation_is_of_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
     def moving(table: ResultTable, *asked: Any) -> Any:
         found = original(table, *asked)
         go_on(app, tmp_path)
-        if table._view is None:
+        if not isinstance(table._follower, PinnedCommit):
             table.refresh()
         return found
 
@@ -212,7 +214,7 @@ def test_a_scan_that_is_let_go_gives_its_snapshot_back(tmp_path: Path) -> None:
                 scan.close()
             del scan
             gc.collect()
-        assert len(table._sides._others) <= 1 and not any(each.looks for each in table._sides._others)
+        assert len(table._follower._others) <= 1 and not any(each.readers for each in table._follower._others)
 
 
 def _collected(app: tg.App, folder: Path, *tables: ResultTable) -> int:
@@ -222,7 +224,7 @@ def _collected(app: tg.App, folder: Path, *tables: ResultTable) -> int:
     backend = open_backend(str(folder / "state"))
     Collector(backend, Records(backend, "clicks"), clock=SystemClock(), grace_ms=0, every_ms=0).run()
     backend.close()
-    for side in (side for table in tables for side in (table._sides._shown, *table._sides._others)):
+    for side in (side for table in tables for side in (table._follower._current, *table._follower._others)):
         if side is not None:
             side.view._runtime.packs.close()  # as where packs are far away, or too many to stay open
     return TEN + hours * 3_600_000

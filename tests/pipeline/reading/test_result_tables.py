@@ -11,7 +11,6 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.pipeline.reading.result_table import _windows
 from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z
@@ -106,7 +105,7 @@ def test_rows_are_values_with_windows_and_the_aggregates_by_name(tmp_path: Path)
         assert table.schema.names == ["key", "window_start", "window_end", "n", "x", "timestamp"]
         assert table.position == {0: 6}
         assert [row.key for row in table.all()][-1] == "cy" and len(table.all()[1:3]) == 2
-        assert "ResultRows(" in repr(table.all()) and "<table" in table.all()._repr_html_()
+        assert "Rows(" in repr(table.all()) and "<table" in table.all()._repr_html_()
 
 
 def test_sessions_carry_both_ends(tmp_path: Path) -> None:
@@ -149,7 +148,7 @@ def test_a_long_look_does_not_hold_up_others_nor_see_what_comes(tmp_path: Path) 
             before = shown.commit.round
             reading.set()
             may_end.wait(60)
-            rows = sum(len(_windows(shown, number).windows()) for number in shown.tasks)
+            rows = sum(batch.num_rows for batch in shown.scan(0, 2**63 - 1))
             assert shown.commit.round == before
             seen.append((before, rows))
 
@@ -207,7 +206,7 @@ def test_values_that_cannot_be_read_are_kept_with_why(tmp_path: Path) -> None:
             pa.table({"key": ["a", "b"], "value": ['{"x":1}', "{broken"], "timestamp": [TEN, TEN]})
         )
     app = tg.App("clicks", data=tmp_path)
-    stream = app.stream("clicks", value=tg.Json(x="double"), on_bad="keep")
+    stream = app.stream("clicks", value=tg.Json(x="double"), on_error="keep")
     stream.window(KINDS["tumbling"]).count().table("totals")
     app.run("local", until="caught_up")
     (letter,) = app.dead_letters("totals").to_pylist()

@@ -14,7 +14,7 @@ from tidegate.cli.main import run
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.integrity.certificates import check_certificate, parse_certificate
 from tidegate.pipeline.reading.certificates import certify_round
-from tidegate.pipeline.tasks.opening import open_state
+from tidegate.storage import open_backend
 
 TEN = 1_767_261_600_000
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_committed_round_can_be_certified_and_proven(folder: Path) -> None:
     log = str(folder / "log")
-    backend = open_state(str(folder / "state"))
+    backend = open_backend(str(folder / "state"))
     last = certify_round(backend, "clicks", None, log, now_ms=TEN)
     numbers = range(1, last["subject"]["round"] + 1)
     made = [certify_round(backend, "clicks", number, log, now_ms=TEN) for number in numbers]
@@ -69,7 +69,7 @@ def test_every_committed_round_can_be_certified_and_proven(folder: Path) -> None
 
 
 def test_what_is_not_there_is_refused(folder: Path, tmp_path: Path) -> None:
-    backend = open_state(str(folder / "state"))
+    backend = open_backend(str(folder / "state"))
     with pytest.raises(InvalidError, match="no app nosuch"):
         certify_round(backend, "nosuch", None, str(folder / "log"), now_ms=TEN)
     with pytest.raises(InvalidError, match="commit 99"):

@@ -21,6 +21,7 @@ from tidegate.log.topics.topics import TopicPartition
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
+from tidegate.pipeline.rounds.local import LocalEngine
 from tidegate.pipeline.rounds.progress import Progress
 from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.rounds.run import Run, Summary
@@ -40,8 +41,10 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, open_backend
 from tidegate.storage.backends.folder import FolderBackend
+from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
+from tidegate.testing.pipelines import named_objects, objects_of
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Tumbling
@@ -410,7 +413,7 @@ def test_R_27_a_second_run_of_an_app_fails_fast_and_changes_nothing(tmp_path: Pa
     with app.start("local", trigger="1h") as run:
         run.await_caught_up("60s")
         before = files_of(tmp_path)
-        with pytest.raises(ConflictError, match=r"being run by process \d+ on .*generation 1"):
+        with pytest.raises(ConflictError, match=r"being run by this process already \(generation 1\)"):
             shop(tmp_path).start("local")
         with pytest.raises(ConflictError, match="being run"):
             reset_app(open_backend(app.state), "shop")
@@ -487,10 +490,11 @@ def test_every_kept_commit_can_be_gone_back_to_and_gives_the_same_table(tmp_path
     app = shop(tmp_path)
     ran(app, round_records=40, collect_every_ms=0, grace_ms=1_000_000)
     backend, table, totals = open_backend(app.state), table_of(tmp_path), counters(app)
-    kept = [each.round for each in app_commits(backend, "shop")]
-    assert len(kept) <= KEPT + 2 and kept[0] > 0
-    for round in random.Random(1).sample(kept[-KEPT:], 4):
-        changed = replay_app(backend, "shop", to_round=round)
+    chance = random.Random(1)
+    for _ in range(4):
+        kept = [each.round for each in app_commits(backend, "shop")]
+        assert len(kept) <= KEPT + 2 and kept[0] > 0
+        changed = replay_app(backend, "shop", to_round=chance.choice(kept[-KEPT:]))
         assert changed.round > kept[-1]
         ran(app, round_records=300)
         assert table_of(tmp_path) == table
@@ -620,7 +624,9 @@ def test_somebody_elses_records_in_an_output_topic_fence_the_app(tmp_path: Path)
 def test_a_broken_partition_stops_and_the_others_go_on(tmp_path: Path) -> None:
     filled(tmp_path, orders(25, 100))
     app = App("shop", data=tmp_path, storage=SMALL)
-    stream = app.stream("orders", key=String(), value=Json(order_id="string", amount="double"), on_bad="fail")
+    stream = app.stream(
+        "orders", key=String(), value=Json(order_id="string", amount="double"), on_error="fail"
+    )
     stream.to("copy")
     with Log(tmp_path / "log") as log, log.writer("orders") as writer:
         writer.write(pa.table({"key": [b"k"], "value": [b"not json"]}), partition=1)
@@ -700,6 +706,104 @@ def test_a_tight_budget_brakes_reading_and_the_run_comes_to_its_end(tmp_path: Pa
     assert all(each.lag_records > 0 for each in seen if not each.caught_up)
 
 
+@pytest.mark.parametrize("partitions", [1, 2, 9])
+@pytest.mark.parametrize("rekeyed", [False, True])
+def test_a_backlog_that_cannot_shrink_is_told_at_once(tmp_path: Path, rekeyed: bool, partitions: int) -> None:
+    """No task waits for room that only waiting tasks could make: the bound of that wait is an hour.
+
+    Keys are large, so that rounds are too much for the budget before anybody knows what a record takes.
+    """
+    rows = 20_000
+    filled(
+        tmp_path,
+        pa.table(
+            {
+                "key": [f"k{number:0400d}" for number in range(rows)],
+                "value": [f'{{"order_id":"o{number:0400d}"}}' for number in range(rows)],
+                "timestamp": np.arange(rows) + START,
+            }
+        ),
+        partitions,
+    )
+    storage = StorageConfig.for_tests(
+        backlog_limit_bytes="512KiB", backlog_timeout_ms=3_600_000, max_batch_bytes="64KiB"
+    )
+    app = App("many", data=tmp_path, storage=storage)
+    stream = app.stream("orders", key=String(), value=Json(order_id="string"))
+    if rekeyed:
+        stream = stream.key_by("order_id", String(), shards=5)
+    stream.window(Tumbling("1d")).aggregate(n=count()).to("per_key")
+    run = app.start("local", until="caught_up", first_round_records=rows)
+    with pytest.raises(OverloadError, match="Raise backlog_limit_bytes") as raised:
+        run.wait("300s")
+    assert raised.value.reason == "retention_exceeds_backlog"
+
+
+class SlowEngine:
+    """The local engine, on a clock that says that every round took as long as it is told."""
+
+    name, processes = "slow", 1
+
+    def __init__(self, inner: LocalEngine, clock: ManualClock, took_ms: int) -> None:
+        self.inner, self.clock, self.took_ms, self.rounds = inner, clock, took_ms, 0
+        self.slots = inner.slots
+
+    def place(self, flow: str, task: int) -> int:
+        return 0
+
+    def run(self, order: Any) -> Any:
+        self.rounds += 1
+        result = self.inner.run(order)
+        self.clock.advance(self.took_ms)
+        return result
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_a_run_that_only_gives_rounds_up_ends_and_says_why(tmp_path: Path) -> None:
+    filled(tmp_path, orders(29, 200))
+    app, clock, made, seen = shop(tmp_path), ManualClock(START + 3_600_000), [], []
+    setup = WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=app.storage)
+
+    def engine(known: WorkerSetup) -> SlowEngine:
+        made.append(SlowEngine(LocalEngine(known, clock=clock), clock, 5001))
+        return made[0]
+
+    with pytest.raises(
+        OverloadError, match=r"21 rounds in a row .* it took 5\.0 s.*grace_ms \(10000\)"
+    ) as raised:
+        start_run(
+            setup,
+            engine,
+            settings=RunSettings(until="caught_up", grace_ms=10_000),
+            clock=clock,
+            progress=seen.append,
+        ).wait("300s")
+    assert raised.value.reason == "rounds_given_up" and made[0].rounds == 21
+    assert any("rounds that take longer than half of grace_ms" in str(each.waiting_for) for each in seen)
+    filled(tmp_path / "twin", orders(29, 200))
+    assert ran(app).caught_up and ran(shop(tmp_path / "twin")).caught_up
+    assert table_of(tmp_path) == table_of(tmp_path / "twin"), "it goes on where it stopped"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"grace_ms": 0}, "grace_ms is 0; it must be at least 4 times target_ms"),
+        ({"grace_ms": 60_000, "target_ms": 60_000}, "rounds that take longer than half of it"),
+        ({"lease_ms": 1}, "lease_ms is 1; it must be at least 100"),
+    ],
+)
+def test_settings_with_which_nothing_would_ever_be_committed_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    filled(tmp_path, orders(30, 10))
+    with pytest.raises(InvalidError, match=said):
+        shop(tmp_path).run("local", until="caught_up", **settings)
+    assert not (tmp_path / "state").exists()
+
+
 def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp_path: Path) -> None:
     """R-16: one of two partitions never brings anything; windows close after the idle time, not before."""
     with Log(tmp_path / "log") as log:
@@ -712,7 +816,8 @@ def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp
     stream = stream.key_by("substr(order_id, 1, 2)", String(), shards=2)
     stream.window(Tumbling("10s", grace="0s")).aggregate(n=count(), emit="close").to("per_window")
     clock = ManualClock(START + 3_600_000)
-    ran(app, clock=clock)
+    (waits,) = ran(app, clock=clock).progress.waiting_for
+    assert waits.startswith("orders-1, which has no more records: windows of per_window stay open")
     assert len(sent(tmp_path)) == 0 and newest(app).watermarks == {}
     ran(app, clock=clock, idle_after_ms=0)
     assert len(sent(tmp_path)) > 0
@@ -730,15 +835,11 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     assert newest(app).round > 25
     parcels = [each.name for each in backend.list("apps/shop/parcels")]
     assert set(parcels) == {each.parcel.name for each in newest(app).deliveries}
-    # Everything is old now, by a clock far ahead: a last pass leaves exactly what the kept commits reach.
+    # Without a grace, a last pass leaves exactly what the kept commits reach.
     filled(tmp_path, orders(29, 5))
-    later = ManualClock(2 * START)
-    run = started(
-        app, clock=later, collect_every_ms=0, grace_ms=1_000, backend=open_backend(app.state, clock=later)
-    )
-    run.wait("60s")
-    run._master.collect()
+    ran(app)
     records = Records(backend, "shop")
+    Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
     from tidegate.storage.packs.garbage import reachable
     from tidegate.storage.packs.token import Token
@@ -750,6 +851,49 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     assert {each.name for each in backend.list("shop")} == named
 
 
+class HurriedClock(ManualClock):
+    """Every look at it takes 15 ms, so that a collection goes on over many rounds."""
+
+    def monotonic_ms(self) -> int:
+        self.advance(15)
+        return super().monotonic_ms()
+
+
+@pytest.mark.parametrize("now_ms", [START, 2 * START], ids=["behind", "ahead"])
+def test_a_wrong_wall_clock_never_removes_what_a_commit_will_name(tmp_path: Path, now_ms: int) -> None:
+    """A pass that lasts several rounds meets objects of rounds that were not committed when it began."""
+    filled(tmp_path, orders(34, 900))
+    app = shop(tmp_path, rekeyed=True)
+    ran(app, round_records=30, collect_every_ms=0, clock=HurriedClock(now_ms))
+    backend = open_backend(app.state)
+    assert newest(app).round > 25
+    assert named_objects(backend, "shop") <= objects_of(backend, "shop")
+    filled(tmp_path, orders(35, 50))
+    assert ran(app).exit_code == 0  # from what is stored
+
+
+@pytest.mark.parametrize("jump_ms", [-7_200_000, 7_200_000], ids=["back", "forward"])
+def test_after_a_jump_of_the_stores_clock_orphans_wait_for_the_grace(jump_ms: int) -> None:
+    ours, stores = ManualClock(START), ManualClock(START)
+    backend = MemoryBackend(clock=stores)
+    collector = Collector(backend, Records(backend, "shop"), clock=ours, grace_ms=3_600_000, every_ms=0)
+    collector.step()
+    name = "shop/per_window/0/packs/0/a.pack"
+    if jump_ms > 0:
+        backend.put(name, [b"before the jump"])
+    stores.set_now_ms(START + jump_ms)
+    if jump_ms < 0:
+        backend.put(name, [b"after the jump"])
+    for minutes in (0, 30, 59):
+        wait_ms = minutes * 60_000 - ours.monotonic_ms()
+        ours.advance(wait_ms), stores.advance(wait_ms)
+        collector.run()
+        assert [each.name for each in backend.list("shop")] == [name]
+    ours.advance(3_600_000), stores.advance(3_600_000)
+    collector.run()
+    assert not list(backend.list("shop"))
+
+
 @pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     tmp_path: Path, damaged: bool
@@ -758,7 +902,7 @@ def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     with Log(tmp_path / "log") as log, log.writer("orders") as writer:
         writer.write(pa.table({"key": [b"k"], "value": [b"not json"]}), partition=1)
     app = App("shop", data=tmp_path, storage=SMALL)
-    app.stream("orders", key=String(), value=Json(amount="double"), on_bad="keep").to("copy")
+    app.stream("orders", key=String(), value=Json(amount="double"), on_error="keep").to("copy")
     backend = LosingBackend(Path(app.state), {1: "before"})
     with pytest.raises(UnavailableError):
         ran(app, backend=backend, patience_ms=0)
@@ -768,8 +912,7 @@ def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     assert len(written) == 2 and kept in written
     if damaged:
         (Path(app.state) / kept).write_bytes(b"TGDL and nothing else")
-    clock = ManualClock(2 * START)
-    Collector(backend, Records(backend, "shop"), clock=clock, grace_ms=1000, every_ms=0).run()
+    Collector(backend, Records(backend, "shop"), clock=ManualClock(), grace_ms=0, every_ms=0).run()
     left = {each.name for each in backend.list("apps/shop/letters")}
     assert left == (written if damaged else {kept})
     if not damaged:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.cli.main import run as cli
+from remedies import typed
 from tidegate.pipeline.rounds.records import Records
 
 TEN = 1_767_261_600_000
@@ -41,8 +40,9 @@ def total(app: tg.App, state: Path) -> int:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> tg.App:
-    """An app with some commits."""
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tg.App:
+    """An app with some commits; commands are typed in the folder where its data lies."""
+    monkeypatch.chdir(tmp_path)
     app = define(tmp_path / "data")
     for _ in range(4):
         produce(app, 10)
@@ -67,54 +67,37 @@ def newest(app: tg.App, kind: str) -> Path:
     return max((Path(app.state) / "apps" / app.name / kind).iterdir())
 
 
-def commands(message: str) -> list[str]:
-    """The commands that a message names."""
-    return re.findall(r"`(tidegate [^`]*)`", message)
-
-
-def typed(command: str, app: tg.App, **blanks: str) -> None:
-    """Type a command as a person would: blanks filled in, and where the app's state and log are."""
-    for blank, value in blanks.items():
-        command = re.sub(rf"\b{blank}\b", value, command)
-    words = shlex.split(command)[1:]
-    words += ["--state", str(app.state)] if words[0] == "app" and "--state" not in words else []
-    words += ["--log", app.log] if words[:2] == ["app", "rebase"] and "--log" not in words else []
-    words += ["--yes"] if words[1] in ("reset", "replay", "rebase") else []
-    assert cli(words) == 0, command
-
-
 def goes_on(app: tg.App) -> None:
     """Run it; where its results were sent already, do as it says about that."""
     try:
         app.run("local", until="caught_up")
     except tg.TidegateError as error:
-        (rebase,) = [each for each in commands(str(error)) if "app rebase" in each]
-        typed(rebase, app, APP=app.name, LOG=app.log)
+        typed(error, "pipeline.tasks.sections.fenced: app rebase", APP=app.name, LOG=app.log)
         app.run("local", until="caught_up")
 
 
 WAYS = {
-    "replay to a round": lambda each: "--to-round" in each,
-    "reset": lambda each: "app reset" in each,
+    "replay to a round": "pipeline.rounds.records.Records._remedy: app replay",
+    "reset": "pipeline.rounds.records.Records._remedy: app reset",
 }
 
 
+def back_to(way: str, round: int) -> dict[str, str]:
+    return {} if way == "reset" else {"N": str(round)}
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_a_damaged_commit_is_gone_back_from_or_started_over(
-    app: tg.App, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_commit_is_gone_back_from_or_started_over(app: tg.App, tmp_path: Path, way: str) -> None:
     """Deleting it, as was once recommended, would let a round be counted twice."""
     last = newest(app, "commits")
     damage(last)
     with pytest.raises(tg.CorruptError, match="restore it from a copy") as told:
         app.run("local", until="caught_up")
     assert "delet" not in str(told.value)
-    (checkpoints,) = [each for each in commands(str(told.value)) if "checkpoints" in each]
-    typed(checkpoints, app)
-    kept = [int(found) for found in re.findall(r'"round": ?(\d+)', capsys.readouterr().out)]
+    listed = typed(told.value, "pipeline.rounds.records.Records._remedy: app checkpoints")
+    kept = [int(found) for found in re.findall(r'"round": ?(\d+)', listed)]
     assert int(last.name) not in kept and max(kept) == int(last.name) - 1
-    (command,) = [each for each in commands(str(told.value)) if WAYS[way](each)]
-    typed(command, app, N=str(max(kept)))
+    typed(told.value, WAYS[way], **back_to(way, max(kept)))
     produce(app, 5)
     goes_on(app)
     assert total(app, tmp_path / "reader") == 45
@@ -142,8 +125,7 @@ def test_a_damaged_plan_is_gone_back_from_or_started_over(app: tg.App, tmp_path:
     damage(last)
     with pytest.raises(tg.CorruptError) as told:
         app.run("local", until="caught_up")
-    (command,) = [each for each in commands(str(told.value)) if WAYS[way](each)]
-    typed(command, app, N=str(int(last.name) - 1))
+    typed(told.value, WAYS[way], **back_to(way, int(last.name) - 1))
     goes_on(app)
     assert total(app, tmp_path / "reader") == 45
 

@@ -175,7 +175,11 @@ def test_R_16_a_partition_with_something_to_read_is_never_silent() -> None:
 def test_R_16_a_silent_partition_is_waited_for_until_a_known_moment() -> None:
     commit = commit_with(*three(500, 300, 900), watermarks={"f": 300})
     rest = planned(commit, ENDS, flow=REKEYED, silent_ms={0: 100, 1: 5000, 2: 100})
-    assert rest == Rest(NOW + IDLE - 5000, 0)
+    assert isinstance(rest, Rest) and (rest.until_ms, rest.lag_records) == (NOW + IDLE - 5000, 0)
+    until = "windows of f stay open until it has, or has been silent for 30 s"
+    assert rest.waiting_for == tuple(
+        f"in-{number}, which has no more records: {until}" for number in (1, 0)
+    ), "the one that is furthest behind comes first; the furthest one holds nothing"
 
 
 def test_R_16_when_all_are_silent_the_furthest_counts() -> None:

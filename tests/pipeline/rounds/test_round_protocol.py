@@ -312,7 +312,9 @@ def made_master(
     assert newest is not None
     commit, digest = records.read_commit(newest)
     setup = SimpleNamespace(
-        app="model", storage=SimpleNamespace(backlog_limit_bytes=1 << 30), partitions={SINK: PARTITIONS}
+        app="model",
+        storage=SimpleNamespace(backlog_limit_bytes=1 << 30, worker_total_bytes=1 << 30),
+        partitions={SINK: PARTITIONS},
     )
     opened = Opened(setup, {"counts": FLOW}, records, generation, commit, digest, Heads(world))  # type: ignore[arg-type]
     settings = RunSettings(round_records=round_records, until="caught_up")

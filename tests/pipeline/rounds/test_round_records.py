@@ -125,7 +125,7 @@ def test_large_states_of_sources_lie_beside_and_are_checked(records: Records, ba
         records.state_of(line)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", ".x", "apps", "tables", "ä", "a b", "x" * 101])
+@pytest.mark.parametrize("name", ["", "a/b", ".x", "apps", "tables", "ä", "a b", "x" * 151])
 def test_names_that_cannot_be_a_folder_are_refused(backend: MemoryBackend, name: str) -> None:
     with pytest.raises(InvalidError, match="app name"):
         Records(backend, name)
@@ -248,13 +248,19 @@ def test_the_stored_form_of_records_is_what_it_was() -> None:
     for each in (whole, planned, app):
         before = decode(base64.b64decode(V1[type(each)]), type(each))
         assert msgspec.structs.replace(before, version=VERSION) == each
+    second = decode(base64.b64decode(V2_COMMIT), CommitRecord)
+    assert hashlib.sha256(base64.b64decode(V2_COMMIT)).hexdigest()[:16] == "6e0a232dcca5ab11"
+    assert second.limits is None and msgspec.structs.replace(second, version=VERSION) == whole
+    assert hashlib.sha256(base64.b64decode(V3_COMMIT)).hexdigest()[:16] == "2dc4c93fab540037"
+    third = decode(base64.b64decode(V3_COMMIT), CommitRecord)
+    assert msgspec.structs.replace(third, version=VERSION) == whole
 
 
 def test_a_record_of_a_later_release_is_told_from_a_damaged_one() -> None:
     backend = MemoryBackend()
     records = Records(backend, "app")
     backend.publish(records.commit_name(0), msgspec.msgpack.encode({"version": 9, "new": 1}), expected=None)
-    with pytest.raises(InvalidError, match="has format version 9; this release reads up to version 2"):
+    with pytest.raises(InvalidError, match="has format version 9; this release reads up to version 4"):
         records.load_commit(0)
 
 
@@ -283,8 +289,33 @@ V1 = {
     ),
 }
 """The same records as the release before topic ids wrote them."""
+V2_COMMIT = (
+    "3gATp3ZlcnNpb24Co2FwcKNhcHClcm91bmQFqmdlbmVyYXRpb24CpGJhc2XEAmI0pHBsYW7EAnA1qmRlZmluaXRpb26hZKRsaWZl"
+    "oWykdGlja4Smbm93X21zAal3YXRlcm1hcmvAp2Nsb3NpbmfCpXdhaXRzkKxjb21taXR0ZWRfbXMHp3NvdXJjZXOSiaRmbG93oWap"
+    "cGFydGl0aW9uAKtuZXh0X29mZnNldAmlc3RhdGXEAXOlYXBhcnSgq3N0cmVhbV90aW1lBadzZWVuX21zBqdzdG9wcGVkhKZyZWFz"
+    "b26kbG9zdKdtZXNzYWdlpGdvbmWmb2Zmc2V0A6ZyZW1lZHmmcmVzdW1lqHRvcGljX2lkoImkZmxvd6FmqXBhcnRpdGlvbgGrbmV4"
+    "dF9vZmZzZXQJpXN0YXRlxAFkpWFwYXJ0pWFwYXJ0q3N0cmVhbV90aW1l/6dzZWVuX21z/6dzdG9wcGVkwKh0b3BpY19pZKCldGFz"
+    "a3ORiKRmbG93oWakdGFzawCldG9rZW7EBXRva2Vuq3N0cmVhbV90aW1lBa1iYWNrbG9nX2J5dGVzCqxtZW1vcnlfYnl0ZXMUqXRp"
+    "Y2tlZF9tcwakaGVsZMCqZGVsaXZlcmllc5GFpXJvdW5kBaZwYXJjZWyEpG5hbWWhcKRzaXplA6ZkaWdlc3TEAWSoc2VjdGlvbnOR"
+    "haV0b3BpY6F0qXBhcnRpdGlvbgCocG9zaXRpb24ApHNpemUDp3JlY29yZHMCpWJhc2VzkQekZmxvd6FmpHRhc2sApGVuZHOBoXSB"
+    "AAmmdG90YWxzgaFmgadyZWNvcmRzCap3YXRlcm1hcmtzgaFmBaZsb3NzZXORhaRmbG93oWapcGFydGl0aW9uAKVmaXJzdAGjZW5k"
+    "A6Vyb3VuZASmY2xvc2VkkaFmpmNoYW5nZaA="
+)
+"""The same commit as version 2 wrote it: it had no limits."""
+V3_COMMIT = (
+    "3gAUp3ZlcnNpb24Do2FwcKNhcHClcm91bmQFqmdlbmVyYXRpb24CpGJhc2XEAmI0pHBsYW7EAnA1qmRlZmluaXRpb26hZKRsaWZloWykdGlj"
+    "a4Smbm93X21zAal3YXRlcm1hcmvAp2Nsb3NpbmfCpXdhaXRzkKxjb21taXR0ZWRfbXMHp3NvdXJjZXOSiaRmbG93oWapcGFydGl0aW9uAKtu"
+    "ZXh0X29mZnNldAmlc3RhdGXEAXOlYXBhcnSgq3N0cmVhbV90aW1lBadzZWVuX21zBqdzdG9wcGVkhKZyZWFzb26kbG9zdKdtZXNzYWdlpGdv"
+    "bmWmb2Zmc2V0A6ZyZW1lZHmmcmVzdW1lqHRvcGljX2lkoImkZmxvd6FmqXBhcnRpdGlvbgGrbmV4dF9vZmZzZXQJpXN0YXRlxAFkpWFwYXJ0"
+    "pWFwYXJ0q3N0cmVhbV90aW1l/6dzZWVuX21z/6dzdG9wcGVkwKh0b3BpY19pZKCldGFza3ORiKRmbG93oWakdGFzawCldG9rZW7EBXRva2Vu"
+    "q3N0cmVhbV90aW1lBa1iYWNrbG9nX2J5dGVzCqxtZW1vcnlfYnl0ZXMUqXRpY2tlZF9tcwakaGVsZMCqZGVsaXZlcmllc5GFpXJvdW5kBaZw"
+    "YXJjZWyEpG5hbWWhcKRzaXplA6ZkaWdlc3TEAWSoc2VjdGlvbnORhaV0b3BpY6F0qXBhcnRpdGlvbgCocG9zaXRpb24ApHNpemUDp3JlY29y"
+    "ZHMCpWJhc2VzkQekZmxvd6FmpHRhc2sApGVuZHOBoXSBAAmmdG90YWxzgaFmgadyZWNvcmRzCap3YXRlcm1hcmtzgaFmBaZsb3NzZXORhaRm"
+    "bG93oWapcGFydGl0aW9uAKVmaXJzdAGjZW5kA6Vyb3VuZASmY2xvc2VkkaFmpmNoYW5nZaCmbGltaXRzwA=="
+)
+"""The same commit as version 3 wrote it: its stops named no held-back record."""
 GOLDEN = {
-    "CommitRecord": "6e0a232dcca5ab11",
-    "PlanRecord": "83fa34b7b78abe75",
-    "AppRecord": "47dcf0b44d374226",
+    "CommitRecord": "05ddb9cac0c39c3e",
+    "PlanRecord": "c96a108fec2e8a2a",
+    "AppRecord": "1d4187e740e9d953",
 }

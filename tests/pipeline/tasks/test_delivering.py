@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from encoded_batches import encode_batches
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, FencedError
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.encode import encode_batches
 from tidegate.pipeline.rounds.orders import Delivery, Parcel
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.parcels import Batches, write_parcel

@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from encoded_batches import encode_batches
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError
 from tidegate.integrity import PartitionValidator
 from tidegate.integrity.chains import Chains, ChainState
 from tidegate.log.access.connect import open_log
-from tidegate.log.batches.encode import encode_batches, encode_together
+from tidegate.log.batches.encode import encode_together
 from tidegate.log.batches.records import coerce
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To

@@ -18,7 +18,6 @@ from tidegate.pipeline.definition.steps import (
     Dedupe,
     Filter,
     KeyBy,
-    OnBad,
     OnError,
     Select,
     Source,
@@ -45,9 +44,11 @@ START = 1_767_225_600_000
 COUNT = Aggregate(Tumbling("1000ms"), (agg.count().named("n"),))
 
 
-def flow_of(*steps: Step, on_bad: OnBad = "fail", value: Any = None, timestamp: str | None = None) -> Flow:
+def flow_of(
+    *steps: Step, on_error: OnError = "fail", value: Any = None, timestamp: str | None = None
+) -> Flow:
     source = Source(
-        "events", String(), value or Json(n="int64"), on_bad=on_bad, timestamp=timestamp
+        "events", String(), value or Json(n="int64"), on_error=on_error, timestamp=timestamp
     )  # fmt: skip
     return Flow(source, steps, (To("results"),))
 
@@ -91,9 +92,9 @@ def test_an_unreadable_value_stops_the_partition_and_all_before_it_counts(tmp_pa
         assert counts(rig) == {(b"k0", 0): 3, (b"k1", 0): 1}
 
 
-@pytest.mark.parametrize("on_bad", ["skip", "keep"])
-def test_unreadable_values_are_left_out_and_kept_if_asked(tmp_path: Path, on_bad: OnBad) -> None:
-    with TaskRig(tmp_path, flow_of(COUNT, on_bad=on_bad)) as rig:
+@pytest.mark.parametrize("on_error", ["drop", "keep"])
+def test_unreadable_values_are_left_out_and_kept_if_asked(tmp_path: Path, on_error: OnError) -> None:
+    with TaskRig(tmp_path, flow_of(COUNT, on_error=on_error)) as rig:
         rig.write(rows(1, b"{broken", 3, b"[]"))
         found = rig.round()
         rig.write(rows(b"7", 5, first=START + 40))
@@ -104,7 +105,7 @@ def test_unreadable_values_are_left_out_and_kept_if_asked(tmp_path: Path, on_bad
         assert counts(rig) == {(b"k0", 0): 2, (b"k1", 0): 1}
         letters = read_letters(rig.backend, later.sources[0].state)
         state = decode_state(later.sources[0].state)
-        if on_bad == "skip":
+        if on_error == "drop":
             assert letters.num_rows == 0
             return
         assert letters["offset"].to_pylist() == [1, 3, 4]
@@ -116,7 +117,7 @@ def test_unreadable_values_are_left_out_and_kept_if_asked(tmp_path: Path, on_bad
 
 
 def test_damaged_letters_are_an_error_and_never_an_answer(tmp_path: Path) -> None:
-    with TaskRig(tmp_path, flow_of(COUNT, on_bad="keep")) as rig:
+    with TaskRig(tmp_path, flow_of(COUNT, on_error="keep")) as rig:
         rig.write(rows(b"broken"))
         state = rig.round().sources[0].state
         name = decode_state(state).letters
@@ -361,7 +362,7 @@ def test_a_column_as_event_time(tmp_path: Path) -> None:
 
 def test_a_tables_changes_are_events_of_the_keys_inside(tmp_path: Path) -> None:
     keys = windowed(String(), size="1s", key_format=KeyFormat.CHANGELOG)
-    source = Source("events", String(), Json(n="int64"), windows=keys, on_bad="skip")
+    source = Source("events", String(), Json(n="int64"), windows=keys, on_error="drop")
     wanted = (agg.sum("n").named("n"), agg.max("window_end").named("end"))
     flow = Flow(source, (Aggregate(Tumbling("60000ms"), wanted),), (To("results"),))
     with TaskRig(tmp_path, flow) as rig:

@@ -14,13 +14,10 @@ H2  checkpoints are hints: a damaged one counts as empty.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
-
-from fastcrc import crc32
 
 from tidegate.errors import CorruptError, TidegateWarning
 from tidegate.files import Files
@@ -35,11 +32,12 @@ from tidegate.log.partitions.checkpoints import (
     write_clean_shutdown,
     write_offsets,
 )
+from tidegate.log.segments.file_names import LOG, SEGMENT_SUFFIXES, offset_file, offsets_of
+from tidegate.log.topics.checksummed_json import checksummed_json, parse_checksummed_json
 from tidegate.log.topics.topics import TopicPartition
 
 CLOSED_NAME = "tidegate.closed"
 _MARK_LIMIT_BYTES = 4096
-_SEGMENT_FILES = (".log", ".index", ".timeindex", ".txnindex")
 
 
 class Position(NamedTuple):
@@ -66,13 +64,11 @@ def was_changed_since(files: Files, partition_folder: Path) -> bool:
 def _sizes_at_close(files: Files, partition_folder: Path) -> dict[str, int] | None:
     """File name → size when the partition was last closed cleanly; None without a sound mark."""
     try:
-        stored = files.read(partition_folder / CLOSED_NAME, limit=_MARK_LIMIT_BYTES)
-    except FileNotFoundError:
+        sizes: dict[str, int] | None = parse_checksummed_json(
+            files.read(partition_folder / CLOSED_NAME, limit=_MARK_LIMIT_BYTES)
+        )
+    except (FileNotFoundError, ValueError):
         return None
-    line, _, trailer = stored.partition(b"\n")
-    if trailer != b"crc32c:%08x\n" % crc32.iscsi(line):
-        return None
-    sizes: dict[str, int] = json.loads(line)
     return sizes
 
 
@@ -85,18 +81,12 @@ def forget_closed(files: Files, partition_folder: Path) -> None:
 
 def mark_closed(files: Files, partition_folder: Path) -> None:
     """The partition is closed and synced: the last thing its writer does."""
-    line = json.dumps(_last_sizes(files, partition_folder), separators=(",", ":")).encode("ascii")
-    files.publish(partition_folder / CLOSED_NAME, line + b"\ncrc32c:%08x\n" % crc32.iscsi(line))
+    files.publish(partition_folder / CLOSED_NAME, checksummed_json(_last_sizes(files, partition_folder)))
 
 
 def last_segment_base(files: Files, partition_folder: Path) -> int | None:
     """The base offset of the last log segment, by name; None when there is none."""
-    bases = [
-        int(name[:20])
-        for name in files.list(partition_folder)
-        if len(name) == 24 and name.endswith(".log") and name[:20].isdigit()
-    ]
-    return max(bases, default=None)
+    return max(offsets_of(files.list(partition_folder), LOG), default=None)
 
 
 def read_checkpoint(files: Files, path: Path) -> Offsets:
@@ -110,21 +100,25 @@ def read_checkpoint(files: Files, path: Path) -> Offsets:
 
 def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPartition, Position]) -> None:
     """Put the partitions' lines into Kafka's checkpoint files, leaving everybody else's."""
-    recovery = {place: position.recovery_point for place, position in positions.items()}
-    watermarks = {place: position.high_watermark for place, position in positions.items()}
-    starts = {
-        place: position.log_start if position.log_start > position.first_base else None
-        for place, position in positions.items()
+    lines: dict[str, dict[tuple[str, int], int | None]] = {
+        RECOVERY_POINTS: {},
+        HIGH_WATERMARKS: {},
+        LOG_STARTS: {},
     }
-    for name, lines in ((RECOVERY_POINTS, recovery), (HIGH_WATERMARKS, watermarks), (LOG_STARTS, starts)):
-        _merge(files, log_folder / name, lines)
+    for place, position in positions.items():
+        lines[RECOVERY_POINTS][place] = position.recovery_point
+        lines[HIGH_WATERMARKS][place] = position.high_watermark
+        inside = position.log_start > position.first_base  # else the folder itself says it
+        lines[LOG_STARTS][place] = position.log_start if inside else None
+    for name, chosen in lines.items():
+        merge_lines(files, log_folder / name, chosen)
 
 
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
     """Take deleted partitions out of Kafka's checkpoint files."""
-    gone: dict[TopicPartition, int | None] = dict.fromkeys(places)
+    gone: dict[tuple[str, int], int | None] = dict.fromkeys(places)
     for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS, CLEANING):
-        _merge(files, log_folder / name, gone)
+        merge_lines(files, log_folder / name, gone)
 
 
 def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
@@ -141,14 +135,10 @@ def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterabl
     return True
 
 
-def _merge(files: Files, path: Path, lines: Mapping[TopicPartition, int | None]) -> None:
+def merge_lines(files: Files, path: Path, lines: Mapping[tuple[str, int], int | None]) -> None:
+    """Put these partitions' lines into a checkpoint, leaving everybody else's; None takes one out."""
     before = read_checkpoint(files, path)
-    after = dict(before)
-    for place, offset in lines.items():
-        if offset is None:
-            after.pop(place, None)
-        else:
-            after[place] = offset
+    after = {place: offset for place, offset in {**before, **lines}.items() if offset is not None}
     if after != before:
         write_offsets(path, after, files=files)
 
@@ -158,6 +148,6 @@ def _last_sizes(files: Files, partition_folder: Path) -> dict[str, int]:
     base = last_segment_base(files, partition_folder)
     if base is None:
         return {}
-    names = [f"{base:020d}{suffix}" for suffix in _SEGMENT_FILES]
-    found = {name: files.stat(partition_folder / name) for name in names}
+    paths = [offset_file(partition_folder, base, suffix) for suffix in SEGMENT_SUFFIXES]
+    found = {path.name: files.stat(path) for path in paths}
     return {name: known.size for name, known in found.items() if known is not None}

@@ -191,6 +191,13 @@ class Log:
             self._owned.keep_brokers_out()
             changing_topics.delete(self, name)
 
+    def delete_records(self, topic: str, partition: int, before: int) -> int:
+        """Hide a partition's records below offset `before` (-1: all) from readers; the new log start offset.
+
+        Retention then removes the log segments that lie wholly below it.
+        """
+        return self.partition(topic, partition).delete_records_before(before)
+
     # -- records ---------------------------------------------------------------------------------
 
     @overload
@@ -365,12 +372,5 @@ class Log:
 
         self._require_writable()
         self.contents.initialise()
-        self._maintenance = Maintenance(
-            self,
-            broker=self.contents.broker_config(),
-            scheduler=self.scheduler,
-            files=self.files,
-            clock=self.clock,
-            randomness=self.randomness,
-        )
+        self._maintenance = Maintenance(self)
         self._maintenance.start()

@@ -20,6 +20,7 @@ Thread rule: one reader, one view.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,7 @@ from tidegate.log.partitions.fetching import (
 )
 from tidegate.log.producers.transactions_open import first_open_transaction
 from tidegate.log.segments.batch_file import headers, sound_headers
+from tidegate.log.segments.file_names import LOG, offset_file, offsets_of
 from tidegate.log.segments.resync import next_sound_batch
 from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_list import SegmentList
@@ -190,7 +192,8 @@ class PartitionView:
             if self._clock.monotonic_ms() > deadline_ms:
                 raise UnavailableError(
                     f"{self.folder}: its log segments are being replaced and it does not end; if the writer "
-                    f"died, open the log for writing once (`tidegate log clean`), then read again"
+                    f"died, open the log for writing once (`tidegate log clean {self.topic} --log "
+                    f"{shlex.quote(str(self.folder.parent))}`), then read again"
                 )
 
     def offset_for_time(self, time_ms: int, bounds: Bounds) -> int | None:
@@ -231,7 +234,7 @@ class PartitionView:
         return collect_aborted(self._view(self.bounds()), start, upper)
 
     def log_path(self, base_offset: int) -> Path:
-        return self.folder / f"{base_offset:020d}.log"
+        return offset_file(self.folder, base_offset, LOG)
 
     def out_of_range(self, offset: int, bounds: Bounds) -> OffsetOutOfRangeError:
         """The error, and the way out."""
@@ -291,11 +294,7 @@ class PartitionView:
                 f"topic {self.topic} was deleted while it was being read",
                 kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
             ) from None
-        return [
-            int(name[:20])
-            for name in names
-            if len(name) == 24 and name.endswith(".log") and name[:20].isdigit()
-        ]
+        return offsets_of(names, LOG)
 
     def _segment(self, base_offset: int) -> LogSegment:
         return LogSegment(

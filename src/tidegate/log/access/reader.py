@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.durations import DurationLike, SizeLike, milliseconds, size_bytes
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CorruptError, InvalidError, verify_command
 from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
@@ -332,7 +332,7 @@ def _damage(view: PartitionView, offset: int, why: str, cause: CorruptError | No
     """The error for an offset that cannot be read, with the place to go on (R3)."""
     resume = view.next_sound_offset(offset)
     way_out = (
-        "no sound batch follows; `tidegate verify` shows the extent"
+        f"no sound batch follows; {verify_command(view.folder)} shows the extent"
         if resume is None
         else f"the next sound batch begins at offset {resume}: go on there (-o {resume})"
     )

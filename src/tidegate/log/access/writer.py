@@ -37,7 +37,7 @@ from tidegate.log.batches.decode import decode
 from tidegate.log.batches.encode import ProducerStamp, encode_with_facts
 from tidegate.log.batches.record_facts import RecordFacts
 from tidegate.log.batches.records import RecordColumns, coerce
-from tidegate.log.partitions.appending import LOG_APPEND_TIME, AppendInfo, duplicate_of
+from tidegate.log.partitions.appending import LOG_APPEND_TIME, AppendInfo, compression_level, duplicate_of
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.topics.topic_config import TopicConfig
 
@@ -345,7 +345,7 @@ class Writer:
             max_batch_bytes=min(self.batch_bytes, config.max_message_bytes, config.segment_bytes),
             max_batch_records=self.batch_records,
             codec=codec,
-            level=_level(codec, config),
+            level=compression_level(codec, config),
             producer=producer,
             now_ms=now_ms,
         )
@@ -419,14 +419,6 @@ def _partition_column(table: pa.Table | pa.RecordBatch, partition: int | None, r
         return None
     column = table.column(index)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _level(codec: Codec, config: TopicConfig) -> int | None:
-    return {
-        Codec.GZIP: config.compression_gzip_level,
-        Codec.LZ4: config.compression_lz4_level,
-        Codec.ZSTD: config.compression_zstd_level,
-    }.get(codec)
 
 
 def _require_fits(batch: bytearray, config: TopicConfig, where: str) -> None:

@@ -59,7 +59,11 @@ _USED_BITS: Final = CODEC_MASK | LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTR
 
 MAX_SEQUENCE: Final = 2**31 - 1
 
-_HEADER = Struct(">qiibIhiqqqhii")
+HEADER_LAYOUT: Final = Struct(">qiibIhiqqqhii")
+START_LAYOUT: Final = Struct(">qi4xb")
+"""Base offset, length and magic: all that says where a batch ends."""
+SPAN_LAYOUT: Final = Struct(">qi4xb6xi")
+"""Base offset, length, magic and last offset delta: all that a search looks at."""
 
 
 class Codec(IntEnum):
@@ -124,14 +128,14 @@ class BatchHeader(NamedTuple):
         there = len(buffer) - position
         where = file_position + position
         if there < HEADER_SIZE:
-            raise _corrupt(f"has {max(there, 0)} of its {HEADER_SIZE} header bytes", path, where)
-        header = cls._make(_HEADER.unpack_from(buffer, position))
+            raise corrupt_batch(f"has {max(there, 0)} of its {HEADER_SIZE} header bytes", path, where)
+        header = cls._make(HEADER_LAYOUT.unpack_from(buffer, position))
         if header.length < SMALLEST_LENGTH:
-            raise _corrupt(
+            raise corrupt_batch(
                 f"has length {header.length}, below the smallest possible {SMALLEST_LENGTH}", path, where
             )
         if header.magic != MAGIC and not (newer_magic and header.magic > MAGIC):
-            raise _corrupt(
+            raise corrupt_batch(
                 f"has magic {header.magic}; only {MAGIC} is read (let a broker rewrite older data)",
                 path,
                 where,
@@ -140,7 +144,7 @@ class BatchHeader(NamedTuple):
 
     def pack(self) -> bytes:
         """The 61 bytes; the CRC is written as it stands, not computed."""
-        return _HEADER.pack(*self)
+        return HEADER_LAYOUT.pack(*self)
 
     @property
     def size(self) -> int:
@@ -200,50 +204,29 @@ def batch_crc(buffer: Buffer, position: int, size: int) -> int:
         return int(crc32c(readable[position + ATTRIBUTES_POSITION : position + size]))
 
 
-def check_batch(
-    buffer: Buffer,
-    position: int = 0,
-    *,
-    newer_magic: bool = False,
-    path: Path | str | None = None,
-    file_position: int = 0,
-) -> BatchHeader:
-    """The header of the batch at `position`, after its length, magic and CRC were found right.
-
-    `newer_magic` is as in `BatchHeader.parse`; `path` and `file_position` (where byte 0 of `buffer` lies in
-    that file) only serve the error message.
-    """
-    header = BatchHeader.parse(
-        buffer, position, newer_magic=newer_magic, path=path, file_position=file_position
-    )
-    where = file_position + position
-    if header.size > len(buffer) - position:
-        raise _corrupt(
-            f"says it has {header.size} bytes but only {len(buffer) - position} are there",
-            path,
-            where,
-            header.base_offset,
-        )
+def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header of the batch at `position`, after its length, magic and CRC were found right."""
+    header = BatchHeader.parse(buffer, position)
+    there = len(buffer) - position
+    if header.size > there:
+        what = f"says it has {header.size} bytes but only {there} are there"
+        raise corrupt_batch(what, None, position, header.base_offset)
     crc = batch_crc(buffer, position, header.size)
     if crc != header.crc:
-        raise _corrupt(
-            f"has stored CRC {header.crc} but its bytes give {crc}", path, where, header.base_offset
-        )
+        what = f"has stored CRC {header.crc} but its bytes give {crc}"
+        raise corrupt_batch(what, None, position, header.base_offset)
     return header
 
 
-def iter_headers(
-    buffer: Buffer, start: int = 0, stop: int | None = None, *, newer_magic: bool = False
-) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch in `buffer[start:stop]`; ends quietly before a partial one.
+def iter_headers(buffer: Buffer, start: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch from `start` on; ends quietly before a partial one.
 
     Raises `CorruptError` at a header that cannot be one (length, magic); CRCs are not looked at.
     """
-    end = len(buffer) if stop is None else min(stop, len(buffer))
     position = start
-    while end - position >= HEADER_SIZE:
-        header = BatchHeader.parse(buffer, position, newer_magic=newer_magic)
-        if header.size > end - position:
+    while len(buffer) - position >= HEADER_SIZE:
+        header = BatchHeader.parse(buffer, position)
+        if header.size > len(buffer) - position:
             return
         yield position, header
         position += header.size
@@ -293,7 +276,10 @@ def stamp(
     return header
 
 
-def _corrupt(what: str, path: Path | str | None, position: int, offset: int | None = None) -> CorruptError:
+def corrupt_batch(
+    what: str, path: Path | str | None, position: int, offset: int | None = None
+) -> CorruptError:
+    """The error about the batch at `position`; `what` is the predicate of the sentence."""
     place = f"position {position}" + (f" of {path}" if path is not None else "")
     named = "" if offset is None else f" (base offset {offset})"
     return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)

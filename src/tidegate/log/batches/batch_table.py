@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from fastcrc.crc32 import iscsi as crc32c
@@ -23,7 +23,6 @@ from tidegate.log.batches.batch import (
     CODEC_MASK,
     CONTROL_BIT,
     LENGTH_OVERHEAD,
-    LOG_APPEND_TIME_BIT,
     MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
@@ -32,8 +31,23 @@ from tidegate.log.batches.batch import (
 
 ByteArray: TypeAlias = NDArray[np.uint8]
 Flags: TypeAlias = NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 _HEADER_FIELDS = tuple(name for name in HEADER_ROW.fields or () if name != "position")
+
+
+class _Column(Generic[Scalar]):
+    """One column of a table's rows."""
+
+    def __init__(self, kind: type[Scalar]) -> None:
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, table: BatchTable, owner: type) -> NDArray[Scalar]:
+        column: NDArray[Scalar] = table.rows[self._name]
+        return column
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,57 +72,19 @@ class BatchTable:
         row = self.rows[index]
         return BatchHeader(**{name: int(row[name]) for name in _HEADER_FIELDS}, magic=MAGIC)
 
-    @property
-    def position(self) -> NDArray[np.int64]:
-        return self.rows["position"]
-
-    @property
-    def base_offset(self) -> NDArray[np.int64]:
-        return self.rows["base_offset"]
-
-    @property
-    def length(self) -> NDArray[np.int32]:
-        return self.rows["length"]
-
-    @property
-    def leader_epoch(self) -> NDArray[np.int32]:
-        return self.rows["leader_epoch"]
-
-    @property
-    def crc(self) -> NDArray[np.uint32]:
-        return self.rows["crc"]
-
-    @property
-    def attributes(self) -> NDArray[np.int16]:
-        return self.rows["attributes"]
-
-    @property
-    def last_offset_delta(self) -> NDArray[np.int32]:
-        return self.rows["last_offset_delta"]
-
-    @property
-    def base_timestamp(self) -> NDArray[np.int64]:
-        return self.rows["base_timestamp"]
-
-    @property
-    def max_timestamp(self) -> NDArray[np.int64]:
-        return self.rows["max_timestamp"]
-
-    @property
-    def producer_id(self) -> NDArray[np.int64]:
-        return self.rows["producer_id"]
-
-    @property
-    def producer_epoch(self) -> NDArray[np.int16]:
-        return self.rows["producer_epoch"]
-
-    @property
-    def base_sequence(self) -> NDArray[np.int32]:
-        return self.rows["base_sequence"]
-
-    @property
-    def count(self) -> NDArray[np.int32]:
-        return self.rows["count"]
+    position = _Column(np.int64)
+    base_offset = _Column(np.int64)
+    length = _Column(np.int32)
+    leader_epoch = _Column(np.int32)
+    crc = _Column(np.uint32)
+    attributes = _Column(np.int16)
+    last_offset_delta = _Column(np.int32)
+    base_timestamp = _Column(np.int64)
+    max_timestamp = _Column(np.int64)
+    producer_id = _Column(np.int64)
+    producer_epoch = _Column(np.int16)
+    base_sequence = _Column(np.int32)
+    count = _Column(np.int32)
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -135,10 +111,6 @@ class BatchTable:
     @property
     def is_transactional(self) -> Flags:
         return self._has(TRANSACTIONAL_BIT)
-
-    @property
-    def is_log_append_time(self) -> Flags:
-        return self._has(LOG_APPEND_TIME_BIT)
 
 
 def byte_array(buffer: Buffer | ByteArray) -> ByteArray:

@@ -22,17 +22,10 @@ from typing import Final
 
 from tidegate.errors import CorruptError
 from tidegate.log.batches.batch import (
-    CONTROL_BIT,
     HEADER_SIZE,
-    LENGTH_OVERHEAD,
-    MAGIC,
-    NO_LEADER_EPOCH,
-    NO_SEQUENCE,
-    TRANSACTIONAL_BIT,
     BatchHeader,
     Buffer,
     Codec,
-    batch_crc,
 )
 from tidegate.log.batches.one_record import malformed, read_record
 
@@ -66,45 +59,6 @@ class ControlRecord:
     @property
     def ends_transaction(self) -> bool:
         return self.kind in (ControlType.ABORT, ControlType.COMMIT)
-
-
-def end_txn_marker(
-    kind: ControlType,
-    *,
-    producer_id: int,
-    producer_epoch: int,
-    coordinator_epoch: int,
-    timestamp: int,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-) -> bytes:
-    """The batch that commits or aborts a producer's transaction."""
-    if kind not in (ControlType.ABORT, ControlType.COMMIT):
-        raise ValueError(f"a transaction ends with COMMIT or ABORT, not {kind.name}")
-    key = _KEY.pack(0, kind)
-    value = _MARKER.pack(0, coordinator_epoch)
-    # attributes, timestamp delta, offset delta: 0; then the lengths, zig-zag in one byte each; no headers
-    record = bytes((0, 0, 0, len(key) << 1)) + key + bytes((len(value) << 1,)) + value + b"\0"
-    batch = bytearray(MARKER_SIZE)
-    header = BatchHeader(
-        base_offset=base_offset,
-        length=MARKER_SIZE - LENGTH_OVERHEAD,
-        leader_epoch=leader_epoch,
-        magic=MAGIC,
-        crc=0,
-        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-        last_offset_delta=0,
-        base_timestamp=timestamp,
-        max_timestamp=timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-        count=1,
-    )
-    batch[:HEADER_SIZE] = header.pack()
-    batch[HEADER_SIZE:] = bytes((len(record) << 1,)) + record
-    batch[17:21] = batch_crc(batch, 0, MARKER_SIZE).to_bytes(4, "big")
-    return bytes(batch)
 
 
 def parse_control(key: Buffer | None, value: Buffer | None) -> ControlRecord:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -96,33 +96,35 @@ class Wanted:
 EVERYTHING: Final = Wanted(SMALLEST_OFFSET, LARGEST_OFFSET, True, (), True)
 
 
-def decode(
-    buffer: Buffer | ByteArray,
-    *,
-    topic: str,
-    partition: int,
-    from_offset: int = 0,
-    to_offset: int | None = None,
-    check_crcs: bool = True,
-    control: Literal["skip", "include"] = "skip",
-    aborted: Iterable[tuple[Any, ...]] = (),
-    partial_end: bool = False,
-    any_offsets: bool = False,
-    limits: DecodeLimits = DEFAULT_LIMITS,
-    path: Path | str | None = None,
-    file_position: int = 0,
-) -> pa.RecordBatch:
-    """The records of consecutive batches as one Arrow batch of `RECORD_SCHEMA`.
+class DecodeOptions(TypedDict, total=False):
+    """Which records, and how.
 
-    Records below `from_offset`, or at or above `to_offset`, are left out; so are control batches and the
-    batches of `aborted` transactions ((producer id, first offset, …), as a fetch returns them). A batch cut
-    off at the end of the buffer is an error unless `partial_end`. `any_offsets` keeps every record, whatever
-    order its batch has them in (a leader uses it to put them right). `path` and `file_position`, where the
+    Records below `from_offset` (0), or at or above `to_offset`, are left out; so are control batches unless `control`
+    is "include", and the batches of `aborted` transactions ((producer id, first offset, …), as a fetch returns them).
+    A batch cut off at the end of the buffer is an error unless `partial_end`. `any_offsets` keeps every record,
+    whatever order its batch has them in (a leader uses it to put them right). `path` and `file_position`, where the
     buffer begins in that file, only serve messages.
     """
-    wanted = _wanted(from_offset, to_offset, control, aborted, any_offsets)
-    place, builder, unfolded = Place(path, file_position), RecordBuilder(), 0
-    for run in _runs(byte_array(buffer), wanted, check_crcs, partial_end, limits, place):
+
+    from_offset: int
+    to_offset: int | None
+    check_crcs: bool
+    control: Literal["skip", "include"]
+    aborted: Iterable[tuple[Any, ...]]
+    partial_end: bool
+    any_offsets: bool
+    limits: DecodeLimits
+    path: Path | str | None
+    file_position: int
+
+
+def decode(
+    buffer: Buffer | ByteArray, *, topic: str, partition: int, **options: Unpack[DecodeOptions]
+) -> pa.RecordBatch:
+    """The records of consecutive batches as one Arrow batch of `RECORD_SCHEMA`."""
+    wanted, place = _wanted(options), _place(options)
+    limits, builder, unfolded = options.get("limits", DEFAULT_LIMITS), RecordBuilder(), 0
+    for run in _runs(byte_array(buffer), wanted, options, place):
         unfolded += run.bytes if run.inflated else 0
         if unfolded > limits.max_total_bytes:
             raise InvalidError(
@@ -134,28 +136,15 @@ def decode(
 
 
 def decode_pieces(
-    buffer: Buffer | ByteArray,
-    *,
-    topic: str,
-    partition: int,
-    from_offset: int = 0,
-    to_offset: int | None = None,
-    check_crcs: bool = True,
-    control: Literal["skip", "include"] = "skip",
-    aborted: Iterable[tuple[Any, ...]] = (),
-    partial_end: bool = False,
-    any_offsets: bool = False,
-    limits: DecodeLimits = DEFAULT_LIMITS,
-    path: Path | str | None = None,
-    file_position: int = 0,
+    buffer: Buffer | ByteArray, *, topic: str, partition: int, **options: Unpack[DecodeOptions]
 ) -> Iterator[pa.RecordBatch]:
     """Like `decode`, in Arrow batches of about `limits.max_piece_bytes` of records each (or one batch's).
 
     Memory is bounded by that however far the buffer unfolds. Pieces without a record are left out.
     """
-    wanted = _wanted(from_offset, to_offset, control, aborted, any_offsets)
-    place, builder, held = Place(path, file_position), RecordBuilder(), 0
-    for run in _runs(byte_array(buffer), wanted, check_crcs, partial_end, limits, place):
+    wanted, place = _wanted(options), _place(options)
+    limits, builder, held = options.get("limits", DEFAULT_LIMITS), RecordBuilder(), 0
+    for run in _runs(byte_array(buffer), wanted, options, place):
         if held and held + run.bytes > limits.max_piece_bytes:
             if builder.progress.records:
                 yield builder.finish(topic, partition)
@@ -193,30 +182,29 @@ def inspect_records(
     )
 
 
-def _wanted(
-    from_offset: int,
-    to_offset: int | None,
-    control: Literal["skip", "include"],
-    aborted: Iterable[tuple[Any, ...]],
-    any_offsets: bool,
-) -> Wanted:
+def _wanted(options: DecodeOptions) -> Wanted:
+    any_offsets = options.get("any_offsets", False)
+    start, stop = options.get("from_offset", 0), options.get("to_offset")
     if any_offsets:
-        from_offset, to_offset = SMALLEST_OFFSET, LARGEST_OFFSET
-    stop = LARGEST_OFFSET if to_offset is None else min(to_offset, LARGEST_OFFSET)
-    return Wanted(max(from_offset, SMALLEST_OFFSET), stop, control == "include", tuple(aborted), any_offsets)
+        start, stop = SMALLEST_OFFSET, LARGEST_OFFSET
+    return Wanted(
+        max(start, SMALLEST_OFFSET),
+        LARGEST_OFFSET if stop is None else min(stop, LARGEST_OFFSET),
+        options.get("control") == "include",
+        tuple(options.get("aborted", ())),
+        any_offsets,
+    )
 
 
-def _runs(
-    source: ByteArray,
-    wanted: Wanted,
-    check_crcs: bool,
-    partial_end: bool,
-    limits: DecodeLimits,
-    place: Place,
-) -> Iterator[BodyRun]:
+def _place(options: DecodeOptions) -> Place:
+    return Place(options.get("path"), options.get("file_position", 0))
+
+
+def _runs(source: ByteArray, wanted: Wanted, options: DecodeOptions, place: Place) -> Iterator[BodyRun]:
     """The records of the wanted batches, checked as far as headers and CRCs can be."""
     table = scan_batches(source, path=place.path, file_position=place.file_position)
-    if table.end < len(source) and not partial_end:
+    check_crcs, limits = options.get("check_crcs", True), options.get("limits", DEFAULT_LIMITS)
+    if table.end < len(source) and not options.get("partial_end", False):
         left = len(source) - table.end
         raise place.corrupt(f"is cut off: {left} bytes of it are there", table.end)
     chosen = _chosen(table, wanted, place)

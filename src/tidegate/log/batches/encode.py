@@ -17,7 +17,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.kernels.encoding import (
@@ -32,7 +31,6 @@ from tidegate.log.batches.batch import (
     ATTRIBUTES_POSITION,
     CONTROL_BIT,
     CRC_POSITION,
-    DELETE_HORIZON_BIT,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME_BIT,
@@ -44,7 +42,6 @@ from tidegate.log.batches.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     Codec,
-    TimestampType,
     batch_crc,
     next_sequence,
 )
@@ -53,7 +50,6 @@ from tidegate.log.batches.column_buffers import NO_DELTAS, record_source
 from tidegate.log.batches.record_facts import RecordFacts
 from tidegate.log.batches.records import RecordTable, coerce, pieces
 
-LARGEST_DELTA: Final = 2**31 - 1
 LARGEST_BODY: Final = 2**31 - 1 - HEADER_SIZE
 UNBOUNDED: Final = 2**62
 
@@ -71,50 +67,17 @@ class ProducerStamp:
 def encode(
     source: RecordTable,
     *,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
     codec: Codec = Codec.NONE,
     level: int | None = None,
     producer: ProducerStamp | None = None,
-    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
-    log_append_time: int | None = None,
-    offset_deltas: NDArray[np.int64] | pa.Array | None = None,
-    last_offset_delta: int | None = None,
-    base_timestamp: int | None = None,
-    delete_horizon_ms: int | None = None,
-    control: bool = False,
-    now_ms: int | None = None,
 ) -> bytearray:
-    """One batch holding every row of `source`, in order.
-
-    `offset_deltas` (rising) and `last_offset_delta` are for batches with gaps, `delete_horizon_ms` for those
-    compaction has marked; the horizon is then stored as the base timestamp. `log_append_time` is what a batch
-    of type LogAppendTime says of all its records.
-    """
+    """One batch holding every row of `source`, in order; its base offset is 0."""
     columns = coerce(source)
     if len(columns) == 0:
         raise InvalidError("a batch needs a record; use `empty_batch` for one that compaction emptied")
-    deltas = _checked_deltas(offset_deltas, last_offset_delta, len(columns))
-    rows = record_source(columns, deltas, now_ms)
-    sizes = _sized(rows, 0, base_timestamp if delete_horizon_ms is None else delete_horizon_ms)
-    attributes = int(codec)
-    max_timestamp = sizes.max_timestamp
-    if delete_horizon_ms is not None:
-        attributes |= DELETE_HORIZON_BIT
-    if control:
-        attributes |= CONTROL_BIT
-    if timestamp_type is TimestampType.LOG_APPEND_TIME:
-        if log_append_time is None:
-            raise InvalidError("a LogAppendTime batch needs its log_append_time")
-        attributes, max_timestamp = attributes | LOG_APPEND_TIME_BIT, log_append_time
-    header = _header(sizes, len(columns), attributes, producer)._replace(
-        base_offset=base_offset, leader_epoch=leader_epoch, max_timestamp=max_timestamp
-    )
-    if last_offset_delta is not None:
-        header = header._replace(last_offset_delta=last_offset_delta)
-    elif len(deltas):
-        header = header._replace(last_offset_delta=int(deltas[-1]))
-    return _written(rows, 0, sizes, header, level)
+    rows = record_source(columns, NO_DELTAS, None)
+    sizes = _sized(rows, 0)
+    return _written(rows, 0, sizes, _header(sizes, len(columns), int(codec), producer), level)
 
 
 def encode_with_facts(
@@ -135,7 +98,7 @@ def encode_with_facts(
     for columns in pieces(source):
         rows, start = record_source(columns, NO_DELTAS, now_ms), 0
         while start < len(columns):
-            sizes = _sized(rows, start, None, max_batch_bytes - HEADER_SIZE, max_batch_records or UNBOUNDED)
+            sizes = _sized(rows, start, max_batch_bytes - HEADER_SIZE, max_batch_records or UNBOUNDED)
             count = sizes.stop - start
             header = _header(sizes, count, int(codec), producer)
             yield _written(rows, start, sizes, header, level), _facts(sizes, start)
@@ -144,31 +107,8 @@ def encode_with_facts(
                 producer = replace(producer, base_sequence=next_sequence(producer.base_sequence, count))
 
 
-def encode_batches(
-    source: RecordTable,
-    *,
-    max_batch_bytes: int,
-    max_batch_records: int | None = None,
-    codec: Codec = Codec.NONE,
-    level: int | None = None,
-    producer: ProducerStamp | None = None,
-    now_ms: int | None = None,
-) -> Iterator[bytearray]:
-    """The batches of `encode_with_facts` alone."""
-    for batch, _ in encode_with_facts(
-        source,
-        max_batch_bytes=max_batch_bytes,
-        max_batch_records=max_batch_records,
-        codec=codec,
-        level=level,
-        producer=producer,
-        now_ms=now_ms,
-    ):
-        yield batch
-
-
 def encode_together(sources: Sequence[RecordTable], *, max_batch_bytes: int) -> memoryview:
-    """The batches of `encode_batches` for all sources, uncompressed, behind each other in one piece of memory.
+    """The batches of `encode_with_facts` for all sources, uncompressed, behind each other in one piece of memory.
 
     It comes from Arrow's pool, whose pages are reused: of records by the million, fresh pages for each batch cost
     more than the encoding.
@@ -177,7 +117,7 @@ def encode_together(sources: Sequence[RecordTable], *, max_batch_bytes: int) -> 
     for columns in (piece for source in sources for piece in pieces(source)):
         rows, start = record_source(columns, NO_DELTAS, None), 0
         while start < len(columns):
-            sizes = _sized(rows, start, None, max_batch_bytes - HEADER_SIZE)
+            sizes = _sized(rows, start, max_batch_bytes - HEADER_SIZE)
             planned.append((rows, start, sizes))
             start = sizes.stop
     memory = pa.allocate_buffer(sum(HEADER_SIZE + sizes.body_bytes for _, _, sizes in planned))
@@ -205,15 +145,10 @@ def empty_batch(header: BatchHeader) -> bytes:
 
 
 def _sized(
-    rows: RecordSource,
-    start: int,
-    base_timestamp: int | None,
-    max_body_bytes: int = UNBOUNDED,
-    max_records: int = UNBOUNDED,
+    rows: RecordSource, start: int, max_body_bytes: int = UNBOUNDED, max_records: int = UNBOUNDED
 ) -> Sizes:
     row = np.empty(1, SIZES_ROW)
-    own_base = base_timestamp is None
-    size_records(rows, start, max_body_bytes, max_records, own_base, base_timestamp or 0, row)
+    size_records(rows, start, max_body_bytes, max_records, True, 0, row)
     sizes = Sizes._make(row[0].item())
     if sizes.body_bytes > LARGEST_BODY:
         raise InvalidError(
@@ -273,16 +208,3 @@ def _facts(sizes: Sizes, start: int) -> RecordFacts:
         null_keys=sizes.null_keys,
         consecutive=True,
     )
-
-
-def _checked_deltas(
-    given: NDArray[np.int64] | pa.Array | None, last_offset_delta: int | None, rows: int
-) -> NDArray[np.int64]:
-    """The offset deltas to write, empty for 0, 1, 2, …"""
-    deltas = NO_DELTAS if given is None else np.ascontiguousarray(given, np.int64)
-    first, last = (deltas[0], deltas[-1]) if len(deltas) else (0, rows - 1)
-    if given is not None and (len(deltas) != rows or first < 0 or (np.diff(deltas) <= 0).any()):
-        raise InvalidError(f"offset deltas must be {rows} rising numbers from 0")
-    if not last <= (last if last_offset_delta is None else last_offset_delta) <= LARGEST_DELTA:
-        raise InvalidError(f"last offset delta {last_offset_delta} cannot hold a record at {last}")
-    return deltas

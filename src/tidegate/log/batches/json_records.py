@@ -10,8 +10,8 @@ One object a line: `{"key": …, "value": …, "timestamp": ms, "partition": n, 
 | any other value | its compact JSON text: `{"id": 7}` is stored as `{"id":7}` |
 
 `timestamp` is epoch milliseconds or a moment like `2026-01-01T10:00Z`. `headers` is an object, or a list of
-`{"key": …, "value": …}` where a name repeats. `topic` and `offset` are read over, so what comes out can go in
-again. A field given twice counts once, the last one.
+`{"key": …, "value": …}` where a name repeats. `topic`, `offset` and `window` are read over, so what comes out can go
+in again. A field given twice counts once, the last one.
 
 J1  input is bounded: a line's bytes, a value's nesting; beyond is an `InvalidError` naming the line.
 J2  what `encode_lines` writes, `parse_lines` reads back into equal records.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -59,6 +59,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     headers: Any = None
     topic: Any = None
     offset: Any = None
+    window: Any = None
 
 
 _LINES = msgspec.json.Decoder(_Line)
@@ -66,20 +67,18 @@ _TEXT = msgspec.json.Decoder(str)
 _DOCUMENT = msgspec.json.Decoder(list[Raw])
 
 
-def parse_lines(
-    chunk: bytes, *, first_line: int = 1, max_line_bytes: int = MAX_LINE_BYTES, max_depth: int = MAX_DEPTH
-) -> pa.Table:
+def parse_lines(chunk: bytes, *, first_line: int = 1, max_line_bytes: int = MAX_LINE_BYTES) -> pa.Table:
     """The records of whole lines; empty lines are read over, a bad one is an error naming its number (J1)."""
     try:
         chunk.decode("utf-8")
         if len(chunk) > max_line_bytes and any(len(line) > max_line_bytes for line in chunk.split(b"\n")):
             raise InvalidError("a line is too long")
-        return _to_table(_LINES.decode_lines(chunk), max_depth)
+        return _to_table(_LINES.decode_lines(chunk))
     except (InvalidError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _parse_one_by_one(chunk, first_line, max_line_bytes, max_depth)
+        return _parse_one_by_one(chunk, first_line, max_line_bytes)
 
 
-def parse_document(document: bytes, *, max_depth: int = MAX_DEPTH) -> pa.Table:
+def parse_document(document: bytes) -> pa.Table:
     """The records of one JSON array of such objects."""
     try:
         document.decode("utf-8")
@@ -87,20 +86,21 @@ def parse_document(document: bytes, *, max_depth: int = MAX_DEPTH) -> pa.Table:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidError(f"the input is not a JSON array of records: {error}") from None
     rows = [
-        _named(f"record {number}", partial(_checked_line, bytes(record), max_depth))
-        for number, record in enumerate(raw)
+        _named(f"record {number}", partial(_checked_line, bytes(record))) for number, record in enumerate(raw)
     ]
-    return _to_table(rows, max_depth)
+    return _to_table(rows)
 
 
-def encode_lines(records: pa.RecordBatch) -> bytes:
-    """The records as JSON lines with topic, partition and offset (J2)."""
+def encode_lines(records: pa.RecordBatch, windows: Sequence[Mapping[str, Any] | None] | None = None) -> bytes:
+    """The records as JSON lines with topic, partition and offset (J2), and what windowed keys hold."""
     encoder = msgspec.json.Encoder()
-    return encoder.encode_lines(to_objects(records))
+    return encoder.encode_lines(to_objects(records, windows))
 
 
-def to_objects(records: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The records as plain objects, as JSON has them."""
+def to_objects(
+    records: pa.RecordBatch, windows: Sequence[Mapping[str, Any] | None] | None = None
+) -> list[dict[str, Any]]:
+    """The records as plain objects, as JSON has them; `windows`, one for each record, become their field `window`."""
     columns = zip(
         records.column("topic").to_pylist(),
         records.column("partition").to_pylist(),
@@ -111,7 +111,7 @@ def to_objects(records: pa.RecordBatch) -> list[dict[str, Any]]:
         _header_objects(records.column("headers")),
         strict=True,
     )
-    return [
+    objects: list[dict[str, Any]] = [
         {
             "topic": topic,
             "partition": partition,
@@ -123,12 +123,16 @@ def to_objects(records: pa.RecordBatch) -> list[dict[str, Any]]:
         }
         for topic, partition, offset, timestamp, key, value, headers in columns
     ]
+    if windows is not None:
+        for each, window in zip(objects, windows, strict=True):
+            each["window"] = None if window is None else {**window, "key": _plain_key(window["key"])}
+    return objects
 
 
 # -- in ----------------------------------------------------------------------------------------------
 
 
-def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int, max_depth: int) -> pa.Table:
+def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int) -> pa.Table:
     rows = []
     for number, line in enumerate(chunk.split(b"\n"), first_line):
         if len(line) > max_line_bytes:
@@ -137,16 +141,16 @@ def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int, max_de
                 f"--max-line-bytes or split it"
             )
         if line.strip():
-            rows.append(_named(f"line {number}", partial(_checked_line, line, max_depth)))
-    return _to_table(rows, max_depth)
+            rows.append(_named(f"line {number}", partial(_checked_line, line)))
+    return _to_table(rows)
 
 
-def _checked_line(line: bytes, max_depth: int) -> _Line:
+def _checked_line(line: bytes) -> _Line:
     """The row, if all of it can be stored: the same conversions as `_to_table`, for the message's sake."""
     line.decode("utf-8")
     row = _LINES.decode(line)
-    _stored(row.key, max_depth)
-    _stored(row.value, max_depth)
+    _stored(row.key)
+    _stored(row.value)
     _timestamp(row.timestamp)
     _headers(row.headers)
     return row
@@ -163,11 +167,11 @@ def _named(where: str, decode: Callable[[], Result]) -> Result:
         raise InvalidError(f"{where}: {error}; a record looks like {_EXAMPLE}") from None
 
 
-def _to_table(rows: Sequence[_Line], max_depth: int) -> pa.Table:
+def _to_table(rows: Sequence[_Line]) -> pa.Table:
     headers = [_headers(row.headers) for row in rows] if any(row.headers for row in rows) else None
     columns = [
-        pa.array([_stored(row.key, max_depth) for row in rows], pa.binary()),
-        pa.array([_stored(row.value, max_depth) for row in rows], pa.binary()),
+        pa.array([_stored(row.key) for row in rows], pa.binary()),
+        pa.array([_stored(row.value) for row in rows], pa.binary()),
         pa.array([_timestamp(row.timestamp) for row in rows], pa.int64()),
         pa.array([row.partition for row in rows], pa.int32()),
         pa.nulls(len(rows), HEADERS_TYPE) if headers is None else pa.array(headers, HEADERS_TYPE),
@@ -175,7 +179,7 @@ def _to_table(rows: Sequence[_Line], max_depth: int) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=INPUT_SCHEMA)
 
 
-def _stored(raw: Raw, max_depth: int) -> bytes | None:
+def _stored(raw: Raw) -> bytes | None:
     """The bytes a JSON value stands for."""
     text = bytes(raw)
     first = text[:1]
@@ -187,8 +191,8 @@ def _stored(raw: Raw, max_depth: int) -> bytes | None:
         encoded = _base64_of(text)
         if encoded is not None:
             return encoded
-    if text.count(b"{") + text.count(b"[") > max_depth and _depth(text) > max_depth:
-        raise InvalidError(f"nested more than {max_depth} levels deep")
+    if text.count(b"{") + text.count(b"[") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise InvalidError(f"nested more than {MAX_DEPTH} levels deep")
     return msgspec.json.format(text, indent=-1)
 
 
@@ -227,7 +231,10 @@ def _depth(text: bytes) -> int:
 
 
 def _timestamp(said: int | str | None) -> int | None:
-    return moment_ms(said) if isinstance(said, str) else said
+    moment = moment_ms(said) if isinstance(said, str) else said
+    if moment is not None and not -(2**63) <= moment < 2**63:
+        raise InvalidError(f"timestamp {moment} does not fit 64 bits; it is in milliseconds since 1970")
+    return moment
 
 
 def _headers(said: Any) -> list[tuple[str, bytes | None]]:
@@ -250,7 +257,7 @@ def _headers(said: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _header_value(value: Any) -> bytes | None:
-    return _stored(Raw(msgspec.json.encode(value)), MAX_DEPTH)
+    return _stored(Raw(msgspec.json.encode(value)))
 
 
 # -- out ---------------------------------------------------------------------------------------------
@@ -270,6 +277,10 @@ def _text_or_base64(value: bytes) -> Any:
         return value.decode("utf-8")
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(value).decode("ascii")}
+
+
+def _plain_key(key: Any) -> Any:
+    return _text_or_base64(key) if isinstance(key, bytes) else key
 
 
 def _header_objects(column: pa.ListArray) -> list[Any]:

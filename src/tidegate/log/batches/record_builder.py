@@ -173,7 +173,7 @@ class RecordBuilder:
         headers = self.progress.headers
         if headers == 0:
             return _NO_HEADERS
-        names = _utf8(self._header_key.finish(headers))
+        names = header_names(self._header_key.finish(headers))
         return pa.StructArray.from_arrays(
             [names, self._header_value.finish(headers)], fields=list(HEADER_TYPE)
         )
@@ -242,7 +242,7 @@ def _constant(number: int, rows: int) -> pa.Int32Array:
     return pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(column)], 0)
 
 
-def _utf8(names: pa.BinaryArray) -> pa.StringArray:
+def header_names(names: pa.BinaryArray) -> pa.StringArray:
     """Header keys as text. Bytes that are not UTF-8 become U+FFFD, as Java shows them: they are a client's
     mistake, not damage, and must not hide the record."""
     try:

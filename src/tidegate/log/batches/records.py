@@ -132,7 +132,8 @@ def _timestamps(source: pa.Table | pa.RecordBatch, rows: int) -> pa.Int64Array:
     if column is None:
         return pa.nulls(rows, pa.int64())
     if pa.types.is_timestamp(column.type):
-        column = _cast(column, pa.timestamp("ms", tz=column.type.tz), "timestamp", safe=False)
+        is_coarser = column.type.unit == "s"  # may not fit; finer units are cut
+        column = _cast(column, pa.timestamp("ms", tz=column.type.tz), "timestamp", safe=is_coarser)
         column = column.view(pa.int64())
     elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         column = _cast(column, pa.int64(), "timestamp")

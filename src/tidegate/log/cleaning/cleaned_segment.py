@@ -24,8 +24,8 @@ from tidegate.files import Bytes, Files
 from tidegate.log.batches.batch import NO_TIMESTAMP
 from tidegate.log.cleaning.compaction import MAX_RELATIVE_OFFSET
 from tidegate.log.segments.batch_file import BatchFile
+from tidegate.log.segments.file_names import CLEANED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_file
 from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition
-from tidegate.log.segments.segment import CLEANED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, segment_file
 from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
 from tidegate.log.segments.transaction_index import AbortedTxn, TransactionIndex
 from tidegate.log.topics.topic_config import TopicConfig
@@ -42,7 +42,7 @@ class CleanedSegment:
         self._interval_bytes = config.index_interval_bytes
         self._index_bytes = config.segment_index_bytes
         self._paths = {
-            kind: segment_file(folder, base_offset, kind, CLEANED)
+            kind: offset_file(folder, base_offset, kind, CLEANED)
             for kind in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
         }
         self._remove_files()

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.clock import Clock
-from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError
+from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, verify_command
 from tidegate.files import Files
 from tidegate.log.batches.batch import CONTROL_BIT, BatchHeader
 from tidegate.log.batches.decode import BatchTable, DecodeLimits, decode, scan_batches
@@ -40,7 +40,8 @@ from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions
 from tidegate.log.cleaning.cleaning_filter import CleaningFilter, Kept, LastBatch, Rules, follow_transactions
 from tidegate.log.cleaning.compaction import Cleanable, between, group_segments
 from tidegate.log.cleaning.key_map import DEFAULT_BYTES, DEFAULT_LOAD_FACTOR, KeyMap
-from tidegate.log.segments.segment import CLEANED, LogSegment
+from tidegate.log.segments.file_names import CLEANED
+from tidegate.log.segments.segment import LogSegment
 from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -298,8 +299,8 @@ class Cleaner:
                     table = scan_batches(buffer, path=segment.path, file_position=position)
                 if len(table) == 0:
                     raise CorruptError(
-                        f"{segment.path} ends inside the batch at {position}; run `tidegate verify` on the "
-                        f"partition: it is not compacted until it is whole",
+                        f"{segment.path} ends inside the batch at {position}; look with "
+                        f"{verify_command(log.folder)}: it is not compacted until it is whole",
                         path=segment.path,
                         position=position,
                     )

@@ -21,9 +21,9 @@ from pathlib import Path
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.access.closing import last_segment_base, read_checkpoint
+from tidegate.log.access.closing import last_segment_base, merge_lines, read_checkpoint
 from tidegate.log.access.locks import changing_folder
-from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, CLEANING, read_offsets, write_offsets
+from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, CLEANING, read_offsets
 from tidegate.log.topics.topics import partition_folder_name
 
 
@@ -91,11 +91,7 @@ class CompactedBelow:
 def merge_checkpoint(
     path: Path, lines: Mapping[tuple[str, int], int | None], *, files: Files, clock: Clock
 ) -> None:
-    """Put these partitions' lines into a checkpoint, leaving everybody else's; None takes one out."""
-    if not lines:
-        return
-    with changing_folder(files, path.parent, clock):
-        before = read_checkpoint(files, path)
-        after = {place: offset for place, offset in {**before, **lines}.items() if offset is not None}
-        if after != before:
-            write_offsets(path, after, files=files)
+    """`merge_lines` under the folder's short lock."""
+    if lines:
+        with changing_folder(files, path.parent, clock):
+            merge_lines(files, path, lines)

@@ -20,49 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from tidegate.log.segments.segment import LogSegment
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
 
 T = TypeVar("T")
-
-
-class Dirtying(Protocol):
-    """What the choice looks at in a log segment; a `LogSegment` is one."""
-
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def largest_timestamp(self) -> int: ...
-
-    @property
-    def first_timestamp(self) -> int:
-        """The max timestamp of the first batch; negative when there is none."""
-        ...
-
-
-class Groupable(Protocol):
-    """What grouping looks at in a log segment."""
-
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def offset_index_bytes(self) -> int: ...
-
-    @property
-    def time_index_bytes(self) -> int: ...
-
-
-D = TypeVar("D", bound=Dirtying)
-G = TypeVar("G", bound=Groupable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +36,6 @@ class Limits:
 
     min_lag_ms: int = 0
     max_lag_ms: int = 2**63 - 1
-    min_ratio: float = 0.5
-    delete_retention_ms: int = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +75,7 @@ def first_dirty_offset(checkpoint: int | None, log_start: int, log_end: int) -> 
 
 
 def cleanable(
-    segments: Sequence[Dirtying],
+    segments: Sequence[LogSegment],
     *,
     checkpoint: int | None,
     log_start: int,
@@ -142,7 +105,7 @@ def cleanable(
     )
 
 
-def _overdue_ms(dirty: Iterable[Dirtying], max_lag_ms: int, now_ms: int) -> int:
+def _overdue_ms(dirty: Iterable[LogSegment], max_lag_ms: int, now_ms: int) -> int:
     clean_until = now_ms - max_lag_ms
     if clean_until <= 0:  # no timestamp can be earlier, so no segment needs to be asked
         return 0
@@ -150,7 +113,7 @@ def _overdue_ms(dirty: Iterable[Dirtying], max_lag_ms: int, now_ms: int) -> int:
     return max(0, clean_until - earliest)
 
 
-def between(segments: Sequence[D], start: int, stop: int) -> list[D]:
+def between(segments: Sequence[LogSegment], start: int, stop: int) -> list[LogSegment]:
     """The segments that may hold offsets of [start, stop): from the one at or below `start` on."""
     if start >= stop:
         return []
@@ -159,7 +122,7 @@ def between(segments: Sequence[D], start: int, stop: int) -> list[D]:
     return below[first:]
 
 
-def inactive_from(segments: Sequence[D], start: int) -> list[D]:
+def inactive_from(segments: Sequence[LogSegment], start: int) -> list[LogSegment]:
     """Like `between`, up to the active segment."""
     active = segments[-1]
     return between(segments, start, active.base_offset)
@@ -171,10 +134,10 @@ def dirtiest(candidates: Iterable[tuple[T, Cleanable]]) -> tuple[T, Cleanable] |
 
 
 def group_segments(
-    segments: Sequence[G], *, max_bytes: int, max_index_bytes: int, first_uncleanable: int
-) -> list[list[G]]:
+    segments: Sequence[LogSegment], *, max_bytes: int, max_index_bytes: int, first_uncleanable: int
+) -> list[list[LogSegment]]:
     """Cut the segments into runs whose replacement is one segment each (P3)."""
-    groups: list[list[G]] = []
+    groups: list[list[LogSegment]] = []
     log_bytes = index_bytes = time_bytes = 0
     for position, segment in enumerate(segments):
         following = position + 1 < len(segments)

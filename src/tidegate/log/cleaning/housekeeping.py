@@ -19,12 +19,10 @@ Thread rule: one thread at a time; partitions may be appended to and read meanwh
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, TidegateError, TidegateWarning, UnavailableError
@@ -34,11 +32,11 @@ from tidegate.log.cleaning.compaction import Cleanable, dirtiest
 from tidegate.log.cleaning.partition_look import PartitionLook, look_at, look_into
 from tidegate.log.cleaning.retention import RetentionReport, apply_retention
 from tidegate.log.partitions.checkpoints import HIGH_WATERMARKS, LOG_STARTS, RECOVERY_POINTS
-from tidegate.log.topics.topics import TopicDescription, TopicPartition
+from tidegate.log.topics.topics import TopicPartition
 from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
-    from tidegate.log.access.partition_view import PartitionView
+    from tidegate.log.access.embedded import Log
     from tidegate.log.cleaning.cleaner import Cleaner, CompactionReport
     from tidegate.log.partitions.partition import PartitionLog
     from tidegate.log.topics.topic_config import BrokerConfig
@@ -46,24 +44,6 @@ if TYPE_CHECKING:
 FLUSH_LOOK_MS = 60_000
 TRY_LATER = (UnavailableError, ConflictError)
 HELD_ELSEWHERE = "another process writes it and has to clean it"
-
-
-class Owner(Protocol):
-    """Whose partitions are kept in order; `Log` is one."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def open_partitions(self) -> Sequence[PartitionLog]: ...
-
-    def idle_partitions(self) -> Sequence[TopicPartition]: ...
-
-    def describe(self, topic: str) -> TopicDescription: ...
-
-    def view(self, topic: str, partition: int) -> PartitionView: ...
-
-    def borrowed(self, topic: str, partition: int) -> AbstractContextManager[PartitionLog | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +66,7 @@ class Housekeeping:
     """The chores over all partitions of an owner."""
 
     def __init__(
-        self, owner: Owner, *, broker: BrokerConfig, files: Files, clock: Clock, randomness: Randomness
+        self, owner: Log, *, broker: BrokerConfig, files: Files, clock: Clock, randomness: Randomness
     ) -> None:
         self._owner = owner
         self._broker = broker
@@ -97,7 +77,6 @@ class Housekeeping:
         self._cleaner: Cleaner | None = None
         self._flushed_ms: WeakKeyDictionary[PartitionLog, int] = WeakKeyDictionary()
         self._uncleanable: dict[TopicPartition, str] = {}
-        self._watched: WeakSet[PartitionLog] = WeakSet()
         self._told: set[tuple[TopicPartition, str]] = set()
 
     def stop(self) -> None:
@@ -129,12 +108,17 @@ class Housekeeping:
         return None if chosen is None else self._compact(*chosen)
 
     def clean_idle(self) -> list[PartitionOutcome]:
-        """Retention and compaction, where due, of the partitions that are not open here."""
+        """Retention and compaction, where due, of the partitions that are not open here.
+
+        Where the cleaner is off nobody ages compacted topics, as with those that are open.
+        """
         outcomes: list[PartitionOutcome] = []
-        self._each(
-            self._owner.idle_partitions(),
-            lambda place: outcomes.append(self._clean_idle(place, dry_run=False)),
-        )
+
+        def clean(place: TopicPartition) -> None:
+            if self._broker.log_cleaner_enable or not self._owner.describe(place.topic).config.compacts:
+                outcomes.append(self._clean_idle(place, dry_run=False))
+
+        self._each(self._owner.idle_partitions(), clean)
         return outcomes
 
     def clean_once(
@@ -157,15 +141,18 @@ class Housekeeping:
         return sorted(outcomes, key=lambda outcome: (outcome.topic, outcome.partition))
 
     def _clean_idle(self, place: TopicPartition, *, dry_run: bool) -> PartitionOutcome:
+        view = self._owner.view(*place)
         look = look_into(
-            self._owner.view(*place),
+            view,
             self._owner.describe(place.topic).config,
             files=self._files,
             clock=self._clock,
             randomness=self._randomness,
         )
         expected = self._expect(look)
-        due = bool(expected.retention.removed) or expected.not_compacted_because is None
+        # Only opening ends a replacement of log segments whose writer died; readers wait for that.
+        is_half_replaced = view.bounds().generation % 2 == 1
+        due = is_half_replaced or bool(expected.retention.removed) or expected.not_compacted_because is None
         if dry_run or not due:
             return expected
         with self._owner.borrowed(*place) as log:
@@ -288,7 +275,6 @@ class Housekeeping:
         """The open partitions without those that refuse changes (W3)."""
         logs = []
         for log in self._owner.open_partitions:
-            self._watch_cuts(log)
             reason = log.read_only_reason
             if reason is None:
                 logs.append(log)
@@ -301,16 +287,6 @@ class Housekeeping:
                     stacklevel=2,
                 )
         return logs
-
-    def _watch_cuts(self, log: PartitionLog) -> None:
-        """A cut takes back what was said about the records it removed (`cleaner_checkpoint`)."""
-
-        def lower(_: object) -> None:
-            self._checkpoint_of_cleaner.lower(*_place(log), log.log_end_offset)
-
-        if log not in self._watched:
-            self._watched.add(log)
-            log.hooks.on_truncate.append(lower)
 
     def _each_open(self, logs: Iterable[PartitionLog], work: Callable[[PartitionLog], None]) -> None:
         by_place = {_place(log): log for log in logs}

@@ -63,10 +63,6 @@ class KeyMap:
     def full(self) -> bool:
         return self.entries >= self.capacity
 
-    @property
-    def utilisation(self) -> float:
-        return self.entries / self.slots
-
     def put(self, keys: pa.Array, offsets: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> int:
         """Map each masked row's key to its offset, in row order: how many rows were done (M1).
 

@@ -31,22 +31,19 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidegate.clock import Clock
 from tidegate.durations import format_duration
 from tidegate.errors import (
     TidegateError,
     TidegateWarning,
     UnavailableError,
 )
-from tidegate.files import Files
 from tidegate.log.cleaning.attendance import LOCK_NAME, STATUS_NAME, Attendance, OwnerStatus, owner_status
 from tidegate.log.cleaning.clock_brake import ClockBrake
-from tidegate.log.cleaning.housekeeping import FLUSH_LOOK_MS, TRY_LATER, Housekeeping, Owner
-from tidegate.randomness import Randomness
-from tidegate.scheduling import Scheduled, Scheduler
+from tidegate.log.cleaning.housekeeping import FLUSH_LOOK_MS, TRY_LATER, Housekeeping
+from tidegate.scheduling import Scheduled
 
 if TYPE_CHECKING:
-    from tidegate.log.topics.topic_config import BrokerConfig
+    from tidegate.log.access.embedded import Log
 
 __all__ = ["LOCK_NAME", "STATUS_NAME", "Attendance", "Maintenance", "OwnerStatus", "owner_status"]
 
@@ -56,23 +53,15 @@ PATIENCE_SECONDS = 60.0
 class Maintenance:
     """The chores of one owner, in time. `start` begins, `close` ends; both are safe to call twice."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        *,
-        broker: BrokerConfig,
-        scheduler: Scheduler,
-        files: Files,
-        clock: Clock,
-        randomness: Randomness,
-    ) -> None:
-        self.chores = Housekeeping(owner, broker=broker, files=files, clock=clock, randomness=randomness)
+    def __init__(self, owner: Log) -> None:
         self._owner = owner
-        self._broker = broker
-        self._scheduler = scheduler
-        self._files = files
-        self._clock = clock
-        self._brake = ClockBrake(clock, hold_ms=broker.log_retention_check_interval_ms)
+        self._broker = owner.contents.broker_config()
+        self._scheduler = owner.scheduler
+        self._clock = owner.clock
+        self.chores = Housekeeping(
+            owner, broker=self._broker, files=owner.files, clock=owner.clock, randomness=owner.randomness
+        )
+        self._brake = ClockBrake(owner.clock, hold_ms=self._broker.log_retention_check_interval_ms)
         self._attendance: Attendance | None = None
         self._turning = threading.RLock()
         self._entries: dict[str, Scheduled] = {}
@@ -82,7 +71,7 @@ class Maintenance:
         if self._attendance is not None:
             return
         interval_ms = self._broker.log_retention_check_interval_ms
-        self._attendance = Attendance(self._owner.path, interval_ms, files=self._files)
+        self._attendance = Attendance(self._owner.path, interval_ms, files=self._owner.files)
         broker, chores = self._broker, self.chores
         first_ms = broker.log_initial_task_delay_ms
         self._every("retention", self._retain, broker.log_retention_check_interval_ms, first_ms)

@@ -27,9 +27,11 @@ from tidegate.log.batches.batch import (
     CODEC_MASK,
     CRC_POSITION,
     DELETE_HORIZON_BIT,
+    HEADER_LAYOUT,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     LOG_APPEND_TIME_BIT,
+    BatchHeader,
     Codec,
 )
 from tidegate.log.batches.codecs import compress, decompress
@@ -40,21 +42,11 @@ if TYPE_CHECKING:
 Flags = NDArray[np.bool_]
 Longs = NDArray[np.int64]
 
+_NUMPY_TYPES: Final = {"q": ">i8", "i": ">i4", "I": ">u4", "h": ">i2", "b": "i1"}
 HEADER: Final = np.dtype(
     [
-        ("base_offset", ">i8"),
-        ("length", ">i4"),
-        ("leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">u4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("base_timestamp", ">i8"),
-        ("max_timestamp", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("count", ">i4"),
+        (name, _NUMPY_TYPES[code])
+        for name, code in zip(BatchHeader._fields, HEADER_LAYOUT.format[1:], strict=True)
     ]
 )
 

@@ -27,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.log.partitions.partition import PartitionLog
+    from tidegate.log.segments.segment import LogSegment
     from tidegate.log.topics.topic_config import TopicConfig
 
 
@@ -42,19 +43,6 @@ class Reason(Enum):
     TIME = "time"
 
 
-class Ageing(Protocol):
-    """What the rules look at; a `LogSegment` is one. Timestamps are asked for only as far as a rule walks."""
-
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def largest_timestamp(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The offsets of one partition that every rule respects."""
@@ -64,7 +52,7 @@ class Bounds:
     log_end_offset: int
 
 
-def breaching_start_offset(segments: Sequence[Ageing], bounds: Bounds) -> int:
+def breaching_start_offset(segments: Sequence[LogSegment], bounds: Bounds) -> int:
     """How many of the oldest segments lie wholly below the log start offset."""
 
     def matches(index: int) -> bool:
@@ -73,7 +61,7 @@ def breaching_start_offset(segments: Sequence[Ageing], bounds: Bounds) -> int:
     return _leading(segments, bounds, matches)
 
 
-def breaching_size(segments: Sequence[Ageing], bounds: Bounds, retention_bytes: int) -> int:
+def breaching_size(segments: Sequence[LogSegment], bounds: Bounds, retention_bytes: int) -> int:
     """How many of the oldest segments can go with at least `retention_bytes` left; negative is no limit."""
     total = sum(segment.size for segment in segments)
     if retention_bytes < 0 or total < retention_bytes:
@@ -91,14 +79,14 @@ def breaching_size(segments: Sequence[Ageing], bounds: Bounds, retention_bytes: 
     return _leading(segments, bounds, matches)
 
 
-def breaching_time(segments: Sequence[Ageing], bounds: Bounds, retention_ms: int, now_ms: int) -> int:
+def breaching_time(segments: Sequence[LogSegment], bounds: Bounds, retention_ms: int, now_ms: int) -> int:
     """How many of the oldest segments hold nothing as young as `retention_ms`; negative is no limit."""
     if retention_ms < 0:
         return 0
     return _leading(segments, bounds, lambda index: now_ms - segments[index].largest_timestamp > retention_ms)
 
 
-def _leading(segments: Sequence[Ageing], bounds: Bounds, matches: Callable[[int], bool]) -> int:
+def _leading(segments: Sequence[LogSegment], bounds: Bounds, matches: Callable[[int], bool]) -> int:
     """The length of the matching run from the oldest segment on (R1, R2, R3)."""
     for index, segment in enumerate(segments):
         is_last = index + 1 == len(segments)
@@ -136,7 +124,7 @@ class RetentionReport:
 
 
 def plan_retention(
-    segments: Sequence[Ageing], bounds: Bounds, config: TopicConfig, now_ms: int
+    segments: Sequence[LogSegment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> list[Removal]:
     """What a pass removes, oldest first: by start offset, then size, then time, each seeing what is left."""
     removals: list[Removal] = []
@@ -156,20 +144,19 @@ def plan_retention(
     return removals
 
 
-def apply_retention(log: PartitionLog, now_ms: int, *, dry_run: bool = False) -> RetentionReport:
-    """One retention pass over one partition; with `dry_run`, only what it would do."""
+def apply_retention(log: PartitionLog, now_ms: int) -> RetentionReport:
+    """One retention pass over one partition."""
     with log.lock:
         segments = log.segments
         before = log.log_start_offset
         bounds = Bounds(before, log.high_watermark, log.log_end_offset)
         removals = plan_retention(segments, bounds, log.config, now_ms)
         after = max(before, removals[-1].next_offset) if removals else before
-        if not dry_run:
-            for reason in Reason:
-                bases = {removal.base_offset for removal in removals if removal.reason is reason}
-                if bases:
-                    chosen = [segment for segment in segments if segment.base_offset in bases]
-                    log.delete_segments(chosen, reason.value)
+        for reason in Reason:
+            bases = {removal.base_offset for removal in removals if removal.reason is reason}
+            if bases:
+                chosen = [segment for segment in segments if segment.base_offset in bases]
+                log.delete_segments(chosen, reason.value)
     return RetentionReport(
         log.topic, log.partition, tuple(removals), before, after, rolled=len(removals) == len(segments)
     )

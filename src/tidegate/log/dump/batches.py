@@ -14,12 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from struct import Struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
-from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, BatchHeader
+from tidegate.log.batches.batch import (
+    HEADER_LAYOUT,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    START_LAYOUT,
+    BatchHeader,
+)
 
 if TYPE_CHECKING:
     from tidegate.log.batches.decode import BatchTable
@@ -27,9 +33,6 @@ if TYPE_CHECKING:
 WINDOW_BYTES: Final = 4 << 20
 UP_TO_MAGIC: Final = 17
 SMALLEST_LENGTH: Final = 14
-
-_START = Struct(">qi4xb")
-_HEADER = Struct(">qiibIhiqqqhii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class BatchWalk:
         if remaining <= UP_TO_MAGIC:
             return None
         head = self._file.read_at(self.position, UP_TO_MAGIC)
-        offset, length, _ = _START.unpack(head)
+        offset, length, _ = START_LAYOUT.unpack(head)
         if length < SMALLEST_LENGTH:
             zeros = not any(head)
             raise CorruptError(
@@ -113,7 +116,7 @@ class BatchWalk:
 
         at, start = 0, self.position
         while len(data) - at > UP_TO_MAGIC:
-            _, length, magic = _START.unpack_from(data, at)
+            _, length, magic = START_LAYOUT.unpack_from(data, at)
             size = length + LENGTH_OVERHEAD
             if length < SMALLEST_LENGTH or size > len(data) - at:
                 return
@@ -139,7 +142,7 @@ class BatchWalk:
                 path=self._file.path,
                 position=position,
             )
-        return BatchHeader(*_HEADER.unpack(data))
+        return BatchHeader(*HEADER_LAYOUT.unpack(data))
 
 
 def _as_batch(position: int, data: memoryview, magic: int) -> BatchRun:

@@ -14,26 +14,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
 from tidegate.log.dump.decoders import RecordParser
 
 if TYPE_CHECKING:
-    from numpy import bool_
-    from numpy.typing import NDArray
+    from tidegate.log.dump.json import JsonSink
+    from tidegate.log.dump.text import TextSink
 
-    from tidegate.log.dump.batches import BatchRun, OddBatch
-    from tidegate.log.dump.legacy import LegacyRecord
-    from tidegate.log.dump.records import RecordColumns
-    from tidegate.log.producers.producer_snapshot import ProducerEntry
-    from tidegate.log.segments.offset_index import OffsetPosition
-    from tidegate.log.segments.time_index import TimestampOffset
-    from tidegate.log.segments.transaction_index import AbortedTxn
+    Sink: TypeAlias = TextSink | JsonSink
 
 MAX_INT = 2**31 - 1
 PROFILES = ("modern", "seed")
@@ -122,48 +116,6 @@ class Control:
     type_id: int
     coordinator_epoch: int | None = None
     message: tuple[str, dict[str, Any]] | None = None
-
-
-class Sink(Protocol):
-    """Where a dump goes: `dump_text.TextSink` or `dump_json.JsonSink`."""
-
-    def begin(self, target: Target) -> None: ...
-
-    def unknown(self, target: Target) -> None: ...
-
-    def log_start(self, target: Target) -> None: ...
-
-    def run(
-        self,
-        run: BatchRun,
-        valid: NDArray[bool_],
-        records: RecordColumns | None,
-        controls: Mapping[int, Control],
-    ) -> None: ...
-
-    def odd(self, batch: OddBatch) -> None: ...
-
-    def legacy(self, position: int, outer: LegacyRecord, inner: Sequence[LegacyRecord]) -> None: ...
-
-    def trailing(self, target: Target, count: int) -> None: ...
-
-    def index_empty(self, target: Target) -> None: ...
-
-    def index_sane(self, target: Target) -> None: ...
-
-    def offset_entries(self, entries: Sequence[OffsetPosition]) -> None: ...
-
-    def time_entries(self, entries: Sequence[TimestampOffset]) -> None: ...
-
-    def aborted(self, entries: Sequence[AbortedTxn]) -> None: ...
-
-    def producers(self, entries: Sequence[ProducerEntry]) -> None: ...
-
-    def snapshot_broken(self, target: Target, error: CorruptError) -> None: ...
-
-    def fault(self, target: Target, error: CorruptError) -> None: ...
-
-    def findings(self, findings: Findings) -> None: ...
 
 
 def dump(

@@ -7,24 +7,27 @@ offset marks the unused, zero tail of an index that was never trimmed: the dump 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
+from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import File, Files
-from tidegate.log.batches.batch import HEADER_SIZE
+from tidegate.log.batches.batch import HEADER_SIZE, SPAN_LAYOUT
 from tidegate.log.dump.batches import BatchRun, BatchWalk, LegacyMessage
-from tidegate.log.dump.dump import DumpOptions, Findings, Sink, Target
+from tidegate.log.dump.dump import DumpOptions, Findings, Target
 from tidegate.log.dump.legacy import inner_records, read_message
 from tidegate.log.producers.producer_snapshot import read_snapshot
-from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition
+from tidegate.log.segments.offset_index import OffsetIndex
 from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
 from tidegate.log.segments.transaction_index import TransactionIndex
 
+if TYPE_CHECKING:
+    from tidegate.log.dump.dump import Sink
+
 CHUNK_ENTRIES = 4096
 _SEARCH_BYTES = 64 * 1024
-_START = Struct(">qi4xb6xi")
 
 
 def dump_index(target: Target, options: DumpOptions, sink: Sink, findings: Findings, files: Files) -> None:
@@ -39,7 +42,7 @@ def dump_index(target: Target, options: DumpOptions, sink: Sink, findings: Findi
             index.sanity_check()
             sink.index_sane(target)
             return
-        for entries in _chunked_offsets(index):
+        for entries in _chunked(index):
             for entry in entries:
                 found = _last_offset_at(log, entry.position, options.max_message_bytes, target)
                 if found != entry.offset:
@@ -63,7 +66,7 @@ def dump_time_index(
     _require(offsets.exists, target, offset_path)
     with _open_sibling(target, ".log", files) as log:
         check = _TimeCheck(target, log, offsets, findings)
-        for entries in _chunked_timestamps(index):
+        for entries in _chunked(index):
             for entry in entries:
                 check.entry(entry)
             if not options.verify_index_only:
@@ -140,9 +143,9 @@ class _TimeCheck:
 def _last_offset_at(log: File, position: int, max_message_bytes: int, target: Target) -> int:
     """The last offset of the batch that starts at `position`."""
     size = log.size()
-    head = log.read_at(position, _START.size) if 0 <= position < size else b""
-    if len(head) == _START.size:
-        base, length, magic, delta = _START.unpack(head)
+    head = log.read_at(position, SPAN_LAYOUT.size) if 0 <= position < size else b""
+    if len(head) == SPAN_LAYOUT.size:
+        base, length, magic, delta = SPAN_LAYOUT.unpack(head)
         whole = length + 12
         if length >= 14 and whole <= min(max_message_bytes, size - position):
             return int(base if magic < 2 else base + delta)
@@ -159,28 +162,13 @@ def _last_offset_at(log: File, position: int, max_message_bytes: int, target: Ta
     )
 
 
-def _chunked_offsets(index: OffsetIndex) -> Iterator[list[OffsetPosition]]:
-    chunk: list[OffsetPosition] = []
-    for number, entry in enumerate(index):
-        if number > 0 and entry.offset == index.base_offset:
-            break
-        chunk.append(entry)
-        if len(chunk) == CHUNK_ENTRIES:
-            yield chunk
-            chunk = []
-    yield chunk
-
-
-def _chunked_timestamps(index: TimeIndex) -> Iterator[list[TimestampOffset]]:
-    chunk: list[TimestampOffset] = []
-    for number, entry in enumerate(index):
-        if number > 0 and entry.offset == index.base_offset:
-            break
-        chunk.append(entry)
-        if len(chunk) == CHUNK_ENTRIES:
-            yield chunk
-            chunk = []
-    yield chunk
+def _chunked(index: OffsetIndex | TimeIndex) -> Iterator[list[Any]]:
+    entries: Iterator[Any] = iter(index)
+    first = itertools.islice(entries, 1)
+    used = itertools.takewhile(lambda entry: entry.offset != index.base_offset, entries)
+    found = itertools.chain(first, used)
+    while chunk := list(itertools.islice(found, CHUNK_ENTRIES)):
+        yield chunk
 
 
 def _open_sibling(target: Target, suffix: str, files: Files) -> File:

@@ -17,7 +17,7 @@ from tidegate.files import Files
 from tidegate.log.batches.batch import CODEC_MASK, CONTROL_BIT, Codec
 from tidegate.log.batches.control import ControlType, parse_control
 from tidegate.log.dump.batches import BatchRun, BatchWalk, LegacyMessage, OddBatch
-from tidegate.log.dump.dump import MAX_INT, Control, DumpOptions, Findings, Sink, Target
+from tidegate.log.dump.dump import MAX_INT, Control, DumpOptions, Findings, Target
 from tidegate.log.dump.legacy import inner_records, read_message
 from tidegate.log.dump.messages import CONTROL_RECORDS, read_versionless
 from tidegate.log.dump.records import RecordColumns, read_records, readable_part
@@ -25,6 +25,8 @@ from tidegate.log.dump.records import RecordColumns, read_records, readable_part
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from tidegate.log.dump.dump import Sink
 
 _CONTROL_KEY = Struct(">hh")
 

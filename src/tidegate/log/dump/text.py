@@ -18,15 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import (
-    CODEC_MASK,
-    CONTROL_BIT,
-    DELETE_HORIZON_BIT,
-    LOG_APPEND_TIME_BIT,
-    TRANSACTIONAL_BIT,
-    BatchHeader,
-    Codec,
-)
+from tidegate.log.batches.batch import CODEC_MASK, MAX_SEQUENCE, NO_SEQUENCE, BatchHeader, Codec
 from tidegate.log.dump.batches import BatchRun, OddBatch
 from tidegate.log.dump.decoders import compact_json
 from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
@@ -109,90 +101,32 @@ class TextSink:
         return dump_lines.record_lines(run, records, batches, tails, size_words=words)
 
     def _batch_lines(self, run: BatchRun, valid: NDArray[bool_]) -> list[str]:
-        import numpy as np
-
-        table = run.table
-        first = table.base_sequence.astype(np.int64)
-        last = first + table.last_offset_delta
-        last = np.where(last > 2**31 - 1, last - 2**31, last)
-        columns = (
-            table.base_offset,
-            table.last_offset,
-            table.count,
-            first,
-            np.where(first == -1, -1, last),
-            table.producer_id,
-            table.producer_epoch,
-            table.leader_epoch,
-            table.attributes,
-            table.base_timestamp,
-            table.position + run.position,
-            table.max_timestamp,
-            table.size,
-            table.crc,
-            valid,
-            np.full(len(table), run.magic),
-        )
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return [self._batch_line(*row) for row in rows]
-
-    def _batch_line(
-        self,
-        base: int,
-        last: int,
-        count: int,
-        first_sequence: int,
-        last_sequence: int,
-        producer: int,
-        epoch: int,
-        leader: int,
-        attributes: int,
-        base_timestamp: int,
-        position: int,
-        max_timestamp: int,
-        size: int,
-        crc: int,
-        valid: bool,
-        magic: int,
-    ) -> str:
-        horizon = ""
-        if self._modern:
-            horizon = (
-                f" deleteHorizonMs: {_optional(base_timestamp if attributes & DELETE_HORIZON_BIT else None)}"
+        rows = run.table.rows
+        columns = [[run.magic] * len(rows) if n == "magic" else rows[n].tolist() for n in BatchHeader._fields]
+        positions = (run.table.position + run.position).tolist()
+        return [
+            self._batch_line(BatchHeader._make(fields), position, is_valid)
+            for fields, position, is_valid in zip(
+                zip(*columns, strict=True), positions, valid.tolist(), strict=True
             )
+        ]
+
+    def _batch_line(self, header: BatchHeader, position: int, is_valid: bool) -> str:
+        last_offset = (header.last_offset + 2**63) % 2**64 - 2**63  # as Java's numbers wrap
+        horizon = f" deleteHorizonMs: {_optional(header.delete_horizon_ms)}" if self._modern else ""
         return (
-            f"baseOffset: {base} lastOffset: {last} count: {count} baseSequence: {first_sequence} "
-            f"lastSequence: {last_sequence} producerId: {producer} producerEpoch: {epoch} "
-            f"partitionLeaderEpoch: {leader} isTransactional: {_WORD[bool(attributes & TRANSACTIONAL_BIT)]} "
-            f"isControl: {_WORD[bool(attributes & CONTROL_BIT)]}{horizon} position: {position} "
-            f"{_timestamp_label(attributes)}: {max_timestamp} size: {size} magic: {magic} "
-            f"compresscodec: {self._codecs[attributes & CODEC_MASK]} crc: {crc} isvalid: {_WORD[valid]}"
+            f"baseOffset: {header.base_offset} lastOffset: {last_offset} count: {header.count} "
+            f"baseSequence: {header.base_sequence} lastSequence: {_last_sequence(header)} "
+            f"producerId: {header.producer_id} producerEpoch: {header.producer_epoch} "
+            f"partitionLeaderEpoch: {header.leader_epoch} isTransactional: {_WORD[header.is_transactional]} "
+            f"isControl: {_WORD[header.is_control]}{horizon} position: {position} "
+            f"{header.timestamp_type.label}: {header.max_timestamp} size: {header.size} magic: {header.magic} "
+            f"compresscodec: {self._codecs[header.attributes & CODEC_MASK]} crc: {header.crc} "
+            f"isvalid: {_WORD[is_valid]}"
         )
 
     def odd(self, batch: OddBatch) -> None:
-        header: BatchHeader = batch.header
-        self._write(
-            [
-                self._batch_line(
-                    header.base_offset,
-                    header.last_offset,
-                    header.count,
-                    header.base_sequence,
-                    header.last_sequence,
-                    header.producer_id,
-                    header.producer_epoch,
-                    header.leader_epoch,
-                    header.attributes,
-                    header.base_timestamp,
-                    batch.position,
-                    header.max_timestamp,
-                    header.size,
-                    header.crc,
-                    False,
-                    header.magic,
-                )
-            ]
-        )
+        self._write([self._batch_line(batch.header, batch.position, False)])
 
     def legacy(self, position: int, outer: LegacyRecord, inner: Sequence[LegacyRecord]) -> None:
         line = (
@@ -316,8 +250,12 @@ def _optional(value: int | None) -> str:
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 
-def _timestamp_label(attributes: int) -> str:
-    return "LogAppendTime" if attributes & LOG_APPEND_TIME_BIT else "CreateTime"
+def _last_sequence(header: BatchHeader) -> int:
+    """As Kafka computes it, also from a sequence that makes no sense."""
+    last = header.base_sequence + header.last_offset_delta
+    if header.base_sequence == NO_SEQUENCE:
+        return NO_SEQUENCE
+    return last - 2**31 if last > MAX_SEQUENCE else last
 
 
 def _tail(key: str | None, payload: str | None) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import InvalidError
 from tidegate.kernels.client_messages import (
     HEADER_ROW,
     MESSAGE_ROW,
@@ -25,6 +25,7 @@ from tidegate.kernels.client_messages import (
     look_at_headers,
     look_at_messages,
 )
+from tidegate.log.batches.record_builder import header_names
 from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.librdkafka import ClientError, Library, library
@@ -135,13 +136,7 @@ class Fetched:
             np.zeros(3, np.int64),
             entries,
         )
-        try:
-            names = _binary(entries["name"], entries["name_length"]).cast(pa.string())
-        except pa.ArrowInvalid:
-            raise CorruptError(
-                f"{self._topic}-{rows['partition'][0]} offsets {rows['offset'][0]} to {rows['offset'][-1]}: a header's "
-                "name is not UTF-8; such records can be read by their own consumers only"
-            ) from None
+        names = header_names(_binary(entries["name"], entries["name_length"]))
         pairs = [names, _binary(entries["value"], entries["value_length"])]
         return pa.ListArray.from_arrays(
             pa.array(ends), pa.StructArray.from_arrays(pairs, fields=list(HEADER_TYPE)), type=HEADERS_TYPE

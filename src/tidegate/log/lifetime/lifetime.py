@@ -49,6 +49,10 @@ class Rule(Enum):
     HIGH_WATERMARK = "high-watermark"
 
 
+CLEANER_OFF = "log.cleaner.enable=false: nobody compacts or ages a compacted topic, so all its records stay"
+_UNATTENDED = "nobody runs retention; start `tidegate log clean --every 5m`"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A steady rhythm: every `interval_ms` one append of `record_bytes`, batch overhead included."""
@@ -118,9 +122,14 @@ class WorkloadLifetime:
         }
 
 
-def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int:
-    """How often somebody looks whether log segments may go: compacted topics are swept by the cleaner."""
-    return broker.log_cleaner_backoff_ms if config.compacts else broker.log_retention_check_interval_ms
+def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
+    """How often somebody looks whether log segments may go; None where nobody does.
+
+    Compacted topics are swept by the cleaner, and by nobody where that is off.
+    """
+    if not config.compacts:
+        return broker.log_retention_check_interval_ms
+    return broker.log_cleaner_backoff_ms if broker.log_cleaner_enable else None
 
 
 def workload_lifetime(
@@ -150,15 +159,18 @@ def workload_lifetime(
         and (workload.interval_ms > limit[0] + interval or config.retention_bytes == 0)
     ):
         fill = 0  # collected before it fills: the active log segment is no exception to retention
+    unswept = config.compacts and not broker.log_cleaner_enable
     expiry = _expiry(fill, limit, config)
-    visible = _visible(expiry, interval)
+    if unswept and limit is None:
+        expiry = Bound(None, Rule.UNATTENDED, CLEANER_OFF)
+    visible = _visible(expiry, interval, CLEANER_OFF if unswept else _UNATTENDED)
     return WorkloadLifetime(
         workload=workload,
         capacity=capacity,
         fill_ms=fill,
         check_interval_ms=interval,
         delete_delay_ms=config.file_delete_delay_ms,
-        guaranteed=_guaranteed(limit, config),
+        guaranteed=_uncleaned(limit) if unswept else _guaranteed(limit, config),
         oldest_at_expiry=expiry,
         visible_max=visible,
         disk_max=_on_disk(visible, config),
@@ -195,6 +207,13 @@ def _guaranteed(limit: tuple[int, Rule, str] | None, config: TopicConfig) -> Bou
     return Bound(limit[0], Rule.TIME, f"{limit[2]}; the last record of a log segment has no more")
 
 
+def _uncleaned(limit: tuple[int, Rule, str] | None) -> Bound:
+    """What a record of a compacted topic has where nothing is compacted."""
+    if limit is None:
+        return Bound(None, Rule.UNATTENDED, CLEANER_OFF)
+    return Bound(limit[0], limit[1], f"{limit[2]}, should somebody check; {CLEANER_OFF}")
+
+
 def _expiry(fill_ms: int, limit: tuple[int, Rule, str] | None, config: TopicConfig) -> Bound:
     if limit is None:
         if config.compacts:
@@ -209,11 +228,11 @@ def _expiry(fill_ms: int, limit: tuple[int, Rule, str] | None, config: TopicConf
     return Bound(fill_ms + limit[0], limit[1], because)
 
 
-def _visible(expiry: Bound, interval_ms: int | None) -> Bound:
+def _visible(expiry: Bound, interval_ms: int | None, unattended: str) -> Bound:
     if expiry.ms is None:
         return expiry
     if interval_ms is None:
-        return Bound(None, Rule.UNATTENDED, "nobody runs retention; start `tidegate log clean --every 5m`")
+        return Bound(None, Rule.UNATTENDED, unattended)
     because = f"retention is checked every {format_duration(interval_ms)}, at worst just before expiry"
     return Bound(expiry.ms + interval_ms, expiry.rule, because)
 

@@ -243,6 +243,8 @@ def _compacted(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts
         f"from {format_moment(since)} on a cleaning may remove records with a newer one of the same key; "
         f"the newest of every key stays for ever"
     )
+    if facts.check_interval_ms is None:
+        because = f"nobody runs compaction, so all records stay; {because}"
     return _Due(None, None, Rule.COMPACTION, because, "cleanup.policy=compact,delete ends their life, too")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from tidegate.durations import format_duration, format_size
-from tidegate.log.lifetime.lifetime import Workload, check_interval_ms
+from tidegate.log.lifetime.lifetime import CLEANER_OFF, Workload, check_interval_ms
 from tidegate.log.partitions.rolling import SegmentCapacity, records_per_segment
 from tidegate.log.topics.topic_config import BrokerConfig, Source, TopicConfig
 
@@ -36,6 +36,7 @@ class Trap:
 def find_traps(config: TopicConfig, broker: BrokerConfig, workload: Workload | None = None) -> list[Trap]:
     """Every trap the settings hold, in the order of how much they surprise."""
     traps = [
+        *_cleaner_traps(config, broker),
         *_retention_traps(config, broker),
         *_index_traps(config, workload),
         *_roll_traps(config, workload),
@@ -43,6 +44,11 @@ def find_traps(config: TopicConfig, broker: BrokerConfig, workload: Workload | N
     if workload is not None:
         traps += _workload_traps(config, workload)
     return traps
+
+
+def _cleaner_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap]:
+    if config.compacts and not broker.log_cleaner_enable:
+        yield Trap("cleaner-off", CLEANER_OFF, "log.cleaner.enable=true (broker)")
 
 
 def _retention_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap]:
@@ -62,7 +68,7 @@ def _retention_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap
             "retention.ms=604800000",
         )
     interval = check_interval_ms(config, broker)
-    if 0 <= config.retention_ms < interval:
+    if interval is not None and 0 <= config.retention_ms < interval:
         yield Trap(
             "check-slower-than-retention",
             f"retention is checked every {format_duration(interval)}, longer than retention.ms="

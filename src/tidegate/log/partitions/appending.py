@@ -120,7 +120,7 @@ def prepare(
         return None
     if origin is Origin.CLIENT or origin is Origin.COORDINATOR:
         return _prepare_assigning(batch, origin, to, facts)
-    return _prepare_as_given(batch, origin, to)
+    return _prepare_as_given(batch, to)
 
 
 # -- batches that get their offsets here ---------------------------------------------------------
@@ -256,6 +256,15 @@ def _target_codec(source: Codec, config: TopicConfig) -> Codec:
     return Codec.NONE if kind == "uncompressed" else Codec[kind.upper()]
 
 
+def compression_level(codec: Codec, config: TopicConfig) -> int | None:
+    """The level that the topic's settings give a codec; None for codecs without levels."""
+    return {
+        Codec.GZIP: config.compression_gzip_level,
+        Codec.LZ4: config.compression_lz4_level,
+        Codec.ZSTD: config.compression_zstd_level,
+    }.get(codec)
+
+
 def _rebuilt(batch: Buffer, header: BatchHeader, codec: Codec, to: Appending) -> bytearray:
     """The same records under another codec, or with offset deltas 0, 1, 2, …"""
     from tidegate.log.batches.decode import decode
@@ -267,25 +276,18 @@ def _rebuilt(batch: Buffer, header: BatchHeader, codec: Codec, to: Appending) ->
         producer = ProducerStamp(
             header.producer_id, header.producer_epoch, header.base_sequence, header.is_transactional
         )
-    levels = {
-        Codec.GZIP: to.config.compression_gzip_level,
-        Codec.LZ4: to.config.compression_lz4_level,
-        Codec.ZSTD: to.config.compression_zstd_level,
-    }
-    return encode(records, codec=codec, level=levels.get(codec), producer=producer)
+    return encode(records, codec=codec, level=compression_level(codec, to.config), producer=producer)
 
 
 # -- batches that have their offsets -------------------------------------------------------------
 
 
-def _prepare_as_given(batch: Buffer, origin: Origin, to: Appending) -> Prepared:
+def _prepare_as_given(batch: Buffer, to: Appending) -> Prepared:
     headers: list[BatchHeader] = []
     size, last, max_timestamp = 0, -1, NO_TIMESTAMP
     for position, header in iter_headers(batch):
         if batch_crc(batch, position, header.size) != header.crc:
             raise _corrupt(to, f"the bytes at offset {header.base_offset} do not match CRC {header.crc}")
-        if origin is Origin.RAFT_LEADER and header.leader_epoch != to.leader_epoch:
-            raise _invalid(to, f"its leader epoch is {header.leader_epoch}, not {to.leader_epoch}")
         if header.last_offset <= last:
             raise _out_of_order(to, f"offset {header.last_offset} follows {last}")
         headers.append(header)

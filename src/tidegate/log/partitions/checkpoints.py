@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -192,17 +191,6 @@ def write_topic_id(folder: Path, topic_id: TopicId, *, files: Files) -> None:
 def has_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
     """Whether everything in the log folder was closed cleanly; only the marker's existence counts."""
     return files.exists(log_folder / CLEAN_SHUTDOWN)
-
-
-def read_broker_epoch(log_folder: Path, *, files: Files) -> int | None:
-    """The epoch written in the marker; None when it is missing, of an old version (empty) or unreadable."""
-    path = log_folder / CLEAN_SHUTDOWN
-    try:
-        content = json.loads(_read(path, files, limit=SMALL_LIMIT_BYTES) or b"null")
-    except (CorruptError, ValueError, RecursionError):
-        return None
-    epoch = content.get("brokerEpoch") if isinstance(content, dict) else None
-    return epoch if isinstance(epoch, int) and not isinstance(epoch, bool) else None
 
 
 def write_clean_shutdown(log_folder: Path, *, files: Files, broker_epoch: int = -1) -> None:

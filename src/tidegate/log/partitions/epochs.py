@@ -111,12 +111,6 @@ class LeaderEpochs:
             known = entries[higher - 1].epoch if higher > 0 else epoch
             return EpochEnd(known, entries[higher].start_offset)
 
-    def epoch_for_offset(self, offset: int) -> int | None:
-        """The epoch that wrote `offset`, None before the first entry."""
-        with self._lock:
-            number = bisect_right(self._entries, offset, key=_start_of)
-            return self._entries[number - 1].epoch if number > 0 else None
-
     def truncate_from_start(self, start_offset: int) -> None:
         """Forget what lies before `start_offset`; the epoch that covers it now starts there."""
         with self._lock:
@@ -138,11 +132,6 @@ class LeaderEpochs:
         """Drop all entries."""
         with self._lock:
             self._replace([])
-
-    def relocate(self, folder: Path) -> None:
-        """The partition folder was renamed."""
-        with self._lock:
-            self.path = folder / self.path.name
 
     def _replace(self, entries: list[EpochEntry]) -> None:
         # File first: a failed write must leave the entry unknown, or it would never be written.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidegate.errors import CorruptError, OffsetOutOfRangeError
+from tidegate.errors import CorruptError, OffsetOutOfRangeError, verify_command
 from tidegate.log.batches.batch import BatchHeader
 from tidegate.log.segments.batch_file import headers, sound_headers
 from tidegate.log.segments.segment import LogSegment
@@ -272,7 +272,8 @@ def find_by_timestamp(
     if not is_met and seal is not None and seal.max_timestamp >= timestamp:
         raise CorruptError(
             f"{segment.path} holds no record at or after time {timestamp}, though it held one up to offset "
-            f"{seal.max_timestamp_offset} when it was sealed; `tidegate verify` shows the extent of the damage",
+            f"{seal.max_timestamp_offset} when it was sealed; {verify_command(segment.path.parent)} shows the extent "
+            "of the damage",
             path=segment.path,
             offset=seal.max_timestamp_offset,
         )
@@ -282,7 +283,7 @@ def find_by_timestamp(
 def _out_of_place(segment: LogSegment, position: int, offset: int, expected: int) -> CorruptError:
     return CorruptError(
         f"{segment.path} holds offset {offset} at position {position}, where {expected} belongs; "
-        f"`tidegate verify` shows the extent of the damage",
+        f"{verify_command(segment.path.parent)} shows the extent of the damage",
         path=segment.path,
         position=position,
         offset=expected,

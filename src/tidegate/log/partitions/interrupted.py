@@ -15,9 +15,8 @@ from typing import Final
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.segments.seals import SUFFIX as SEAL
-from tidegate.log.segments.seals import seal_path
-from tidegate.log.segments.segment import CLEANED, DELETED, LOG, SWAP, LogSegment
+from tidegate.log.segments.file_names import CLEANED, DELETED, LOG, SEAL, SWAP, offset_file
+from tidegate.log.segments.segment import LogSegment
 
 OFFSET_NAME: Final = re.compile(r"([0-9]+)\.(.+)")
 _KRAFT_DELETED: Final = ".checkpoint.deleted"
@@ -63,7 +62,7 @@ def _complete_swap(folder: Path, names: list[str], new: list[LogSegment], files:
         seals = [base for base, name in replaced if name.endswith(SEAL)]
         for base in seals:
             if base in taken or first <= base < stop:
-                files.unlink(seal_path(folder, base), missing_ok=True)
+                files.unlink(offset_file(folder, base, SEAL), missing_ok=True)
         if seals:
             files.sync_folder(folder)
         for base, name in replaced:

@@ -24,13 +24,6 @@ from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.splitting import OffsetOverflowError
 
 
-class SegmentFacts(Protocol):
-    """What may be known of a finished segment without reading it."""
-
-    @property
-    def next_offset(self) -> int: ...
-
-
 class Recovery(Protocol):
     """What to believe of a segment found on disk, and what to do with one that a crash may have hurt."""
 
@@ -39,8 +32,8 @@ class Recovery(Protocol):
         """Why the log must not be written to; None when it may. Asked after loading."""
         ...
 
-    def facts(self, segment: LogSegment) -> SegmentFacts | None:
-        """What is known of a segment; None when it must be read."""
+    def known_end(self, segment: LogSegment) -> int | None:
+        """The offset after a segment's last; None when it must be read."""
         ...
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
@@ -53,7 +46,7 @@ class KafkaRecovery:
 
     read_only: str | None = None
 
-    def facts(self, segment: LogSegment) -> SegmentFacts | None:
+    def known_end(self, segment: LogSegment) -> int | None:
         return None
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:

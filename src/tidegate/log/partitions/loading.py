@@ -12,7 +12,7 @@ recover one (a `Recovery` does).
    an empty segment at the log start.
 5. Epochs are trimmed to the log, producers rebuilt from snapshots and log, stray snapshots removed.
 
-After a clean stop no segment is read except the tail of the last one, and not even that where `Recovery.facts`
+After a clean stop no segment is read except the tail of the last one, and not even that where `Recovery.known_end`
 knows its end. Loading can be interrupted anywhere and started again.
 """
 
@@ -33,14 +33,8 @@ from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, note
 from tidegate.log.partitions.retiring import Retirement
 from tidegate.log.producers.producer_replay import rebuild_producers
 from tidegate.log.producers.producer_state import ProducerStates
-from tidegate.log.segments.segment import (
-    INDEX,
-    INDEX_SUFFIXES,
-    LOG,
-    TIME_INDEX,
-    TRANSACTION_INDEX,
-    LogSegment,
-)
+from tidegate.log.segments.file_names import INDEX, INDEX_SUFFIXES, LOG, TIME_INDEX, TRANSACTION_INDEX
+from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_indexes import OffsetsGoBackError
 from tidegate.log.segments.segment_list import SegmentList
 from tidegate.log.segments.splitting import OffsetOverflowError, split
@@ -108,39 +102,28 @@ class Loader:
         if not self._clean:
             self._splitting(self._recover_unflushed)
         log_end = self._find_end()
-        if self._recovery.read_only is not None:
-            return self._as_found(log_end)
-        self._segments.last.grow_indexes(self._config.segment_index_bytes)
-        self._trim_epochs(log_end)
         log_start = max(self._log_start, self._segments.first.base_offset)
-        self._producers.remove_stray_snapshots(self._segments.bases)
-        rebuild_producers(
-            self._producers,
-            self._segments,
-            log_start=log_start,
-            end=log_end,
-            clean=self._clean,
-            now_ms=self._ports.clock.now_ms(),
-        )
-        recovery_point = log_end if self._clean else min(self._recovery_point, log_end)
+        recovery_point = log_end
+        if self._recovery.read_only is None:  # a damaged log is served as it is: nothing is grown or rebuilt
+            self._segments.last.grow_indexes(self._config.segment_index_bytes)
+            self._trim_epochs(log_end)
+            self._producers.remove_stray_snapshots(self._segments.bases)
+            rebuild_producers(
+                self._producers,
+                self._segments,
+                log_start=log_start,
+                end=log_end,
+                clean=self._clean,
+                now_ms=self._ports.clock.now_ms(),
+            )
+            if not self._clean:
+                recovery_point = min(self._recovery_point, log_end)
+            recovery_point = max(recovery_point, log_start)
         return LoadedLog(
             self._segments,
             log_start,
             log_end,
-            max(recovery_point, log_start),
-            self._epochs,
-            self._producers,
-            self._recovery.read_only,
-        )
-
-    def _as_found(self, log_end: int) -> LoadedLog:
-        """A damaged log is served as it is: nothing is trimmed, grown or rebuilt."""
-        log_start = max(self._log_start, self._segments.first.base_offset)
-        return LoadedLog(
-            self._segments,
-            log_start,
-            log_end,
-            log_end,
+            recovery_point,
             self._epochs,
             self._producers,
             self._recovery.read_only,
@@ -242,8 +225,8 @@ class Loader:
         """The log end offset; the segments are replaced by an empty one if they end before the log start."""
         if len(self._segments):
             last = self._segments.last
-            known = self._recovery.facts(last)
-            log_end = last.read_next_offset() if known is None else known.next_offset
+            known = self._recovery.known_end(last)
+            log_end = last.read_next_offset() if known is None else known
             if log_end >= self._log_start:
                 return log_end
             self._retire(self._segments.segments)
@@ -279,7 +262,5 @@ class Loader:
         return ProducerStates(
             self._folder,
             files=self._ports.files,
-            clock=self._ports.clock,
             expiration_ms=self._broker.producer_id_expiration_ms,
-            transaction_max_timeout_ms=self._broker.transaction_max_timeout_ms,
         )

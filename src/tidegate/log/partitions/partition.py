@@ -185,11 +185,6 @@ class PartitionLog:
         return self._state.read_only or self._state.commit.failure
 
     @property
-    def last_flush_ms(self) -> int:
-        """Monotonic time of the last successful sync, or of the opening."""
-        return self._state.last_flush_ms
-
-    @property
     def active_producers(self) -> Mapping[int, ProducerEntry]:
         """Producer id → what is known of it: epoch, last sequence, open transaction."""
         return self._state.producers.active_producers

@@ -73,7 +73,6 @@ class PartitionState:
         self.is_closed = False
         self.is_progress_told = True
         self.retirement = Retirement(folder, self.producers, files=ports.files, scheduler=ports.scheduler)
-        self.last_flush_ms = ports.clock.monotonic_ms()
         self.finished: list[LogSegment] = []  # rolled, not synced since
         active = loaded.segments.last
         end = LogPoint(loaded.log_end, active.base_offset, active.size)
@@ -211,7 +210,6 @@ class PartitionState:
         for segment in finished:
             with suppress(ValueError):  # it left the log meanwhile
                 self.finished.remove(segment)
-        self.last_flush_ms = self.ports.clock.monotonic_ms()
         return view.end
 
     def settle(self) -> None:

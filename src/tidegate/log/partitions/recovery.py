@@ -27,17 +27,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CorruptError, InvalidError, verify_command
 from tidegate.files import File, Files
 from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, SegmentFacts, recover_segment
+from tidegate.log.partitions.kafka_recovery import KafkaRecovery, Recovery, recover_segment
 from tidegate.log.producers.producer_state import ProducerStates
 from tidegate.log.segments.batch_file import sound_headers
+from tidegate.log.segments.file_names import LOG
 from tidegate.log.segments.resync import next_sound_batch, sound_batches
 from tidegate.log.segments.seals import Seal, read_seal
-from tidegate.log.segments.segment import LOG, LogSegment
+from tidegate.log.segments.segment import LogSegment
 
 logger = logging.getLogger("tidegate.log")
 
@@ -56,12 +57,6 @@ class Damage:
     message: str
 
 
-class Known(NamedTuple):
-    """What recovery found out about a segment."""
-
-    next_offset: int
-
-
 @dataclass(slots=True)
 class SafeRecovery:
     """The default strategy; both offsets as the last writer left them, 0 when unknown.
@@ -76,7 +71,7 @@ class SafeRecovery:
     is_certain: bool = True
     end: Seal | None = None
     damages: list[Damage] = field(default_factory=list)
-    _known: dict[int, Known] = field(default_factory=dict)
+    _ends: dict[int, int] = field(default_factory=dict)
 
     @property
     def read_only(self) -> str | None:
@@ -86,13 +81,13 @@ class SafeRecovery:
         more = f" and {len(self.damages) - 1} more" if len(self.damages) > 1 else ""
         return (
             f"{first.message}{more}. Nothing was cut and everything sound is still readable. Look with "
-            f"`tidegate verify {first.path.parent}`; then restore the file, or give up what is damaged by "
+            f"{verify_command(first.path.parent)}; then restore the file, or give up what is damaged by "
             f'opening the log with recovery="kafka"'
         )
 
-    def facts(self, segment: LogSegment) -> SegmentFacts | None:
+    def known_end(self, segment: LogSegment) -> int | None:
         """Where a segment ends, from its seal or from what recovery saw."""
-        if (known := self._known.get(segment.base_offset)) is not None:
+        if (known := self._ends.get(segment.base_offset)) is not None:
             return known
         try:
             is_end = self.end is not None and self.end.base_offset == segment.base_offset
@@ -102,7 +97,7 @@ class SafeRecovery:
             return None
         if seal is None or seal.files[LOG].size != segment.size:
             return None
-        return Known(seal.next_offset)
+        return seal.next_offset
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
         """Rebuild the indexes; cut a torn tail, keep damage. How many bytes went."""
@@ -112,7 +107,7 @@ class SafeRecovery:
         if bad_at == segment.size:
             if not self.damages:
                 return recover_segment(segment, producers, epochs)
-            self._known[segment.base_offset] = Known(expected)  # read-only already: look, do not touch
+            self._ends[segment.base_offset] = expected  # read-only already: look, do not touch
             return 0
         # A flipped offset may have raised what is expected; what follows says where the log really was.
         offset = expected if behind is None else min(expected, behind[1].base_offset)
@@ -139,7 +134,7 @@ class SafeRecovery:
             )
         )
         logger.error("%s", self.damages[-1].message)
-        self._known[segment.base_offset] = Known(log_end)
+        self._ends[segment.base_offset] = log_end
 
     def _tell_cut(self, segment: LogSegment, bad_at: int, offset: int) -> None:
         lost = max(0, self.high_watermark - offset)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.log.partitions.partition_state import PartitionState
 from tidegate.log.producers.producer_replay import rebuild_producers
-from tidegate.log.segments.segment import DELETED, INDEX_SUFFIXES, LOG, LogSegment, segment_file
+from tidegate.log.segments.file_names import DELETED, INDEX_SUFFIXES, LOG, offset_file
+from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_list import SegmentList
 
 TRUNCATION = "truncation"
@@ -58,7 +59,7 @@ class Reshaping:
     def _follow(self, active: LogSegment, base: int) -> LogSegment:
         state = self._state
         for kind in (LOG, *INDEX_SUFFIXES):
-            leftover = segment_file(state.folder, base, kind)
+            leftover = offset_file(state.folder, base, kind)
             if state.ports.files.exists(leftover):
                 state.ports.files.unlink(leftover, missing_ok=True)
         fresh = self._create(base)

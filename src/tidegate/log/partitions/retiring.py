@@ -22,7 +22,8 @@ from pathlib import Path
 from tidegate.errors import TidegateError, TidegateWarning
 from tidegate.files import Files
 from tidegate.log.producers.producer_state import ProducerStates
-from tidegate.log.segments.segment import DELETED, SWAP, LogSegment
+from tidegate.log.segments.file_names import DELETED, SWAP
+from tidegate.log.segments.segment import LogSegment
 from tidegate.scheduling import Scheduler
 
 

@@ -18,9 +18,14 @@ one), else wall-clock time since the segment object was made.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.log.partitions.appending import Prepared
+    from tidegate.log.segments.segment import LogSegment
+    from tidegate.log.topics.topic_config import TopicConfig
 
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 OFFSET_ENTRY_BYTES: Final = 8
@@ -33,79 +38,29 @@ TIME_INDEX_FULL: Final = "time_index_full"
 OFFSET_OVERFLOW: Final = "offset_overflow"
 
 
-class RollState(Protocol):
-    """What the test looks at in the active log segment; a `LogSegment` is one."""
-
-    @property
-    def base_offset(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def first_timestamp(self) -> int:
-        """Largest timestamp of the first batch; negative when there is none."""
-        ...
-
-    @property
-    def created_ms(self) -> int: ...
-
-    @property
-    def roll_jitter_ms(self) -> int: ...
-
-    @property
-    def is_offset_index_full(self) -> bool: ...
-
-    @property
-    def is_time_index_full(self) -> bool: ...
-
-
-class AppendShape(Protocol):
-    """What the test looks at in the append about to be written."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def last_offset(self) -> int: ...
-
-    @property
-    def max_timestamp(self) -> int: ...
-
-
-class RollLimits(Protocol):
-    """The settings the test obeys; a `TopicConfig` is one."""
-
-    @property
-    def segment_bytes(self) -> int: ...
-
-    @property
-    def max_segment_ms(self) -> int: ...
-
-
-def roll_reason(state: RollState, shape: AppendShape, limits: RollLimits, now_ms: int) -> str | None:
+def roll_reason(segment: LogSegment, append: Prepared, config: TopicConfig, now_ms: int) -> str | None:
     """Why the append needs a new log segment; None when it does not."""
-    size = state.size
-    if size > limits.segment_bytes - shape.size:
+    size = segment.size
+    if size > config.segment_bytes - append.size:
         return SIZE
     if (
         size > 0
-        and waited_ms(state, shape.max_timestamp, now_ms) > limits.max_segment_ms - state.roll_jitter_ms
+        and waited_ms(segment, append.max_timestamp, now_ms) > config.max_segment_ms - segment.roll_jitter_ms
     ):
         return TIME
-    if state.is_offset_index_full:
+    if segment.is_offset_index_full:
         return INDEX_FULL
-    if state.is_time_index_full:
+    if segment.is_time_index_full:
         return TIME_INDEX_FULL
-    if not 0 <= shape.last_offset - state.base_offset <= MAX_RELATIVE_OFFSET:
+    if not 0 <= append.last_offset - segment.base_offset <= MAX_RELATIVE_OFFSET:
         return OFFSET_OVERFLOW
     return None
 
 
-def waited_ms(state: RollState, append_timestamp: int, now_ms: int) -> int:
+def waited_ms(segment: LogSegment, append_timestamp: int, now_ms: int) -> int:
     """How long the segment has been filling, in the time its first batch is dated in."""
-    first = state.first_timestamp
-    return append_timestamp - first if first >= 0 else now_ms - state.created_ms
+    first = segment.first_timestamp
+    return append_timestamp - first if first >= 0 else now_ms - segment.created_ms
 
 
 @dataclass(frozen=True, slots=True)

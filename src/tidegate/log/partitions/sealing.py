@@ -22,20 +22,18 @@ from tidegate.errors import CorruptError
 from tidegate.files import Bytes, Files
 from tidegate.log.batches.batch import NO_TIMESTAMP, BatchHeader
 from tidegate.log.partitions.partition import PartitionLog
+from tidegate.log.segments.file_names import INDEX_SUFFIXES, LOG, SEAL, offset_file, offsets_of
 from tidegate.log.segments.seals import (
-    SEALED_SUFFIXES,
-    SUFFIX,
     BlockSums,
     FileSum,
     Seal,
     last_block_matches,
     mismatches,
     read_seal,
-    seal_path,
     sum_file,
     write_seal,
 )
-from tidegate.log.segments.segment import INDEX_SUFFIXES, LOG, LogSegment, segment_file
+from tidegate.log.segments.segment import LogSegment
 
 
 class Tally:
@@ -142,10 +140,8 @@ class Sealer:
 
     def _remove_strays(self) -> None:
         living = {segment.base_offset for segment in self._log.segments[:-1]}
-        for name in self._files.list(self._folder):
-            stem, dot, kind = name.partition(".")
-            if dot + kind == SUFFIX and stem.isdigit() and int(stem) not in living:
-                self._remove(int(stem))
+        for base in set(offsets_of(self._files.list(self._folder), SEAL)) - living:
+            self._remove(base)
 
     def _remove(self, base_offset: int) -> None:
         remove_seal(self._files, self._folder, base_offset)
@@ -170,13 +166,13 @@ def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
         return None
     if seal is None or mismatches(files, folder, seal, INDEX_SUFFIXES):
         return None
-    path = segment_file(folder, base_offset, LOG)
+    path = offset_file(folder, base_offset, LOG)
     return seal if last_block_matches(files, path, seal.files[LOG]) else None
 
 
 def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
     """The segment's files are about to change: nothing vouches for them any more."""
-    path = seal_path(folder, base_offset)
+    path = offset_file(folder, base_offset, SEAL)
     if files.exists(path):
         files.unlink(path, missing_ok=True)
         files.sync_folder(folder)
@@ -201,9 +197,8 @@ def _measure(segment: LogSegment, files: Files) -> tuple[BlockSums, Tally]:
 
 def _sums(files: Files, folder: Path, base_offset: int, log_sum: FileSum) -> dict[str, FileSum]:
     sums = {LOG: log_sum}
-    for suffix in SEALED_SUFFIXES:
-        if suffix != LOG:
-            found = sum_file(files, segment_file(folder, base_offset, suffix))
-            if found is not None:
-                sums[suffix] = found
+    for suffix in INDEX_SUFFIXES:
+        found = sum_file(files, offset_file(folder, base_offset, suffix))
+        if found is not None:
+            sums[suffix] = found
     return sums

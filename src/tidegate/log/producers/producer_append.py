@@ -7,20 +7,19 @@ failed append leaves no trace.
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
-    RAFT_LEADER   as COORDINATOR                                 as COORDINATOR
     REPLICATION   none: they were made when the leader wrote     none; oddities are logged
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from tidegate.errors import FencedError, InvalidError
 from tidegate.log.batches.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
 from tidegate.log.producers.producer_snapshot import NO_EPOCH, BatchMetadata, ProducerEntry
-from tidegate.log.producers.transactions import CompletedTxn, OpenTxn
 
 _log = logging.getLogger(__name__)
 
@@ -31,22 +30,15 @@ class Origin(Enum):
     CLIENT = "client"
     REPLICATION = "replication"
     COORDINATOR = "coordinator"
-    RAFT_LEADER = "raft-leader"
 
 
-@dataclass(slots=True)
-class Verification:
-    """A transactional append that is being verified: the lowest sequence seen of its producer meanwhile."""
+class CompletedTxn(NamedTuple):
+    """A transaction and the marker that ended it; offsets inclusive, `last_offset` is the marker's."""
 
-    created_ms: int
-    lowest_sequence: int
-    epoch: int
-
-    def saw(self, sequence: int, epoch: int) -> None:
-        if epoch == self.epoch:
-            self.lowest_sequence = min(self.lowest_sequence, sequence)
-        elif epoch > self.epoch:
-            self.epoch, self.lowest_sequence = epoch, sequence
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
 
 
 class ProducerAppend:
@@ -57,15 +49,12 @@ class ProducerAppend:
         partition: str,
         current: ProducerEntry,
         origin: Origin,
-        *,
-        verification: Verification | None = None,
     ) -> None:
         self.origin = origin
         self._partition = partition
         self._current = current
-        self._verification = verification
         self._entry = replace(current, batches=())
-        self._started: list[OpenTxn] = []
+        self._started: list[int] = []
 
     @property
     def producer_id(self) -> int:
@@ -77,74 +66,36 @@ class ProducerAppend:
         return self._entry
 
     @property
-    def started(self) -> tuple[OpenTxn, ...]:
-        """Transactions that began in this append."""
+    def started(self) -> tuple[int, ...]:
+        """The first offsets of transactions that began in this append."""
         return tuple(self._started)
 
     def append(self, header: BatchHeader) -> None:
         """Take a data batch whose header carries its final offsets."""
-        self.append_data(
-            epoch=header.producer_epoch,
-            first_sequence=header.base_sequence,
-            last_sequence=header.last_sequence,
-            timestamp=header.max_timestamp,
-            first_offset=header.base_offset,
-            last_offset=header.last_offset,
-            transactional=header.is_transactional,
-        )
-
-    def append_data(
-        self,
-        *,
-        epoch: int,
-        first_sequence: int,
-        last_sequence: int,
-        timestamp: int,
-        first_offset: int,
-        last_offset: int,
-        transactional: bool = False,
-    ) -> None:
-        """Take a data batch given by its fields."""
+        epoch, first_offset = header.producer_epoch, header.base_offset
         self._check_epoch(epoch, first_offset)
         if self.origin is Origin.CLIENT:
-            self._check_sequence(epoch, first_sequence, first_offset)
+            self._check_sequence(epoch, header.base_sequence, first_offset)
         open_txn = self._entry.txn_first_offset
-        if open_txn is not None and not transactional:
+        if open_txn is not None and not header.is_transactional:
             self._refuse_outside_transaction(first_offset, open_txn)
-        batch = BatchMetadata(last_sequence, last_offset, last_offset - first_offset, timestamp)
+        batch = BatchMetadata(
+            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+        )
         self._entry = self._entry.with_batch(epoch, batch)
-        if open_txn is None and transactional:
+        if open_txn is None and header.is_transactional:
             self._entry = replace(self._entry, txn_first_offset=first_offset)
-            self._started.append(OpenTxn(self.producer_id, first_offset))
+            self._started.append(first_offset)
 
     def append_marker(
-        self,
-        header: BatchHeader,
-        *,
-        is_abort: bool,
-        coordinator_epoch: int,
-        timestamp: int | None = None,
+        self, header: BatchHeader, *, is_abort: bool, coordinator_epoch: int
     ) -> CompletedTxn | None:
-        """Take an end marker; the transaction it ended, None when none was open.
-
-        `timestamp` is the marker record's own, the batch's when not given.
-        """
-        return self.end_transaction(
-            epoch=header.producer_epoch,
-            coordinator_epoch=coordinator_epoch,
-            is_abort=is_abort,
-            offset=header.base_offset,
-            timestamp=header.max_timestamp if timestamp is None else timestamp,
-        )
-
-    def end_transaction(
-        self, *, epoch: int, coordinator_epoch: int, is_abort: bool, offset: int, timestamp: int
-    ) -> CompletedTxn | None:
-        """Take an end marker given by its fields."""
-        self._check_epoch(epoch, offset)
+        """Take an end marker; the transaction it ended, None when none was open."""
+        offset = header.base_offset
+        self._check_epoch(header.producer_epoch, offset)
         self._check_coordinator_epoch(coordinator_epoch, offset)
         first_offset = self._entry.txn_first_offset
-        self._entry = self._entry.with_marker(epoch, coordinator_epoch, timestamp)
+        self._entry = self._entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
         if first_offset is None:
             return None
         return CompletedTxn(self.producer_id, first_offset, offset, is_abort)
@@ -163,10 +114,6 @@ class ProducerAppend:
         _log.warning(message)
 
     def _check_sequence(self, epoch: int, sequence: int, offset: int) -> None:
-        if self._verification is not None and sequence > self._verification.lowest_sequence:
-            raise self._out_of_order(
-                offset, sequence, f"sequence {self._verification.lowest_sequence} was seen first"
-            )
         if epoch != self._entry.epoch:
             if sequence != 0 and self._entry.epoch != NO_EPOCH:
                 raise self._out_of_order(

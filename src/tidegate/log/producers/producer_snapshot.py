@@ -14,7 +14,6 @@ Thread rule: values are immutable; `SnapshotFiles` belongs to its partition's ow
 
 from __future__ import annotations
 
-import re
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.batches.batch import NO_SEQUENCE, NO_TIMESTAMP, previous_sequence
+from tidegate.log.segments.file_names import SNAPSHOT, offset_file, offsets_of
 
 VERSION: Final = 1
 BATCHES_KEPT: Final = 5
@@ -36,7 +36,6 @@ LIMIT_BYTES: Final = 64 * 1024 * 1024
 _HEAD = struct.Struct(">hIi")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _COUNT_POSITION = 6
-_NAME = re.compile(r"([0-9]{20})\.snapshot")
 
 
 class BatchMetadata(NamedTuple):
@@ -185,16 +184,6 @@ def _decode_entry(
 # -- files -----------------------------------------------------------------------------------------
 
 
-def snapshot_path(folder: Path, offset: int) -> Path:
-    return folder / f"{offset:020d}.snapshot"
-
-
-def snapshot_offset(name: str) -> int | None:
-    """The offset in a snapshot's file name, None for any other name."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else int(found[1])
-
-
 def read_snapshot(path: Path, *, files: Files) -> list[ProducerEntry]:
     """The producers in a snapshot file; `CorruptError` when it is damaged."""
     found = files.stat(path)
@@ -220,7 +209,7 @@ class SnapshotFiles:
     def reload(self) -> None:
         """Look at the folder again."""
         names = self._files.list(self.folder) if self._files.exists(self.folder) else []
-        self._offsets = sorted(offset for name in names if (offset := snapshot_offset(name)) is not None)
+        self._offsets = offsets_of(names, SNAPSHOT)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -231,16 +220,12 @@ class SnapshotFiles:
     def latest(self) -> int | None:
         return self._offsets[-1] if self._offsets else None
 
-    @property
-    def oldest(self) -> int | None:
-        return self._offsets[0] if self._offsets else None
-
     def __contains__(self, offset: int) -> bool:
         number = bisect_left(self._offsets, offset)
         return number < len(self._offsets) and self._offsets[number] == offset
 
     def path(self, offset: int) -> Path:
-        return snapshot_path(self.folder, offset)
+        return offset_file(self.folder, offset, SNAPSHOT)
 
     def write(self, offset: int, entries: Iterable[ProducerEntry], *, sync: bool) -> Path:
         write_snapshot(self.path(offset), entries, files=self._files, sync=sync)

@@ -1,7 +1,8 @@
 """What one partition knows of its producers: sequences, epochs, transactions, and their snapshots.
 
-Wires the rules (`producer_append`), the transactions (`transactions`) and the files (`producer_snapshot`),
-and keeps the map of producers. It reads no log: after `truncate_and_reload` the owner replays the log from
+Wires the rules (`producer_append`) and the files (`producer_snapshot`), and keeps the map of producers and which
+transactions readers of committed records must not pass yet: open ones, and complete ones whose marker the high
+watermark has not passed. It reads no log: after `truncate_and_reload` the owner replays the log from
 `map_end_offset` on. The owner's order for every append is: `duplicate_of`, `prepare`, the append's checks,
 write the bytes, `update`, and per ended transaction `last_stable_offset`, transaction index, `complete_txn`;
 then `update_map_end_offset`.
@@ -18,17 +19,16 @@ Thread rule: belongs to its partition's owner, who holds the partition's lock.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
 from tidegate.log.batches.batch import BatchHeader
-from tidegate.log.producers.producer_append import Origin, ProducerAppend, Verification
+from tidegate.log.producers.producer_append import CompletedTxn, Origin, ProducerAppend
 from tidegate.log.producers.producer_snapshot import BatchMetadata, ProducerEntry, SnapshotFiles
-from tidegate.log.producers.transactions import CompletedTxn, OpenTxn, Transactions
 
 __all__ = [
     "BatchMetadata",
@@ -37,10 +37,7 @@ __all__ = [
     "ProducerAppend",
     "ProducerEntry",
     "ProducerStates",
-    "Verification",
 ]
-
-LATE_TRANSACTION_BUFFER_MS = 5 * 60 * 1000
 
 _log = logging.getLogger(__name__)
 
@@ -53,18 +50,15 @@ class ProducerStates:
         folder: Path,
         *,
         files: Files,
-        clock: Clock,
         expiration_ms: int = 86_400_000,
-        transaction_max_timeout_ms: int = 900_000,
     ) -> None:
         self.folder = folder
         self.expiration_ms = expiration_ms
-        self.transaction_max_timeout_ms = transaction_max_timeout_ms
         self._files = files
-        self._clock = clock
         self._producers: dict[int, ProducerEntry] = {}
-        self._transactions = Transactions()
-        self._verifications: dict[int, Verification] = {}
+        self._open: dict[int, int] = {}  # first offset → producer of each open transaction
+        self._open_order: list[int] = []
+        self._unreplicated: dict[int, CompletedTxn] = {}  # by first offset
         self._snapshots = SnapshotFiles(folder, files=files)
         self._map_end_offset = 0
         self._last_snapshot_offset = 0
@@ -79,7 +73,7 @@ class ProducerStates:
     @property
     def is_empty(self) -> bool:
         """No producer is known and nothing waits for the high watermark."""
-        return not self._producers and not self._transactions.has_unreplicated
+        return not self._producers and not self._unreplicated
 
     @property
     def map_end_offset(self) -> int:
@@ -89,23 +83,18 @@ class ProducerStates:
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the earliest transaction begins that is open, or complete but not replicated."""
-        return self._transactions.first_unstable_offset
+        found = [
+            offset for offset in (self.first_undecided_offset, *self._unreplicated) if offset is not None
+        ]
+        return min(found, default=None)
 
     @property
     def first_undecided_offset(self) -> int | None:
         """Where the earliest open transaction begins."""
-        return self._transactions.first_undecided_offset
+        return self._open_order[0] if self._open_order else None
 
     def entry(self, producer_id: int) -> ProducerEntry | None:
         return self._producers.get(producer_id)
-
-    def has_late_transaction(self, now_ms: int) -> bool:
-        """Whether the oldest open transaction was left behind: silent for longer than any may be."""
-        oldest = self._transactions.oldest_open
-        entry = None if oldest is None else self._producers.get(oldest.producer_id)
-        if entry is None or entry.last_timestamp <= 0:
-            return False
-        return now_ms - entry.last_timestamp > self.transaction_max_timeout_ms + LATE_TRANSACTION_BUFFER_MS
 
     # -- appending -------------------------------------------------------------------------------
 
@@ -119,9 +108,7 @@ class ProducerStates:
     def prepare(self, producer_id: int, origin: Origin) -> ProducerAppend:
         """Start checking one producer's batches of an append."""
         current = self._producers.get(producer_id) or ProducerEntry(producer_id)
-        return ProducerAppend(
-            self.folder.name, current, origin, verification=self._verifications.get(producer_id)
-        )
+        return ProducerAppend(self.folder.name, current, origin)
 
     def update(self, append: ProducerAppend) -> None:
         """Take over what a finished append says."""
@@ -130,37 +117,37 @@ class ProducerStates:
             raise InvalidError(f"{self.folder.name}: producer id {producer_id} has no state")
         known = self._producers.get(producer_id)
         self._producers[producer_id] = append.entry if known is None else known.merged(append.entry)
-        for txn in append.started:
-            self._transactions.begin(txn)
+        for first_offset in append.started:
+            self._begin(producer_id, first_offset)
 
     def update_map_end_offset(self, offset: int) -> None:
         """The log was written up to `offset`, exclusive, and this state knows all of it."""
         self._map_end_offset = offset
 
     def last_stable_offset(self, completed: CompletedTxn) -> int:
-        """What will be stable once `completed` ended; ask before `complete_txn`."""
-        return self._transactions.last_stable_offset(completed)
+        """What is stable once `completed` ended: up to the earliest open transaction of another producer."""
+        others = (first for first in self._open_order if self._open[first] != completed.producer_id)
+        return next(others, completed.last_offset + 1)
 
     def complete_txn(self, completed: CompletedTxn) -> None:
         """The transaction's marker is in the log: it is stable once the high watermark passes the marker."""
-        self._transactions.complete(completed)
+        if self._open.pop(completed.first_offset, None) is None:
+            raise InvalidError(
+                f"the transaction of producer {completed.producer_id} at offset {completed.first_offset} "
+                f"cannot end at {completed.last_offset}: it is not open",
+                kafka_name="INVALID_TXN_STATE",
+            )
+        del self._open_order[bisect_left(self._open_order, completed.first_offset)]
+        self._unreplicated[completed.first_offset] = completed
 
     def on_high_watermark(self, high_watermark: int) -> None:
         """Complete transactions whose marker lies before the high watermark are stable now."""
-        self._transactions.on_high_watermark(high_watermark)
-
-    # -- verification of transactional appends -----------------------------------------------------
-
-    def start_verification(self, producer_id: int, sequence: int, epoch: int) -> Verification:
-        """A transactional append waits for its coordinator's word; the lowest waiting sequence goes first."""
-        known = self._verifications.get(producer_id)
-        if known is None:
-            known = self._verifications[producer_id] = Verification(self._clock.now_ms(), sequence, epoch)
-        known.saw(sequence, epoch)
-        return known
-
-    def clear_verification(self, producer_id: int) -> None:
-        self._verifications.pop(producer_id, None)
+        if self._unreplicated:
+            self._unreplicated = {
+                first_offset: txn
+                for first_offset, txn in self._unreplicated.items()
+                if txn.last_offset >= high_watermark
+            }
 
     # -- forgetting ------------------------------------------------------------------------------
 
@@ -169,16 +156,11 @@ class ProducerStates:
         expired = [entry.producer_id for entry in self._producers.values() if self._is_expired(entry, now_ms)]
         for producer_id in expired:
             del self._producers[producer_id]
-        self._verifications = {
-            producer_id: verification
-            for producer_id, verification in self._verifications.items()
-            if now_ms - verification.created_ms < self.expiration_ms
-        }
         return len(expired)
 
     def on_log_start_incremented(self, log_start: int) -> None:
         """Records before `log_start` are gone; producers stay known."""
-        self._transactions.on_high_watermark(log_start)
+        self.on_high_watermark(log_start)
         self._map_end_offset = max(self._map_end_offset, log_start)
         latest = self._snapshots.latest
         self._last_snapshot_offset = log_start if latest is None else latest
@@ -206,7 +188,7 @@ class ProducerStates:
         """Know a producer as a snapshot describes it."""
         self._producers[entry.producer_id] = entry
         if entry.txn_first_offset is not None:
-            self._transactions.begin(OpenTxn(entry.producer_id, entry.txn_first_offset))
+            self._begin(entry.producer_id, entry.txn_first_offset)
 
     # -- snapshots -------------------------------------------------------------------------------
 
@@ -216,17 +198,8 @@ class ProducerStates:
         return self._snapshots.offsets
 
     @property
-    def last_snapshot_offset(self) -> int:
-        """Up to where the state was last written; the next snapshot must lie behind."""
-        return self._last_snapshot_offset
-
-    @property
     def latest_snapshot(self) -> int | None:
         return self._snapshots.latest
-
-    @property
-    def oldest_snapshot(self) -> int | None:
-        return self._snapshots.oldest
 
     def snapshot_path(self, offset: int) -> Path | None:
         """The file of the snapshot at `offset`, None when there is none."""
@@ -239,9 +212,6 @@ class ProducerStates:
         path = self._snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
         self._last_snapshot_offset = self._map_end_offset
         return path
-
-    def delete_snapshots_before(self, offset: int) -> None:
-        self._keep_snapshots(known for known in self._snapshots.offsets if known >= offset)
 
     def remove_stray_snapshots(self, segment_bases: Iterable[int]) -> None:
         """Delete snapshots that are at no log segment's base.
@@ -259,11 +229,6 @@ class ProducerStates:
     def mark_snapshot_deleted(self, offset: int) -> Path | None:
         """Rename a snapshot to `….deleted` and return that path; None when there is none."""
         return self._snapshots.mark_deleted(offset)
-
-    def relocate(self, folder: Path) -> None:
-        """The partition folder was renamed."""
-        self.folder = folder
-        self._snapshots.folder = folder
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -292,5 +257,10 @@ class ProducerStates:
                 self._snapshots.remove(offset)
 
     def _clear(self) -> None:
-        self._producers.clear()
-        self._transactions.clear()
+        for known in (self._producers, self._open, self._open_order, self._unreplicated):
+            known.clear()
+
+    def _begin(self, producer_id: int, first_offset: int) -> None:
+        if first_offset not in self._open:
+            insort(self._open_order, first_offset)
+        self._open[first_offset] = producer_id

@@ -13,6 +13,7 @@ from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.producers.producer_snapshot import read_snapshot
 from tidegate.log.segments.batch_file import headers
+from tidegate.log.segments.file_names import LOG, SNAPSHOT, offset_file, offsets_of
 
 
 def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end: int) -> int | None:
@@ -21,7 +22,7 @@ def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= start:
             continue
-        path = folder / f"{base:020d}.log"
+        path = offset_file(folder, base, LOG)
         with files.open(path) as file:
             try:
                 for _, header in headers(file, 0, file.size()):
@@ -41,16 +42,11 @@ def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end
 
 def _newest_snapshot(files: Files, folder: Path, end: int) -> tuple[int, dict[int, int]]:
     """(offset, producer → first offset of its open transaction) of the newest usable snapshot."""
-    offsets = sorted(
-        int(name[:20])
-        for name in files.list(folder)
-        if len(name) == 29 and name.endswith(".snapshot") and name[:20].isdigit()
-    )
-    for offset in reversed(offsets):
+    for offset in reversed(offsets_of(files.list(folder), SNAPSHOT)):
         if offset > end:
             continue
         try:
-            entries = read_snapshot(folder / f"{offset:020d}.snapshot", files=files)
+            entries = read_snapshot(offset_file(folder, offset, SNAPSHOT), files=files)
         except CorruptError:
             continue
         opened = {

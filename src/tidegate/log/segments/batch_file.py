@@ -21,7 +21,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 from typing import Final, NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -33,17 +32,15 @@ from tidegate.log.batches.batch import (
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
+    SMALLEST_LENGTH,
+    SPAN_LAYOUT,
     BatchHeader,
     batch_crc,
+    corrupt_batch,
 )
 
 WINDOW_BYTES: Final = 64 * 1024
 CHECK_BYTES: Final = 1024 * 1024
-SMALLEST_LENGTH: Final = HEADER_SIZE - LENGTH_OVERHEAD
-
-# base offset, length, (leader epoch), magic, (crc, attributes), last offset delta: all a search looks at
-_LOCATE = Struct(">qi4xb6xi")
-_HEADER = Struct(">qiibIhiqqqhii")
 
 
 class BatchFile:
@@ -183,8 +180,7 @@ def find_offset(
         walked = place.position + place.size
     if bound is not None and walked < end:
         raise CorruptError(
-            f"{file.path} holds no sound batch at position {walked}; `tidegate verify` shows the extent of the "
-            f"damage",
+            f"{file.path} holds no sound batch at position {walked}",
             path=file.path,
             position=walked,
         )
@@ -194,7 +190,7 @@ def find_offset(
 def walk(file: File, start: int, end: int, *, window: int = WINDOW_BYTES) -> Iterator[BatchPlace]:
     """Each whole batch in [start, end), by its first 27 bytes; ends quietly before a partial one."""
     for position, buffer, at in _windows(file, start, end, window):
-        base, length, magic, delta = _LOCATE.unpack_from(buffer, at)
+        base, length, magic, delta = SPAN_LAYOUT.unpack_from(buffer, at)
         if length < SMALLEST_LENGTH or magic < MAGIC:
             _parsed(file, buffer, at, position)  # raises, saying what is wrong
         if length + LENGTH_OVERHEAD <= end - position:
@@ -224,9 +220,8 @@ def sound_headers(file: File, start: int, end: int) -> Iterator[tuple[int, Batch
             buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
         header = _parsed(file, buffer, at, position)
         if header.size > end - position:
-            raise _unsound(
-                file, position, f"says it has {header.size} bytes, {end - position} are there", header
-            )
+            what = f"says it has {header.size} bytes, {end - position} are there"
+            raise corrupt_batch(what, file.path, position, header.base_offset)
         if at + header.size > len(buffer) and header.size <= CHECK_BYTES:
             buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
         crc = (
@@ -235,7 +230,8 @@ def sound_headers(file: File, start: int, end: int) -> Iterator[tuple[int, Batch
             else _crc_of_file(file, position + ATTRIBUTES_POSITION, position + header.size)
         )
         if crc != header.crc:
-            raise _unsound(file, position, f"has stored CRC {header.crc} but its bytes give {crc}", header)
+            what = f"has stored CRC {header.crc} but its bytes give {crc}"
+            raise corrupt_batch(what, file.path, position, header.base_offset)
         yield position, header
         position += header.size
 
@@ -249,26 +245,7 @@ def _crc_of_file(file: File, start: int, end: int) -> int:
 
 def _parsed(file: File, buffer: bytes, at: int, position: int) -> BatchHeader:
     """The header at `at`. A magic above 2 passes, as it does with a broker: it is the records that cannot be read."""
-    if len(buffer) - at < HEADER_SIZE:
-        raise _unsound(file, position, f"has {len(buffer) - at} of its {HEADER_SIZE} header bytes")
-    header = BatchHeader(*_HEADER.unpack_from(buffer, at))
-    if header.length < SMALLEST_LENGTH:
-        raise _unsound(
-            file, position, f"has length {header.length}, below the smallest possible {SMALLEST_LENGTH}"
-        )
-    if header.magic < MAGIC:
-        raise _unsound(file, position, f"has magic {header.magic}; only {MAGIC} is read")
-    return header
-
-
-def _unsound(file: File, position: int, what: str, header: BatchHeader | None = None) -> CorruptError:
-    named = "" if header is None else f" (base offset {header.base_offset})"
-    return CorruptError(
-        f"{file.path}: the batch at position {position}{named} {what}",
-        path=file.path,
-        position=position,
-        offset=None if header is None else header.base_offset,
-    )
+    return BatchHeader.parse(buffer, at, newer_magic=True, path=file.path, file_position=position - at)
 
 
 def _windows(file: File, start: int, end: int, window: int) -> Iterator[tuple[int, bytes, int]]:
@@ -287,4 +264,4 @@ def _windows(file: File, start: int, end: int, window: int) -> Iterator[tuple[in
                     position=position,
                 )
         yield position, buffer, at
-        position += _LOCATE.unpack_from(buffer, at)[1] + LENGTH_OVERHEAD
+        position += SPAN_LAYOUT.unpack_from(buffer, at)[1] + LENGTH_OVERHEAD

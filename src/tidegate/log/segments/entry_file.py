@@ -40,6 +40,20 @@ class EntryFile:
         self._unsynced = False
         self._settled = False
         self._failed = False
+        self._looked = False
+        self._entries = 0
+
+    @property
+    def entries(self) -> int:
+        """How many entries are valid."""
+        with self._lock:
+            self._look()
+            return self._entries
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the valid entries."""
+        return self.entries * self.entry_size
 
     @property
     def exists(self) -> bool:
@@ -78,11 +92,6 @@ class EntryFile:
                 self._files.rename(self.path, path)
             self._set_path(path)
 
-    def relocate(self, folder: Path) -> None:
-        """The partition folder was renamed: same file name, other folder."""
-        with self._lock:
-            self._set_path(folder / self.path.name)
-
     def delete(self) -> bool:
         """Remove the file; whether there was one."""
         with self._sync_lock, self._lock:
@@ -96,9 +105,13 @@ class EntryFile:
 
     # -- for the kinds of index ------------------------------------------------------------------
 
+    def _look(self) -> None:
+        """Learn how many entries the file has; once, unless another process may be writing it."""
+        raise NotImplementedError
+
     def _forget(self) -> None:
         """The file went away: drop whatever was remembered of it."""
-        raise NotImplementedError
+        self._looked = False
 
     def _opened_for_write(self) -> File:
         """The held descriptor, opened (the file created) when there is none. Call with `_lock` held."""

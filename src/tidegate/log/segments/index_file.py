@@ -49,21 +49,12 @@ class IndexFile(EntryFile, Generic[Entry]):
         super().__init__(path, self.layout.size, files=files, read_only=read_only)
         self.base_offset = base_offset
         self.max_bytes = max_bytes
-        self._looked = False
         self._missing = True
         self._length = 0
         self._grown_here = False
-        self._entries = 0
         self._last: Entry | None = None
 
     # -- how much there is -----------------------------------------------------------------------
-
-    @property
-    def entries(self) -> int:
-        """How many entries are valid."""
-        with self._lock:
-            self._look()
-            return self._entries
 
     @property
     def max_entries(self) -> int:
@@ -78,11 +69,6 @@ class IndexFile(EntryFile, Generic[Entry]):
         with self._lock:
             self._look()
             return self._length
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the valid entries."""
-        return self.entries * self.entry_size
 
     @property
     def is_full(self) -> bool:
@@ -186,23 +172,10 @@ class IndexFile(EntryFile, Generic[Entry]):
                     self._length - self._length % self.entry_size,
                 )
 
-    def check_order(self) -> None:
-        """The thorough check: read every entry and demand the order that appending guarantees."""
-        self.sanity_check()
-        previous: Entry | None = None
-        for number, entry in enumerate(self):
-            if (fault := self._fault(previous, entry)) is not None:
-                raise self._corrupt(fault, number * self.entry_size)
-            previous = entry
-
     # -- what the two kinds differ in ------------------------------------------------------------
 
     def _decode(self, first: int, second: int) -> Entry:
         """The two stored numbers as a value."""
-        raise NotImplementedError
-
-    def _fault(self, previous: Entry | None, entry: Entry) -> str | None:
-        """What is wrong with `entry` right behind `previous`."""
         raise NotImplementedError
 
     # -- inside ----------------------------------------------------------------------------------
@@ -270,7 +243,6 @@ class IndexFile(EntryFile, Generic[Entry]):
             )
 
     def _look(self) -> None:
-        """Learn the file's length once; each time when another process may be writing it."""
         if self._looked and not self.read_only:
             return
         found = self._files.stat(self.path)

@@ -80,15 +80,6 @@ class OffsetIndex(IndexFile[OffsetPosition]):
     def _decode(self, first: int, second: int) -> OffsetPosition:
         return OffsetPosition(self.base_offset + first, second)
 
-    def _fault(self, previous: OffsetPosition | None, entry: OffsetPosition) -> str | None:
-        if entry.offset < self.base_offset or entry.position < 0:
-            return f"offset {entry.offset} or position {entry.position} is negative in the log segment"
-        if previous is not None and entry.offset <= previous.offset:
-            return f"offset {entry.offset} follows {previous.offset}"
-        if previous is not None and entry.position <= previous.position:
-            return f"position {entry.position} follows {previous.position}"
-        return None
-
     def _usable(self, file: File, number: int) -> OffsetPosition:
         entry = self._read_entry(file, number)
         if entry.position < 0 or entry.offset < self.base_offset:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tidegate.errors import CorruptError
+from tidegate.errors import CorruptError, verify_command
 from tidegate.files import File
 from tidegate.log.batches.batch import HEADER_SIZE, MAGIC, BatchHeader
 from tidegate.log.segments.batch_file import BatchPlace, sound_headers
@@ -69,7 +69,7 @@ def find_around(file: File, end: int, offset: int, *, bound: int | None = None) 
 def _damaged(file: File, position: int, offset: int, resume: str) -> CorruptError:
     return CorruptError(
         f"{file.path} is damaged at position {position}, where offset {offset} may have been; {resume} "
-        f"(`tidegate verify` shows the extent)",
+        f"({verify_command(file.path.parent)} shows the extent)",
         path=file.path,
         position=position,
         offset=offset,

@@ -21,7 +21,7 @@ Values are immutable; `BlockSums` has one writer.
 from __future__ import annotations
 
 import base64
-import json
+import shlex
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,12 +30,12 @@ from typing import Any
 
 from fastcrc import crc32
 
-from tidegate.errors import CorruptError
+from tidegate.errors import CorruptError, verify_command
 from tidegate.files import Bytes, Files
+from tidegate.log.segments.file_names import SEAL, SEGMENT_SUFFIXES, offset_file, offsets_of
+from tidegate.log.topics.checksummed_json import checksummed_json, parse_checksummed_json
 
 BLOCK_BYTES = 65536
-SUFFIX = ".seal"
-SEALED_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex")
 _VERSION = 1
 _MAX_SEAL_BYTES = 64 * 1024 * 1024
 
@@ -46,9 +46,6 @@ class FileSum:
 
     size: int
     blocks: bytes
-
-    def block_count(self) -> int:
-        return len(self.blocks) // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +69,41 @@ class Seal:
             suffix: {"size": part.size, "blocks": base64.b64encode(part.blocks).decode("ascii")}
             for suffix, part in self.files.items()
         }
-        line = json.dumps(body, separators=(",", ":")).encode("ascii")
-        return line + b"\ncrc32c:%08x\n" % crc32.iscsi(line)
+        return checksummed_json(body)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Seal:
-        line, _, trailer = data.partition(b"\n")
-        if trailer != b"crc32c:%08x\n" % crc32.iscsi(line):
-            raise CorruptError(f"{path}: the seal does not match its own checksum; {_REMEDY}", path=path)
-        body = json.loads(line)
-        if body.get("version") != _VERSION:
+        try:
+            body = parse_checksummed_json(data)
+            if body is None:
+                raise CorruptError(
+                    f"{path}: the seal does not match its own checksum; check the log segment with "
+                    f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
+                    path=path,
+                )
+            if body.get("version") != _VERSION:
+                raise CorruptError(
+                    f"{path}: seal version {body.get('version')!r} is unknown, this release reads {_VERSION}",
+                    path=path,
+                )
+            files = {
+                suffix: FileSum(part["size"], base64.b64decode(part["blocks"]))
+                for suffix, part in body["files"].items()
+            }
+            del body["version"], body["files"]
+            return cls(files=files, **body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptError(
-                f"{path}: seal version {body.get('version')!r} is unknown, this release reads {_VERSION}",
+                f"{path}: the seal has a right checksum and cannot be read; check the log segment with "
+                f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
                 path=path,
-            )
-        files = {
-            suffix: FileSum(part["size"], base64.b64decode(part["blocks"]))
-            for suffix, part in body["files"].items()
-        }
-        del body["version"], body["files"]
-        return cls(files=files, **body)
+            ) from error
 
 
-_REMEDY = "check the log segment with `tidegate verify`, then accept it with `tidegate log reseal`"
+def reseal_command(folder: Path) -> str:
+    """The command that accepts the log segments of a partition's folder as they are, as a message names it."""
+    topic = folder.name.rpartition("-")[0]
+    return f"`tidegate log reseal {topic} --log {shlex.quote(str(folder.parent))}`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +180,9 @@ def last_block_matches(files: Files, path: Path, expected: FileSum) -> bool:
     return struct.pack(">I", last) == expected.blocks[-4:]
 
 
-def seal_path(folder: Path, base_offset: int) -> Path:
-    return folder / f"{base_offset:020d}{SUFFIX}"
-
-
 def read_seal(files: Files, folder: Path, base_offset: int) -> Seal | None:
     """The seal of a log segment; None when it has none, `CorruptError` when it is damaged (L3)."""
-    path = seal_path(folder, base_offset)
+    path = offset_file(folder, base_offset, SEAL)
     if not files.exists(path):
         return None
     seal = Seal.from_bytes(files.read(path, limit=_MAX_SEAL_BYTES), path)
@@ -188,17 +193,17 @@ def read_seal(files: Files, folder: Path, base_offset: int) -> Seal | None:
     return seal
 
 
-def write_seal(files: Files, folder: Path, seal: Seal, *, sync: bool = True) -> None:
-    files.publish(seal_path(folder, seal.base_offset), seal.to_bytes(), sync=sync)
+def write_seal(files: Files, folder: Path, seal: Seal) -> None:
+    files.publish(offset_file(folder, seal.base_offset, SEAL), seal.to_bytes())
 
 
 def mismatches(
-    files: Files, folder: Path, seal: Seal, suffixes: tuple[str, ...] = SEALED_SUFFIXES
+    files: Files, folder: Path, seal: Seal, suffixes: tuple[str, ...] = SEGMENT_SUFFIXES
 ) -> list[SealMismatch]:
     """Every place where the sealed files are not what the seal says; reads them whole."""
     found: list[SealMismatch] = []
     for suffix in suffixes:
-        path = folder / f"{seal.base_offset:020d}{suffix}"
+        path = offset_file(folder, seal.base_offset, suffix)
         expected, actual = seal.files.get(suffix), sum_file(files, path)
         if expected is None:
             continue
@@ -244,15 +249,12 @@ def _block_mismatches(path: Path, suffix: str, expected: FileSum, actual: FileSu
 def check_seals(files: Files, folder: Path) -> list[SealMismatch]:
     """Compare every sealed log segment of a partition folder with its seal; reads the folder whole."""
     found: list[SealMismatch] = []
-    for name in files.list(folder):
-        stem, dot, suffix = name.partition(".")
-        if dot + suffix != SUFFIX or not stem.isdigit():
-            continue
-        path = folder / name
+    for base_offset in offsets_of(files.list(folder), SEAL):
+        path = offset_file(folder, base_offset, SEAL)
         try:
-            seal = read_seal(files, folder, int(stem))
+            seal = read_seal(files, folder, base_offset)
         except CorruptError as error:
-            found.append(SealMismatch(path, SUFFIX, 0, 0, str(error)))
+            found.append(SealMismatch(path, SEAL, 0, 0, str(error)))
             continue
         if seal is not None:
             found += mismatches(files, folder, seal)

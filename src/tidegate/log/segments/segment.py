@@ -38,41 +38,17 @@ from tidegate.log.segments.batch_file import (
     headers,
     sound_headers,
 )
+from tidegate.log.segments.file_names import INDEX, LOG, SEAL, TIME_INDEX, offset_file
 from tidegate.log.segments.index_file import INT32_MAX as MAX_RELATIVE_OFFSET
 from tidegate.log.segments.index_trust import IndexTrust
 from tidegate.log.segments.offset_index import OffsetIndex
 from tidegate.log.segments.resync import find_around
-from tidegate.log.segments.seals import SUFFIX as SEAL
 from tidegate.log.segments.seals import Seal
-from tidegate.log.segments.segment_indexes import (
-    CLEANED,
-    DELETED,
-    INDEX,
-    INDEX_SUFFIXES,
-    LOG,
-    SWAP,
-    TIME_INDEX,
-    TRANSACTION_INDEX,
-    SegmentIndexes,
-    segment_file,
-)
+from tidegate.log.segments.segment_indexes import SegmentIndexes
 from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
 from tidegate.log.segments.transaction_index import AbortedTxn
 from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.randomness import Randomness
-
-__all__ = [
-    "CLEANED",
-    "DELETED",
-    "INDEX",
-    "INDEX_SUFFIXES",
-    "LOG",
-    "SWAP",
-    "TIME_INDEX",
-    "TRANSACTION_INDEX",
-    "LogSegment",
-    "segment_file",
-]
 
 
 class LogSegment:
@@ -104,7 +80,7 @@ class LogSegment:
         self._clock = clock
         self._files = files
         self._guard = threading.Lock()
-        self._log = BatchFile(segment_file(folder, base_offset, LOG, suffix), files=files)
+        self._log = BatchFile(offset_file(folder, base_offset, LOG, suffix), files=files)
         self._indexes = SegmentIndexes(
             folder, base_offset, config.segment_index_bytes, suffix, files=files, read_only=read_only
         )
@@ -451,16 +427,16 @@ class LogSegment:
         """
         self.close()
         with self._guard:
-            seal = segment_file(self.folder, self.base_offset, SEAL, self.suffix)
+            seal = offset_file(self.folder, self.base_offset, SEAL, self.suffix)
             if self._files.exists(seal):
-                self._files.rename(seal, segment_file(self.folder, self.base_offset, SEAL, suffix))
-            self._log.rename_to(segment_file(self.folder, self.base_offset, LOG, suffix))
+                self._files.rename(seal, offset_file(self.folder, self.base_offset, SEAL, suffix))
+            self._log.rename_to(offset_file(self.folder, self.base_offset, LOG, suffix))
             self._indexes.change_suffix(self.base_offset, suffix)
             self.suffix = suffix
 
     def delete(self) -> None:
         """Unlink all files; those that are gone already are fine."""
-        self._files.unlink(segment_file(self.folder, self.base_offset, SEAL, self.suffix), missing_ok=True)
+        self._files.unlink(offset_file(self.folder, self.base_offset, SEAL, self.suffix), missing_ok=True)
         self._log.delete()
         with self._guard:
             self._indexes.delete()
@@ -468,6 +444,6 @@ class LogSegment:
     def set_mtime_ms(self, mtime_ms: int) -> None:
         """Date the files as their source was: retention of batches without timestamps goes by it."""
         for kind in (LOG, INDEX, TIME_INDEX):
-            path = segment_file(self.folder, self.base_offset, kind, self.suffix)
+            path = offset_file(self.folder, self.base_offset, kind, self.suffix)
             if self._files.exists(path):
                 self._files.set_mtime_ms(path, mtime_ms)

@@ -13,27 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
+from tidegate.log.segments.file_names import INDEX, INDEX_SUFFIXES, TIME_INDEX, TRANSACTION_INDEX, offset_file
 from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition
 from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
 from tidegate.log.segments.transaction_index import TransactionIndex
-
-LOG: Final = ".log"
-INDEX: Final = ".index"
-TIME_INDEX: Final = ".timeindex"
-TRANSACTION_INDEX: Final = ".txnindex"
-INDEX_SUFFIXES: Final = (INDEX, TIME_INDEX, TRANSACTION_INDEX)
-DELETED: Final = ".deleted"
-CLEANED: Final = ".cleaned"
-SWAP: Final = ".swap"
-
-
-def segment_file(folder: Path, base_offset: int, kind: str, suffix: str = "") -> Path:
-    """`…/00000000000000000042.log`, with a second suffix while the file is on its way in or out."""
-    return folder / f"{base_offset:020d}{kind}{suffix}"
 
 
 class OffsetsGoBackError(CorruptError):
@@ -49,7 +35,7 @@ class SegmentIndexes:
         self, folder: Path, base_offset: int, max_bytes: int, suffix: str, *, files: Files, read_only: bool
     ) -> None:
         def path(kind: str) -> Path:
-            return segment_file(folder, base_offset, kind, suffix)
+            return offset_file(folder, base_offset, kind, suffix)
 
         self._folder = folder
         self.offsets = OffsetIndex(path(INDEX), base_offset, max_bytes, files=files, read_only=read_only)
@@ -156,7 +142,7 @@ class SegmentIndexes:
     def change_suffix(self, base_offset: int, suffix: str) -> None:
         """Files that do not exist are not made."""
         for index, kind in zip(self, INDEX_SUFFIXES, strict=True):
-            index.rename_to(segment_file(self._folder, base_offset, kind, suffix))
+            index.rename_to(offset_file(self._folder, base_offset, kind, suffix))
 
     def delete(self) -> None:
         for index in self:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from tidegate.errors import CorruptError
 from tidegate.log.batches.batch import BatchHeader
-from tidegate.log.segments.segment import CLEANED, LogSegment
+from tidegate.log.segments.file_names import CLEANED
+from tidegate.log.segments.segment import LogSegment
 
 
 class OffsetOverflowError(CorruptError):

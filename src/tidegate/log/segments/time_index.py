@@ -98,12 +98,3 @@ class TimeIndex(IndexFile[TimestampOffset]):
 
     def _decode(self, first: int, second: int) -> TimestampOffset:
         return TimestampOffset(first, self.base_offset + second)
-
-    def _fault(self, previous: TimestampOffset | None, entry: TimestampOffset) -> str | None:
-        if entry.offset < self.base_offset or entry.timestamp < 0:
-            return f"timestamp {entry.timestamp} or offset {entry.offset} is negative in the log segment"
-        if previous is not None and entry.timestamp <= previous.timestamp:
-            return f"timestamp {entry.timestamp} follows {previous.timestamp}"
-        if previous is not None and entry.offset < previous.offset:
-            return f"offset {entry.offset} follows {previous.offset}"
-        return None

@@ -45,21 +45,8 @@ class TransactionIndex(EntryFile):
     def __init__(self, path: Path, base_offset: int, *, files: Files, read_only: bool = False) -> None:
         super().__init__(path, _LAYOUT.size, files=files, read_only=read_only)
         self.base_offset = base_offset
-        self._looked = False
-        self._entries = 0
         self._torn_bytes = 0
         self._last_offset: int | None = None
-
-    @property
-    def entries(self) -> int:
-        """How many whole entries there are."""
-        with self._lock:
-            self._look()
-            return self._entries
-
-    @property
-    def size_bytes(self) -> int:
-        return self.entries * self.entry_size
 
     @property
     def last_offset(self) -> int | None:
@@ -172,6 +159,3 @@ class TransactionIndex(EntryFile):
         self._entries, self._torn_bytes = divmod(0 if found is None else found.size, self.entry_size)
         self._last_offset = None
         self._looked = True
-
-    def _forget(self) -> None:
-        self._looked = False

@@ -20,17 +20,15 @@ Does not cover opening partitions; `embedded.py` does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fastcrc import crc32
-
 from tidegate.config import parse_properties
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Files
+from tidegate.log.topics.checksummed_json import checksummed_json, parse_checksummed_json
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.log.topics.topics import (
     TopicDescription,
@@ -96,19 +94,29 @@ class Catalog:
             },
             "removing": list(self.removing),
         }
-        line = json.dumps(body, separators=(",", ":")).encode("ascii")
-        return line + b"\ncrc32c:%08x\n" % crc32.iscsi(line)
+        return checksummed_json(body)
 
     @classmethod
     def from_bytes(cls, stored: bytes, path: Path) -> Catalog:
-        line, _, trailer = stored.partition(b"\n")
-        if trailer != b"crc32c:%08x\n" % crc32.iscsi(line):
+        try:
+            body = parse_checksummed_json(stored)
+            if body is None:
+                raise CorruptError(
+                    f"{path}: the catalog does not match its checksum; restore it from a backup. The records are "
+                    f"safe in the partition folders: with {path.name} moved away, `verify` and `consume` read them",
+                    path=path,
+                )
+            return cls._from_body(body, path)
+        except InvalidError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptError(
-                f"{path}: the catalog does not match its checksum; restore it from a backup. The records are "
-                f"safe in the partition folders: with {path.name} moved away, `verify` and `consume` read them",
+                f"{path}: the catalog has a right checksum and cannot be read ({error}); restore it from a backup",
                 path=path,
-            )
-        body = json.loads(line)
+            ) from error
+
+    @classmethod
+    def _from_body(cls, body: Any, path: Path) -> Catalog:
         if body.get("version") != _VERSION:
             raise CorruptError(
                 f"{path}: catalog version {body.get('version')!r} is unknown, this release reads {_VERSION}; "

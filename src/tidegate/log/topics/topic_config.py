@@ -23,6 +23,7 @@ from tidegate.log.topics.topic_settings import (
     IGNORED_BROKER_KEYS,
     SYNONYMS,
     TOPIC_SETTINGS,
+    is_used,
 )
 
 __all__ = ["BrokerConfig", "ConfigEntry", "Source", "TopicConfig"]
@@ -95,13 +96,16 @@ class BrokerConfig:
     def of(cls, typed: Mapping[str, Any]) -> BrokerConfig:
         """From `server.properties` keys.
 
-        Keys of a broker that do not concern storage (`listeners`, …) are kept in `ignored`; a mistyped
-        storage key is an error: a retention that silently stays at its default costs data or a disk.
+        Keys that do nothing here, because they do not concern storage (`listeners`, …) or are not used, are listed in
+        `ignored`; a mistyped storage key is an error: a retention that silently stays at its default costs data or a
+        disk.
         """
         storage, ignored = {}, []
         for key, value in typed.items():
             if key in BROKER_SETTINGS:
                 storage[key] = value
+                if not is_used(BROKER_SETTINGS[key]):
+                    ignored.append(key)
             elif key in IGNORED_BROKER_KEYS or not (
                 key.startswith("log.") or BROKER_SETTINGS.nearest(key, likeness=0.85)
             ):

@@ -73,10 +73,15 @@ TOPIC_SETTINGS = Settings(
             "both of the two above, where they are not set (deprecated)",
             0,
         ),
-        Setting("message.format.version", Kind.WORD, "3.0-IV1", "record format; always 2 here (deprecated)"),
+        Setting(
+            "message.format.version",
+            Kind.WORD,
+            "3.0-IV1",
+            "record format (deprecated); kept, not used: always 2",
+        ),
         Setting("message.downconversion.enable", Kind.BOOLEAN, True, "for old clients; kept, not used"),
         Setting("preallocate", Kind.BOOLEAN, False, "give a new log segment its full size at once"),
-        Setting("min.insync.replicas", Kind.INT, 1, "replicas an acknowledged write needs (a cluster's)", 1),
+        Setting("min.insync.replicas", Kind.INT, 1, "a cluster's; kept, not used", 1),
         Setting("unclean.leader.election.enable", Kind.BOOLEAN, False, "a cluster's choice; kept, not used"),
         Setting("leader.replication.throttled.replicas", Kind.WORD, "", "a cluster's; kept, not used"),
         Setting("follower.replication.throttled.replicas", Kind.WORD, "", "a cluster's; kept, not used"),
@@ -133,9 +138,11 @@ BROKER_ONLY_SETTINGS = Settings(
         Setting("log.flush.offset.checkpoint.interval.ms", Kind.INT, 60_000, "recovery points written", 0),
         Setting("log.flush.start.offset.checkpoint.interval.ms", Kind.INT, 60_000, "log starts written", 0),
         Setting("replica.high.watermark.checkpoint.interval.ms", Kind.LONG, 5000, "high watermarks written"),
-        Setting("num.recovery.threads.per.data.dir", Kind.INT, 1, "partitions recovered at once", 1),
-        Setting("log.cleaner.enable", Kind.BOOLEAN, True, "whether compaction runs at all"),
-        Setting("log.cleaner.threads", Kind.INT, 1, "compactions at once", 0),
+        Setting("num.recovery.threads.per.data.dir", Kind.INT, 1, "a broker's; kept, not used", 1),
+        Setting(
+            "log.cleaner.enable", Kind.BOOLEAN, True, "whether compacted topics are compacted and aged at all"
+        ),
+        Setting("log.cleaner.threads", Kind.INT, 1, "divides the memory; one compaction at a time", 0),
         Setting("log.cleaner.dedupe.buffer.size", Kind.LONG, 134_217_728, "memory of the key map"),
         Setting("log.cleaner.io.buffer.load.factor", Kind.DOUBLE, 0.9, "how full the key map may be"),
         Setting("log.cleaner.io.buffer.size", Kind.INT, 524_288, "read and write buffers of compaction", 0),
@@ -148,7 +155,7 @@ BROKER_ONLY_SETTINGS = Settings(
         Setting("log.cleaner.backoff.ms", Kind.LONG, 15_000, "pause when there is nothing to compact", 0),
         Setting("producer.id.expiration.ms", Kind.INT, _DAY_MS, "idle time that forgets a producer", 1),
         Setting("producer.id.expiration.check.interval.ms", Kind.INT, 600_000, "time between such checks", 1),
-        Setting("transaction.max.timeout.ms", Kind.INT, 900_000, "longest transaction", 1),
+        Setting("transaction.max.timeout.ms", Kind.INT, 900_000, "longest transaction; kept, not used", 1),
     ],
     noun="broker setting",
 )
@@ -161,6 +168,9 @@ IGNORED_BROKER_KEYS = frozenset(
         "log.dir.failure.timeout.ms",
     }
 )
+
+NOT_USED = "kept, not used"
+"""In the summary of a setting that Kafka has and that does nothing here."""
 
 
 def _broker_twins() -> list[Setting]:
@@ -181,3 +191,8 @@ def _broker_twins() -> list[Setting]:
 
 
 BROKER_SETTINGS = Settings([*_broker_twins(), *BROKER_ONLY_SETTINGS], noun="broker setting")
+
+
+def is_used(setting: Setting) -> bool:
+    """Whether the setting changes anything in an embedded log."""
+    return NOT_USED not in setting.summary

@@ -114,9 +114,12 @@ class Findings:
         offset: int | None = None,
         producer: str | None = None,
     ) -> None:
-        self.counts[kind, severity] += 1
-        if self.counts[kind, severity] <= MAX_KEPT_PER_KIND:
-            self.kept.append(Finding(kind, severity, path, position, offset, producer, message, remedy))
+        self.put(Finding(kind, severity, path, position, offset, producer, message, remedy))
+
+    def put(self, finding: Finding) -> None:
+        self.counts[finding.kind, finding.severity] += 1
+        if self.counts[finding.kind, finding.severity] <= MAX_KEPT_PER_KIND:
+            self.kept.append(finding)
 
     @property
     def total(self) -> int:

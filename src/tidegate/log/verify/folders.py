@@ -18,6 +18,7 @@ from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
 from tidegate.log.access.watermark import WATERMARK_NAME, Watermark, is_certain, newest, read_slots
 from tidegate.log.partitions.checkpoints import has_clean_shutdown, read_offsets
+from tidegate.log.segments.file_names import LOG, offsets_of
 from tidegate.log.topics.catalog import LogFolder
 from tidegate.log.topics.topics import (
     TopicDescription,
@@ -93,7 +94,7 @@ def _has_log_files(folder: Path, files: Files) -> bool:
     found = files.stat(folder)
     if found is None or not found.is_folder:
         return False
-    return any(name.endswith(".log") and name[:-4].isdigit() for name in files.list(folder))
+    return bool(offsets_of(files.list(folder), LOG))
 
 
 class _Surroundings:

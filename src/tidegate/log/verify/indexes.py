@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.files import Files
+from tidegate.log.segments.file_names import LOG, SWAP, offset_file
 from tidegate.log.verify.findings import Findings, Severity
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def index_path(folder: Path, base: int, kind: str, files: Files) -> Path:
     Between the renames of a compaction that died, a new `.log` stands beside old indexes, and the new ones still
     have their `.swap` names; opening the log finishes that.
     """
-    staged = folder / f"{base:020d}{kind}.swap"
-    is_log_in_place = not files.exists(folder / f"{base:020d}.log.swap")
-    return staged if is_log_in_place and files.exists(staged) else folder / f"{base:020d}{kind}"
+    staged = offset_file(folder, base, kind, SWAP)
+    is_log_in_place = not files.exists(offset_file(folder, base, LOG, SWAP))
+    return staged if is_log_in_place and files.exists(staged) else offset_file(folder, base, kind)
 
 
 class IndexCheck:

@@ -14,31 +14,19 @@ Thread rule: pure but for the tap.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from tidegate.errors import CorruptError, InvalidError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.verify.ranges import GatheredRun
     from tidegate.log.verify.scan import SoundRun
 
+    CheckedRun: TypeAlias = SoundRun | GatheredRun
+
 _LEAST: int = -(2**63)
-
-
-class CheckedRun(Protocol):
-    """Consecutive sound batches as the checks of headers see them; `table.position` counts from `position`."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def table(self) -> BatchTable: ...
-    @property
-    def size_bytes(self) -> int: ...
-    def control(self, position: int, size: int) -> Any:
-        """The bytes of one control batch."""
-        ...
 
 
 class RecordTap(Protocol):

@@ -17,12 +17,12 @@ from tidegate.errors import CorruptError
 from tidegate.files import File, Files
 from tidegate.log.batches.batch import CONTROL_BIT, DELETE_HORIZON_BIT
 from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.producers.producer_snapshot import snapshot_path
-from tidegate.log.segments.seals import check_seals
+from tidegate.log.segments.file_names import LOG, SNAPSHOT, offset_file, offsets_of
+from tidegate.log.segments.seals import check_seals, reseal_command
 from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction
 from tidegate.log.verify.indexes import IndexCheck
-from tidegate.log.verify.parsing import CheckedRun, RecordTap, Unparsed, parse_records
+from tidegate.log.verify.parsing import RecordTap, Unparsed, parse_records
 from tidegate.log.verify.producers import COORDINATED_TOPICS, SequenceCheck
 from tidegate.log.verify.ranges import GatheredRun, GatheredScan, RangeEvidence
 from tidegate.log.verify.report import PartitionReport
@@ -48,7 +48,7 @@ class Audit:
         report: PartitionReport,
         files: Files,
         deep: bool,
-        progress: Progress,
+        progress: Progress | None = None,
         *,
         tap: RecordTap | None = None,
         gathered: Gathered | None = None,
@@ -62,7 +62,7 @@ class Audit:
         self._findings = report.findings
         self._files = files
         self._deep = deep
-        self._progress = progress
+        self._progress = progress or _silent
         self._last: tuple[int, Path] | None = None  # last offset so far, and the file it is in
         self._gaps: list[tuple[Path, int, int, int]] = []
         self._more_gaps = 0
@@ -94,7 +94,7 @@ class Audit:
             limit = bases[number + 1] if number + 1 < len(bases) else _MAX_OFFSET
             self._segment(base, limit, is_last=number + 1 == len(bases))
         self._sequences.finish()
-        self._transactions.finish(self._folder / f"{bases[-1]:020d}.log")
+        self._transactions.finish(offset_file(self._folder, bases[-1], LOG))
         if self._report.next_offset not in bases:
             self._snapshot(self._report.next_offset)
         self._report_gaps()
@@ -119,7 +119,7 @@ class Audit:
         return SegmentScan(file, base, limit, is_last, self._target.acknowledged, self._findings)
 
     def _segment(self, base: int, limit: int, *, is_last: bool) -> None:
-        path = self._folder / f"{base:020d}.log"
+        path = offset_file(self._folder, base, LOG)
         self._snapshot(base)
         indexes = IndexCheck(self._folder, base, self._findings, is_last=is_last, files=self._files)
         with self._files.open(path) as file:
@@ -179,7 +179,7 @@ class Audit:
 
     # -- offsets ---------------------------------------------------------------------------------
 
-    def _check_offsets(self, run: CheckedRun, path: Path, base: int, limit: int) -> None:
+    def _check_offsets(self, run: SoundRun | GatheredRun, path: Path, base: int, limit: int) -> None:
         table = run.table
         lasts = table.last_offset
         before = np.concatenate(([self._last[0] if self._last is not None else base - 1], lasts[:-1]))
@@ -219,7 +219,7 @@ class Audit:
             offset=offset,
         )
 
-    def _notice_compaction(self, run: CheckedRun) -> None:
+    def _notice_compaction(self, run: SoundRun | GatheredRun) -> None:
         if self._report.compaction is not Compaction.UNKNOWN:
             return
         table = run.table
@@ -254,7 +254,7 @@ class Audit:
 
     # -- what else a batch says ------------------------------------------------------------------
 
-    def _check_epochs(self, run: CheckedRun, path: Path) -> None:
+    def _check_epochs(self, run: SoundRun | GatheredRun, path: Path) -> None:
         starts, epochs = self._epochs
         table = run.table
         if not len(starts):
@@ -314,7 +314,7 @@ class Audit:
     # -- files beside the log --------------------------------------------------------------------
 
     def _snapshot(self, offset: int) -> None:
-        path = snapshot_path(self._folder, offset)
+        path = offset_file(self._folder, offset, SNAPSHOT)
         if self._files.exists(path):
             thinned = self._report.compaction is Compaction.YES or self._findings.has("corrupt")
             check_snapshot(
@@ -327,7 +327,7 @@ class Audit:
                 "seal",
                 mismatch.path,
                 mismatch.message,
-                "restore the file; if another program changed it on purpose: `tidegate log reseal`",
+                f"restore the file; if another program changed it on purpose: {reseal_command(self._folder)}",
                 position=mismatch.position,
             )
 
@@ -338,5 +338,8 @@ class Audit:
 
 def segment_bases(folder: Path, files: Files) -> list[int]:
     """The base offsets of a partition's log segments, in order."""
-    names = [name for name in files.list(folder) if name.endswith(".log")]
-    return sorted(int(name[:-4]) for name in names if name[:-4].isdigit())
+    return offsets_of(files.list(folder), LOG)
+
+
+def _silent(_bytes: int, _records: int, _faults: int) -> None:
+    """Nobody watches."""

@@ -163,14 +163,13 @@ class SequenceCheck:
         if track is None:
             track = self.tracks[producer_id] = ProducerTrack(producer_id, epoch, -1)
         if epoch < track.epoch:
-            self._findings.add(
+            self._tell(
                 "epoch",
-                path,
+                sent,
+                f"{producer_id}/{epoch}",
                 f"producer epoch {epoch} behind epoch {track.epoch}: a fenced producer's records were let in",
                 "find out which process used the old epoch; readers should not trust these records",
-                position=sent.position,
-                offset=sent.offset,
-                producer=f"{producer_id}/{epoch}",
+                Severity.FAULT,
             )
             return track
         if epoch > track.epoch:
@@ -206,15 +205,12 @@ class SequenceCheck:
         if self._has_beginning or track.before_bump:
             self._open_gap(track, 0, sent, f"epoch {track.epoch} begins with {sent.first}, not 0")
             return
-        self._findings.add(
+        self._tell(
             "head",
-            sent.path,
+            sent,
+            track.name,
             f"the producer's numbers begin with {sent.first}: earlier ones aged out before the log's start",
             "nothing to do; what came before cannot be checked any more",
-            severity=Severity.NOTICE,
-            position=sent.position,
-            offset=sent.offset,
-            producer=track.name,
         )
 
     def _follows(self, track: ProducerTrack, sent: Sent) -> bool:
@@ -232,15 +228,12 @@ class SequenceCheck:
             (old for old in track.recent if (old.first, old.last) == (sent.first, sent.last)), None
         )
         if repeats is None and sent.first == 0:
-            self._findings.add(
+            self._tell(
                 "restart",
-                sent.path,
+                sent,
+                track.name,
                 f"the producer begins with number 0 again after {track.last}, within epoch {track.epoch}",
                 "nothing to do: old clients restart so when the broker has forgotten them",
-                severity=Severity.NOTICE,
-                position=sent.position,
-                offset=sent.offset,
-                producer=track.name,
             )
             return True
         where = (
@@ -248,15 +241,12 @@ class SequenceCheck:
             if repeats is not None
             else f"numbers up to {track.last} were seen"
         )
-        self._findings.add(
+        self._tell(
             "duplicate",
-            sent.path,
+            sent,
+            track.name,
             f"{sent.records} records, numbers {sent.first} to {sent.last}, again ({where}); cause same epoch",
             _HARMLESS,
-            severity=Severity.NOTICE,
-            position=sent.position,
-            offset=sent.offset,
-            producer=track.name,
         )
         return (sent.last - expected) % MODULO < _HALF  # an overlap still brings new numbers
 
@@ -272,14 +262,13 @@ class SequenceCheck:
             into = (sent.first - gap.first) % MODULO
             if into >= gap.count:
                 continue
-            self._findings.add(
+            self._tell(
                 "order",
-                sent.path,
+                sent,
+                track.name,
                 f"numbers {sent.first} to {sent.last} stand behind offset {gap.offset}, sent after them",
                 "order by the producer's numbers when reading; the records are all here",
-                position=sent.position,
-                offset=sent.offset,
-                producer=track.name,
+                Severity.FAULT,
             )
             track.gaps.remove(gap)
             found = min((sent.last - sent.first) % MODULO + 1, gap.count - into)
@@ -290,6 +279,26 @@ class SequenceCheck:
                     )
             return True
         return False
+
+    def _tell(
+        self,
+        kind: str,
+        sent: Sent,
+        producer: str,
+        message: str,
+        remedy: str,
+        severity: Severity = Severity.NOTICE,
+    ) -> None:
+        self._findings.add(
+            kind,
+            sent.path,
+            message,
+            remedy,
+            severity=severity,
+            position=sent.position,
+            offset=sent.offset,
+            producer=producer,
+        )
 
     def _missing(self, track: ProducerTrack, gap: Gap) -> None:
         last = (gap.first + gap.count - 1) % MODULO
@@ -318,15 +327,12 @@ class SequenceCheck:
             candidates = self._alike_elsewhere(track, sent, run)
         for old in candidates:
             if self._records(old) == self._records(sent):
-                self._findings.add(
+                self._tell(
                     "duplicate",
-                    sent.path,
+                    sent,
+                    track.name,
                     f"{sent.records} records of offset {old.offset} again, same timestamps; cause {cause}",
                     _HARMLESS,
-                    severity=Severity.NOTICE,
-                    position=sent.position,
-                    offset=sent.offset,
-                    producer=track.name,
                 )
                 return
 

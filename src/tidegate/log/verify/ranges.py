@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,14 @@ from numpy.typing import NDArray
 from tidegate.files import File, Files
 from tidegate.kernels.headers import HEADER_ROW
 from tidegate.log.dump.batches import WINDOW_BYTES
+from tidegate.log.segments.file_names import INDEX, offset_file
 from tidegate.log.segments.resync import next_sound_batch
-from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.verify.findings import Finding, Findings
 from tidegate.log.verify.parsing import RecordTap, Unparsed, parse_records
 from tidegate.log.verify.scan import SegmentScan, SoundMessage
 
 if TYPE_CHECKING:
     from tidegate.log.batches.decode import BatchTable
-
-_NO_STOP: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,10 @@ class RangeOrder:
 
 
 class Damage(NamedTuple):
-    """One thing `SegmentScan` had to say behind the first `rows` batches: a finding, and what it hides."""
+    """A finding of `SegmentScan` behind the first `rows` batches, and the offsets it hides."""
 
     rows: int
-    kind: str
-    message: str
-    remedy: str
-    severity: Severity
-    position: int | None
-    offset: int | None
+    finding: Finding
     hidden: tuple[tuple[int, int], ...]
 
 
@@ -92,26 +86,15 @@ class RangeEvidence:
 
 
 class _Noted(Findings):
-    """The findings of a walk in the order they came, each with the number of batches before it."""
+    """All findings of a walk in order, each with the number of batches before it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, str, str, str, Severity, int | None, int | None]] = []
+        self.told: list[tuple[int, Finding]] = []
         self.rows = 0
 
-    def add(
-        self,
-        kind: str,
-        path: Path,
-        message: str,
-        remedy: str,
-        *,
-        severity: Severity = Severity.FAULT,
-        position: int | None = None,
-        offset: int | None = None,
-        producer: str | None = None,
-    ) -> None:
-        self.told.append((self.rows, kind, message, remedy, severity, position, offset))
+    def put(self, finding: Finding) -> None:
+        self.told.append((self.rows, finding))
 
 
 def scan_range(order: RangeOrder, *, files: Files, tap: RecordTap | None = None) -> RangeEvidence:
@@ -217,21 +200,12 @@ class GatheredScan:
         for part in self._parts:
             damages += [damage._replace(rows=damage.rows + before) for damage in part.damages]
             before += len(part.rows)
-        path = self._parts[0].order.path
         done = 0
         for damage in damages:
             yield from self._stretch(rows[done : damage.rows], controls, unparsed)
             done = damage.rows
             self.damaged += damage.hidden
-            self._findings.add(
-                damage.kind,
-                path,
-                damage.message,
-                damage.remedy,
-                severity=damage.severity,
-                position=damage.position,
-                offset=damage.offset,
-            )
+            self._findings.put(damage.finding)
         yield from self._stretch(rows[done:], controls, unparsed)
         self.position = self._parts[-1].end
 
@@ -287,7 +261,7 @@ def gather(given: Sequence[RangeEvidence], again: Callable[[RangeOrder], RangeEv
 
 def cut_evenly(folder: Path, base: int, size: int, pieces: int, *, files: Files) -> list[int]:
     """Bytes to begin ranges at, about `pieces` of similar length: entries of the index, as far as it goes."""
-    hints = _index_positions(folder / f"{base:020d}.index", files)
+    hints = _index_positions(offset_file(folder, base, INDEX), files)
     cuts: list[int] = []
     for number in range(1, pieces):
         wanted = size * number // pieces

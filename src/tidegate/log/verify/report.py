@@ -23,8 +23,11 @@ class PartitionReport:
     producers: int = 0
     first_offset: int | None = None
     next_offset: int = 0
-    compaction: Compaction = Compaction.UNKNOWN
-    compaction_because: str = ""
+    compaction: Compaction = field(init=False)
+    compaction_because: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.compaction, self.compaction_because = self.target.compaction, self.target.compaction_because
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ Memory: one window, or one batch where that is larger. Reads only.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
-from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, batch_crc
+from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
 from tidegate.log.dump.batches import WINDOW_BYTES
 from tidegate.log.dump.legacy import LegacyRecord, inner_records, read_message
 from tidegate.log.segments.resync import next_sound_batch
@@ -33,11 +34,9 @@ from tidegate.log.verify.findings import Findings, Severity
 if TYPE_CHECKING:
     from tidegate.log.batches.decode import BatchTable
 
-_START = Struct(">qi4xb")
 _CRC = Struct(">I")
 _SEARCH_BYTES: Final = 1 << 20
 _MAX_BATCH_BYTES: Final = 256 << 20
-_RESTORE: Final = "restore the file from a replica or backup; `tidegate log dump` shows what is readable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +110,10 @@ class SegmentScan:
 
     def _size_at(self, position: int, end: int) -> int | None:
         """The size of the batch at `position` when its header is plausible and it is whole."""
-        head = self.file.read_at(position, _START.size)
-        if len(head) < _START.size:
+        head = self.file.read_at(position, START_LAYOUT.size)
+        if len(head) < START_LAYOUT.size:
             return None
-        _, length, magic = _START.unpack(head)
+        _, length, magic = START_LAYOUT.unpack(head)
         smallest = HEADER_SIZE - LENGTH_OVERHEAD if magic == MAGIC else 14
         size: int = length + LENGTH_OVERHEAD
         if not 0 <= magic <= MAGIC or length < smallest or size > end - position:
@@ -161,7 +160,7 @@ class SegmentScan:
         data = self.file.read_at(position, size)
         if data[16] != MAGIC or batch_crc(data, 0, size) != int(_CRC.unpack_from(data, 17)[0]):
             return None
-        return int(_START.unpack_from(data)[0])
+        return int(START_LAYOUT.unpack_from(data)[0])
 
     def _message(self, data: memoryview, end: int) -> Iterator[SoundMessage]:
         try:
@@ -223,7 +222,8 @@ class SegmentScan:
             "corrupt",
             self.path,
             f"{what}; bytes {start} to {end - 1} are damaged{lost}",
-            _RESTORE,
+            "restore the file from a replica or backup; "
+            f"`tidegate log dump {shlex.quote(str(self.path))}` shows what is readable",
             position=start,
             offset=self.next_offset,
         )

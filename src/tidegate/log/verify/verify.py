@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tidegate.files import Files
 from tidegate.log.verify.findings import Findings
-from tidegate.log.verify.folders import PartitionTarget, find_partitions
+from tidegate.log.verify.folders import find_partitions
 from tidegate.log.verify.partition import Audit, Progress
 from tidegate.log.verify.report import PartitionReport, Report
 
@@ -45,18 +45,10 @@ def verify(
     files = files if files is not None else Files()
     report = report if report is not None else Report()
     for target in find_partitions(where, log, report.general, files=files):
-        partition = new_partition_report(target)
+        partition = PartitionReport(target)
         report.partitions.append(partition)
-        Audit(partition, files, deep, progress or _silent).run()
+        Audit(partition, files, deep, progress).run()
     return report
-
-
-def new_partition_report(target: PartitionTarget) -> PartitionReport:
-    return PartitionReport(target, compaction=target.compaction, compaction_because=target.compaction_because)
-
-
-def _silent(_bytes: int, _records: int, _faults: int) -> None:
-    """Nobody watches."""
 
 
 def size_of(where: str, *, log: Path, files: Files) -> int:

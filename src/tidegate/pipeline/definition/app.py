@@ -11,24 +11,26 @@ Thread rule: define an app in one thread.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
+from tidegate.integrity.rules import require_new_names
 from tidegate.pipeline.definition import known_topics
 from tidegate.pipeline.definition.fingerprint import Document, digest
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.places import log_address, state_address
-from tidegate.pipeline.definition.steps import OnBad, Sink, Source, sink_name
+from tidegate.pipeline.definition.steps import OnError, Sink, Source, sink_name
 from tidegate.pipeline.definition.stream import Stream
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.port import check_state_name
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.tables.serdes.windowed import windowed
 from tidegate.windows.operators.windows import Emit
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from tidegate.tables.versions.report import PushReport
     from tidegate.tables.windowed_table import WindowedTable
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}\Z")
 LOCAL = "local"
 
 
@@ -73,11 +74,7 @@ class App:
         client: Mapping[str, str] | None = None,
         idle_after: DurationLike | None = "30s",
     ) -> None:
-        if not isinstance(name, str) or not _NAME.match(name):
-            raise InvalidError(
-                f"an app's name is up to 120 letters, digits, '_', '-' and '.', without a dot in front, not {name!r}"
-            )
-        self.name = name
+        self.name = check_state_name("app", name)
         self.log = log_address(data, log)
         self.state = state_address(data, state)
         self.client = dict(client or {})
@@ -103,16 +100,21 @@ class App:
         value: Serde[Any] | None = None,
         timestamp: str | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_bad: OnBad = "fail",
+        on_error: OnError = "fail",
+        **renamed: Never,
     ) -> Stream:
         """The records of a topic.
 
         Keys are text unless `key` says otherwise. `value` turns values into columns: `Json(order_id="string", …)`;
         without it they are one column of bytes, `value`. `timestamp` names the column event time is taken from,
-        instead of the record's timestamp. `start` is where a new app begins. Values that cannot be read stop their
-        partition (`"fail"`), are left out and counted (`"skip"`), or kept as dead letters (`"keep"`).
+        instead of the record's timestamp. `start` is where a new app begins. `on_error` is what happens to a record
+        whose value cannot be read, or that a step behind it fails on (a function that raises, a cast that does not
+        fit): `"fail"` stops its partition in front of it (the default), `"drop"` leaves it out and counts it, `"keep"`
+        keeps it as a dead letter.
         """
-        return Stream(self, Source(topic, String() if key is None else key, value, timestamp, start, on_bad))
+        require_new_names(f"stream({topic!r}, ", renamed, {"on_bad": "on_error"})
+        source = Source(topic, String() if key is None else key, value, timestamp, start, on_error)
+        return Stream(self, source)
 
     def changes(
         self,
@@ -126,7 +128,8 @@ class App:
         emit: Emit | Literal["update", "close"] | None = None,
         grace: DurationLike | None = None,
         start: Literal["earliest", "latest"] = "earliest",
-        on_bad: OnBad = "fail",
+        on_error: OnError = "fail",
+        **renamed: Never,
     ) -> Stream:
         """The changes of a table as a stream: what `.to(topic)` of another flow sends, or a Kafka Streams changelog.
 
@@ -138,7 +141,9 @@ class App:
         so that every row counts once, with its last value; deletions take a row back. `emit` is known of what this
         app itself writes. `grace` is for topics that Tidegate did not write, whose records do not say which windows
         are final: for how long after its end a window may still change (its grace; of sessions gap and grace).
+        `on_error` is as in `stream`.
         """
+        require_new_names(f"changes({topic!r}, ", renamed, {"on_bad": "on_error"})
         if (window_size is None) is not sessions:
             raise InvalidError(
                 f"changes of {topic}: give window_size= where it has windows of time, or sessions=True, and not both"
@@ -150,7 +155,7 @@ class App:
             else windowed(inner, size=window_size, key_format=key_format)
         )
         written, settles_ms = known_topics.changelog(self._flows, topic, emit, grace)
-        return Stream(self, Source(topic, inner, value, None, start, on_bad, wrapped, written, settles_ms))
+        return Stream(self, Source(topic, inner, value, None, start, on_error, wrapped, written, settles_ms))
 
     @property
     def flows(self) -> tuple[Flow, ...]:
@@ -252,10 +257,45 @@ class App:
         reads. `on_loss` is what happens when records were deleted before they were read. `progress` is called with
         how it goes. Further settings are those of `RunSettings`.
         """
+        run = self._opened(
+            engine,
+            until=until,
+            close=close,
+            trigger=trigger,
+            round_records=round_records,
+            on_loss=on_loss,
+            metrics=metrics,
+            progress=progress,
+            clock=clock,
+            **settings,
+        )
+        try:
+            return run.begin()
+        except BaseException:
+            if run.is_running:
+                run.stop_or_give_up()
+            raise
+
+    def _opened(
+        self,
+        engine: Any = None,
+        *,
+        until: Literal["caught_up"] | None = None,
+        close: bool = False,
+        trigger: DurationLike = "1s",
+        round_records: int | None = None,
+        on_loss: Literal["stop", "accept"] = "stop",
+        metrics: Metrics | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        clock: Clock | None = None,
+        **settings: Any,
+    ) -> Run:
+        """The run that `start` begins, before it begins: whoever begins it can be interrupted and still stop it."""
         from tidegate.pipeline.rounds.settings import RunSettings
         from tidegate.pipeline.rounds.starting import start_run
         from tidegate.pipeline.tasks.setup import WorkerSetup
 
+        _check_settings(settings)
         if not self._flows:
             raise InvalidError(
                 f"app {self.name} does nothing yet: end a stream with .to(topic) or .table(name)"
@@ -271,19 +311,35 @@ class App:
         chosen = RunSettings(
             until=until,
             close=close,
-            trigger_ms=duration_ms(trigger),
+            trigger_ms=_duration("trigger", trigger),
             round_records=round_records,
             on_loss=on_loss,
             idle_after_ms=self.idle_after_ms,
             **settings,
         )
         return start_run(
-            setup, _engine(engine), settings=chosen, clock=clock, metrics=metrics, progress=progress
+            setup,
+            _engine(engine),
+            settings=chosen,
+            clock=clock,
+            metrics=metrics,
+            progress=progress,
+            begins=False,
         )
 
     def run(self, engine: Any = None, **settings: Any) -> Summary:
-        """`start` and wait for the end."""
-        return self.start(engine, **settings).wait()
+        """`start` and wait for the end.
+
+        Ctrl-C, also in a notebook's cell, ends the run after the round it is in and frees the app. If that takes
+        longer than `stop_within_ms` (30 s), or at a second Ctrl-C, the round is given up: nothing of it counts.
+        """
+        run = self._opened(engine, **settings)
+        try:
+            return run.begin().wait()
+        except BaseException:
+            if run.is_running:
+                run.stop_or_give_up()
+            raise
 
     # ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -332,9 +388,11 @@ class App:
         Any flow with windows can be read so, by the name of one of its ends. `round` is one of the last commits.
         """
         from tidegate.pipeline.reading.result_table import ResultTable
-        from tidegate.pipeline.tasks.opening import open_state
 
-        return ResultTable(open_state(self.state), self.name, self.flow(table), round=round)
+        flow = self.flow(table)
+        return ResultTable(
+            self._state_to_read(), self.name, flow, round=round, storage=self.storage, log=self._reading
+        )
 
     def push(self, frame: Any, *, table: str, key: str | Sequence[str], **settings: Any) -> PushReport:
         """Push a Spark DataFrame as the next version of a table in this app's log and state, and show it once it is
@@ -366,44 +424,46 @@ class App:
 
     def late(self, flow: str) -> pa.Table:
         """The records of a flow that came too late, or from the future, with how late each was and for which window."""
-        from tidegate.pipeline.reading.set_aside import late_of
+        from tidegate.pipeline.reading.late import late_of
 
         return self._looked(lambda backend: late_of(backend, self.name, self.flow(flow)))
 
     def dead_letters(self, flow: str) -> pa.Table:
-        """The records of a flow's source that could not be read (`on_bad="keep"`) or that `validate()` proved corrupt,
-        with the reason."""
-        from tidegate.pipeline.reading.set_aside import dead_letters_of
+        """The records of a flow's source that could not be read or that a step failed on (`on_error="keep"`), or that
+        `validate()` proved corrupt, with the reason."""
+        from tidegate.pipeline.reading.late import dead_letters_of
 
-        return self._looked(lambda backend: dead_letters_of(backend, self.name, self.flow(flow)))
+        return self._looked(lambda backend: dead_letters_of(backend, self.name, self.flow(flow).name))
 
     def _looked(self, look: Callable[[StorageBackend], pa.Table]) -> pa.Table:
-        from tidegate.pipeline.tasks.opening import open_state
-
-        backend = open_state(self.state)
+        backend = self._state_to_read()
         try:
             return look(backend)
         finally:
             backend.close()
 
+    def _state_to_read(self) -> StorageBackend:
+        """The state, opened to be read; made where there is none, so that it can be waited for."""
+        from tidegate.storage import open_backend
+        from tidegate.storage.backends.port import NoStateError
+
+        try:
+            return open_backend(self.state, read_only=True)
+        except NoStateError:
+            return open_backend(self.state)
+
     def _table(
         self, topic: str, key: Serde[Any] | None, value: Serde[Any] | None, settings: dict[str, Any]
     ) -> dict[str, Any]:
         consumed = known_topics.consumed(self._flows, topic, key, value, settings.pop("consumed", None))
-        return {"state": self._table_state(), **settings, "consumed": consumed}
-
-    def _table_state(self) -> str | StorageBackend:
-        """Where tables are kept: the folder, or the object store, which stays open until `close`."""
-        if "://" not in self.state:
-            return self.state
-        return self._versions_state()
+        return {"state": self.state, **settings, "consumed": consumed}
 
     def _versions_state(self) -> StorageBackend:
         """The state, open until `close`."""
         if self._opened_state is None:
-            from tidegate.pipeline.tasks.opening import open_state
+            from tidegate.storage import open_backend
 
-            self._opened_state = open_state(self.state)
+            self._opened_state = open_backend(self.state)
         return self._opened_state
 
     def _reading(self) -> Any:
@@ -444,6 +504,29 @@ def _is_same(known: Stream, stream: Stream) -> bool:
         and len(known.steps) == len(stream.steps)
         and all(ours is theirs for ours, theirs in zip(known.steps, stream.steps, strict=True))
     )
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a run that do not exist, by name."""
+    from difflib import get_close_matches
+
+    from tidegate.pipeline.rounds.settings import RunSettings
+
+    own = {"until", "close", "trigger_ms", "round_records", "on_loss", "idle_after_ms"}
+    more = [each.name for each in fields(RunSettings) if each.name not in own]
+    asked = ["until", "close", "trigger", "round_records", "on_loss", "metrics", "progress", "clock"]
+    for name in settings:
+        if name not in more:
+            near = get_close_matches(name, [*asked, *more], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join([*asked, *more])}"
+            raise InvalidError(f"a run has no setting {name!r}; {hint}")
+
+
+def _duration(name: str, given: DurationLike) -> int:
+    try:
+        return duration_ms(given)
+    except InvalidError as error:
+        raise InvalidError(f"{name}: {error}") from None
 
 
 def _engine(engine: Any) -> Engine | Callable[[Any], Engine] | None:

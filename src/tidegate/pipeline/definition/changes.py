@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.durations import format_duration
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.pipeline.definition.differences import Change, differences
+from tidegate.pipeline.definition.differences import Change, added_fields, declares_anew, differences
 from tidegate.pipeline.definition.fingerprint import LAYOUTS, Document
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe
@@ -115,6 +115,7 @@ def _decoded(name: str, description: bytes) -> Document:
 def _laid_out(flow: Flow, recorded: Document) -> Flow:
     """The flow with the stores of before, where they differ from those it would choose."""
     steps = list(flow.steps)
+    added = added_fields(recorded, flow.document)
     for place, name in flow.operators.items():
         step, laid = steps[place], recorded.get(LAYOUTS, {}).get(name)
         if laid is None or not isinstance(step, Aggregate | Dedupe):
@@ -123,10 +124,17 @@ def _laid_out(flow: Flow, recorded: Document) -> Flow:
         layout = StateLayout(laid["bucket_ms"], laid["segment_ms"], tuple(grown_from))
         late, segment_ms = step.late, laid.get("late_segment_ms")
         if late is not None and segment_ms is not None:
-            late = LateSettings(format_duration(late.retention_ms), late.max_bytes, segment_ms)
+            lacking = _lacking(laid, added if declares_anew(flow.document["steps"][:place]) is None else ())
+            late = LateSettings(format_duration(late.retention_ms), late.max_bytes, segment_ms, lacking)
         steps[place] = replace(step, layout=layout, late=late)
     laid_out = Flow(flow.source, tuple(steps), flow.sinks)
     return flow if laid_out.document == flow.document else laid_out
+
+
+def _lacking(laid: Document, added: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Of each earlier set of columns that a late table may hold, those of now that it lacks."""
+    before = [sorted({*names, *added}) for names in laid.get("late_lacking", ())]
+    return tuple(tuple(names) for names in [*before, *([sorted(added)] if added else [])])
 
 
 def _fewer_aggregates(recorded: Document, step: Aggregate | Dedupe) -> list[int]:

@@ -50,6 +50,8 @@ from tidegate.pipeline.definition.steps import (
     sink_name,
 )
 from tidegate.pipeline.definition.values import ValueFormat
+from tidegate.pipeline.tasks.names import component
+from tidegate.storage.backends.port import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
 from tidegate.windows.aggregates.resolving import RETRACTABLE, resolve
@@ -59,7 +61,7 @@ from tidegate.windows.operators.windows import Emit
 
 MAX_SHARDS = 1024
 _CHOICES = {
-    "on_bad": ("fail", "skip", "keep"),
+    "on_error": ("fail", "drop", "keep"),
     "start": ("earliest", "latest"),
     "key_format": ("changelog", "topic"),
 }
@@ -95,7 +97,7 @@ def source_shape(source: Source) -> Shape:
         if serde is not None:
             require_raw(serde)
     _choice(where, "start", source.start)
-    _choice(where, "on_bad", source.on_bad)
+    _choice(where, "on_error", source.on_error)
     schema = source_schema(source)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
@@ -165,7 +167,12 @@ def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], sh
         )
     last = steps[-1] if steps else None
     for sink in sinks:
-        check_topic_name(sink_name(sink))
+        name = check_topic_name(sink_name(sink))
+        if len(component(name)) > MAX_COMPONENT_BYTES:
+            raise InvalidError(
+                f"stream {source.topic} goes to a name of {len(name)} characters, {name[:40]}…; what an app writes to "
+                f"has at most {MAX_COMPONENT_BYTES}, because the state of the app is kept under it"
+            )
         if isinstance(sink, AsTable):
             if not isinstance(last, Aggregate):
                 raise InvalidError(

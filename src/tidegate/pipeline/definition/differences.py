@@ -7,11 +7,13 @@
 | a flow that is no longer said | stays where it is, and is not gone on with |
 | another end (topic, table) | goes on; from now on |
 | another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
-| `validate`, `on_bad`, `start`, late table's size, future guard, idle close, a function's code | goes on; from now on |
+| `validate`, `on_error`, `start`, late table's size, future guard, idle close, a function's code | from now on |
 | a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
 | aggregates appended after those there are | goes on; windows there are have them for records from now on |
 | any step of a flow that keeps no state | there is none; from now on |
 | of windows over changes (`emit="update"`): grace, more aggregates | refused: rows of before could not be taken back |
+| one more field of JSON values | goes on, unless records wait behind a `key_by` or rows of changes are kept, whole |
+| one field less, of which no state is made | goes on, unless whole records are kept |
 | anything else | does not fit, or would mean two things at once: refused, with the ways out |
 
 A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
@@ -95,8 +97,10 @@ def _source(name: str, old: Document, new: Document) -> list[Change]:
             changes.append(
                 Change(name, False, f"its source's {field} was {was[field]} and is {now[field]}", means)
             )
+    declared = _declared(name, old, new)
+    changes += declared or ()
     for field in ("key", "value", "timestamp"):
-        if was[field] != now[field]:
+        if was[field] != now[field] and not (field == "value" and declared is not None):
             stateful = _keeps_state(old) or _keeps_state(new)
             means = (
                 "state was made of the columns of before"
@@ -110,8 +114,100 @@ def _source(name: str, old: Document, new: Document) -> list[Change]:
         changes.append(Change(name, True, f"start was {was['start']} and is {now['start']}", means))
     if was["on_bad"] != now["on_bad"]:
         means = "values that cannot be read are treated so from now on"
-        changes.append(Change(name, True, f"on_bad was {was['on_bad']} and is {now['on_bad']}", means))
+        before, after = ("drop" if each["on_bad"] == "skip" else each["on_bad"] for each in (was, now))
+        changes.append(Change(name, True, f"on_error was {before} and is {after}", means))
     return changes
+
+
+def added_fields(old: Document, new: Document) -> tuple[str, ...]:
+    """The fields of JSON values that were not declared before."""
+    was, now = _json_fields(old), _json_fields(new)
+    return () if was is None or now is None else tuple(sorted(now.keys() - was.keys()))
+
+
+def declares_anew(steps: Sequence[Document]) -> Document | None:
+    """The first of these steps that says which columns there are behind it, whatever there were in front."""
+    return next((step for step in steps if step["step"] in ("select", "map")), None)
+
+
+def _json_fields(said: Document) -> dict[str, str] | None:
+    value = said["source"]["value"]
+    if not isinstance(value, dict) or not value.get("json"):
+        return None
+    return {name: str(kind) for name, kind in value["json"]}
+
+
+def _declared(name: str, old: Document, new: Document) -> list[Change] | None:
+    """What became of the fields of JSON values in a flow that keeps state; None: that is not what changed."""
+    was, now = _json_fields(old), _json_fields(new)
+    stateful = _keeps_state(old) or _keeps_state(new)
+    if was is None or now is None or was == now or not stateful:
+        return None
+    changes = [
+        Change(
+            name, False, f"field {each} was {was[each]} and is {now[each]}",
+            f"{_listed_states(new)} made of values of the old type; declare it as it was, and a new field beside it",
+        )
+        for each in sorted(was.keys() & now.keys())
+        if was[each] != now[each]
+    ]  # fmt: skip
+    whole = _whole_rows(new)
+    for each in sorted(now.keys() - was.keys()):
+        stores = [store for store in whole if not store.startswith("the late table")]
+        means = "records from the next round on have it; what is kept of records before has null for it"
+        if stores:
+            means = (
+                f"{' and '.join(stores)} whole records with the fields of before. A .select(…) in front keeps them "
+                "apart from such changes, from a replay on"
+            )
+        changes.append(Change(name, not stores, f"field {each} is new", means))
+    for each in sorted(was.keys() - now.keys()):
+        means = "it is not read any more, and no state is made of it"
+        if whole:
+            means = f"{' and '.join(whole)} whole records with it; declare it on"
+        changes.append(Change(name, not whole, f"field {each} is not declared any more", means))
+    return changes
+
+
+def _whole_rows(said: Document) -> list[str]:
+    """The stores of a flow that keep whole records as they were declared, in words."""
+    steps, found = said["steps"], []
+    rekeyed = next(
+        (
+            place
+            for place, step in enumerate(steps)
+            if step["step"] == "key_by" and any(each["step"] in _STATEFUL for each in steps[place:])
+        ),
+        None,
+    )
+    window = next((step for step in steps if step["step"] == "aggregate"), None)
+    is_ordered = rekeyed is not None and (
+        any(step["step"] == "deduplicate" for step in steps)
+        or (
+            window is not None
+            and (
+                window["kind"]["kind"] == "session"
+                or any(each["kind"] == "reduce" for each in window["aggregates"])
+            )
+        )
+    )
+    if is_ordered and declares_anew(steps[: rekeyed or 0]) is None:
+        found.append("the store of records that wait behind key_by for other partitions holds")
+    for place, step in enumerate(steps):
+        if step["step"] not in _STATEFUL or declares_anew(steps[:place]) is not None:
+            continue
+        if step["step"] == "aggregate" and said["source"].get("emit") == "update":
+            found.append("the store of rows whose changes are taken back holds")
+        if step["keep_late"] is not None:
+            found.append(f"the late table of {step['step']} holds")
+    return found
+
+
+def _listed_states(said: Document) -> str:
+    kept = [step["step"] for step in said["steps"] if step["step"] in _STATEFUL]
+    return (
+        f"the state of {' and '.join(kept)} was" if len(kept) == 1 else f"states of {' and '.join(kept)} were"
+    )
 
 
 def _emitted(name: str, old: Document, new: Document) -> list[Change]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _BAD = {
     "fail": "their partition stops there, and says how to resume",
-    "skip": "left out and counted",
+    "drop": "left out and counted",
     "keep": "left out, kept as dead letters",
 }
 _FAULTS = {
@@ -138,12 +138,18 @@ def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]
         yield f"{', '.join(tables)}: nobody looked how far they are behind their topics"
         return
     from tidegate.pipeline.rounds.lookups import table_lags
-    from tidegate.pipeline.tasks.opening import open_state
+    from tidegate.storage import open_backend
+    from tidegate.storage.backends.port import NoStateError
 
     settings: dict[str, Any] = {"client": app.client} if is_kafka(app.log) else {"read_only": True}
     try:
-        with open_log(app.log, **settings) as log, closing(open_state(app.state)) as backend:
+        with (
+            open_log(app.log, **settings) as log,
+            closing(open_backend(app.state, read_only=True)) as backend,
+        ):
             found = list(table_lags(log, backend, tables))
+    except NoStateError:  # nothing ran yet
+        found = [(table, None, None) for table in tables]
     except TidegateError as error:  # a plan can be told without looking
         yield f"{', '.join(tables)}: could not be looked at ({error})"
         return
@@ -266,7 +272,7 @@ def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
     if validate is not None:
         yield from _faults(validate)
     if flow.source.value is not None or flow.source.windows is not None:
-        yield "cannot be read", _BAD[flow.source.on_bad]
+        yield "cannot be read", _BAD[flow.source.on_error]
         takes_back = flow.source.has_updates and flow.is_stateful
         yield "no value (a deletion)", "takes back what its window was" if takes_back else "left out"
     if any(isinstance(step, Filter) for step in flow.steps):

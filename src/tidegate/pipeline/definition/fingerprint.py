@@ -88,6 +88,8 @@ def layout(step: Any) -> Document:
     laid: Document = {"bucket_ms": chosen.bucket_ms, "segment_ms": chosen.segment_ms}
     if step.late is not None:
         laid["late_segment_ms"] = step.late.segment_ms
+        if step.late.lacking:
+            laid["late_lacking"] = [list(names) for names in step.late.lacking]
     if chosen.grown_from:
         laid["grown_from"] = list(chosen.grown_from)
     return laid
@@ -104,7 +106,9 @@ def document(said: Any) -> Document:
                 "value": None if said.value is None else serde(said.value),
                 "timestamp": said.timestamp,
                 "start": said.start,
-                "on_bad": said.on_bad,
+                "on_bad": "skip"
+                if said.on_error == "drop"
+                else said.on_error,  # as it has always been stored
                 "windows": None if said.windows is None else serde(said.windows),
                 **({} if said.emit is None else {"emit": str(said.emit), "settles_ms": said.settles_ms}),
             }

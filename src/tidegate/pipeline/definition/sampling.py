@@ -29,6 +29,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step
 from tidegate.storage import open_backend
+from tidegate.tables.serdes.avro import Avro
 from tidegate.tables.serdes.json_fields import is_optional
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.events import EventBatch
@@ -203,6 +204,8 @@ class _Looked:
         value = flow.source.value
         declared = value.schema if isinstance(value, Json) and value.fields else ()
         self._optional = {each.name for each in declared if is_optional(each)}
+        if isinstance(value, Avro):
+            self._optional |= value.optional
         self._missing = [name for name in flow.schemas[0].names if _is_null(events, name)]
 
     def time(self, reasons: list[dict[int, str]]) -> Iterator[str]:
@@ -279,6 +282,8 @@ class _Looked:
         if isinstance(self._flow.source.value, Json):
             kind = self._flow.schemas[0].field(name).type
             said += f'. Write it as it is there, or declare it tg.field("{kind}", optional=True) if it may be missing'
+        if isinstance(self._flow.source.value, Avro):
+            said += f". If it may be null in all of them, say so: Avro(…, optional=[{name!r}])"
         return said
 
 
@@ -315,7 +320,7 @@ def _names_in(flow: Flow, batches: list[pa.RecordBatch]) -> set[str] | None:
         for raw in batch.column("value").slice(0, NAMED_RECORDS // max(1, len(batches)) + 1).to_pylist():
             try:
                 found = json.loads(raw) if raw is not None else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(found, dict):
                 names.update(found)

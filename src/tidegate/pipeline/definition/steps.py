@@ -32,7 +32,6 @@ Expression: TypeAlias = "str | pc.Expression | ArrowFunction"
 OnError: TypeAlias = Literal["fail", "drop", "keep"]
 OnErrors: TypeAlias = "OnError | Mapping[str, OnError]"
 """One answer to every fault, or one for each kind: `{"missing": "fail"}`; a kind that is not named is kept."""
-OnBad: TypeAlias = Literal["fail", "skip", "keep"]
 
 
 class ByContent:
@@ -57,7 +56,8 @@ class Source(ByContent):
 
     `value` None: the value stays one binary column `value`. A Json with fields, or an Avro, becomes its columns; any
     other serde one column `value`. `timestamp` names a column to take event time from; None: the record's own.
-    `on_bad` is what becomes of values that cannot be read: stop, leave out and count, or keep as dead letters.
+    `on_error` is what happens to records that cannot be read or that a step fails on: their partition stops, they are
+    left out and counted, or kept as dead letters.
 
     With `windows` the topic is the changelog of a table: its keys are read by it, an event's key is the key inside,
     and the columns `window_start` and `window_end` come before those of the value. `emit` is then what its writer
@@ -70,7 +70,7 @@ class Source(ByContent):
     value: Serde[Any] | None
     timestamp: str | None = None
     start: Literal["earliest", "latest"] = "earliest"
-    on_bad: OnBad = "fail"
+    on_error: OnError = "fail"
     windows: WindowedSerde[Any] | None = None
     emit: Emit | None = None
     settles_ms: int = 0

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 from tidegate.integrity.checkpoint import max_age_of
+from tidegate.integrity.rules import require_new_names
 from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import described, key_serde_for
@@ -94,6 +95,7 @@ class Stream:
         *,
         during_push: OnErrors = "fail",
         max_age: DurationLike | None = "7d",
+        **renamed: Never,
     ) -> Stream:
         """Check how producers numbered and check-summed their records; it comes first.
 
@@ -102,6 +104,7 @@ class Stream:
         mapping has a word for each kind: `{"missing": "fail", "corrupt": "drop"}`. `during_push` is for faults before
         a push has ended. Producers silent for longer than `max_age` are forgotten, None for never.
         """
+        require_new_names("validate(", renamed, {"on_fault": "on_error"})
         return self._then(Validate(on_error, during_push, max_age_of(max_age)))
 
     def filter(self, condition: Expression) -> Stream:
@@ -160,6 +163,7 @@ class Stream:
         what becomes of it; dropped ones can be read in the late table. `refresh` counts the time from the last copy
         on.
         """
+        _require_late("keep_late", keep_late)
         rule = Deduplicate(columns, within, grace=grace, late=late, refresh=refresh)
         return self._then(Dedupe(rule, keep_late if late == "drop" else None))
 
@@ -275,6 +279,9 @@ class WindowedStream:
                     f"{name}={each!r} is no aggregate; write {name}=count(), {name}=sum('amount') and the like"
                 )
             given.append(each.named(name))
+        _require_late("late", late)
+        if future is not None and not isinstance(future, FutureGuard):
+            raise InvalidError(f"future={future!r}: give FutureGuard(…), or None for no guard")
         if late is None and future is GUARD:
             future = FutureGuard(policy="keep")
         step = Aggregate(
@@ -324,3 +331,11 @@ def _emit(emit: Emit | str) -> Emit:
         return Emit(emit)
     except ValueError:
         raise InvalidError(f"emit is {emit!r}; choose 'update' or 'close'") from None
+
+
+def _require_late(name: str, given: object) -> None:
+    if given is not None and not isinstance(given, LateSettings):
+        raise InvalidError(
+            f"{name}={given!r}: late records are kept by default; give LateSettings(…) to say how long and how many, "
+            "or None to drop them"
+        )

@@ -1,7 +1,8 @@
 """Why a window of an app's table is what it is: the records of its source that belong to it, and what became of each.
 
 Read again from the source topic: from where the window's time begins (and as much before as duplicates may lie
-apart), up to a number of records. What was set aside comes from the app's late table and dead letters, so outcomes
+apart), up to a number of records. Where event time is a column of the values a log has no index of it: then all of the
+topic is read, up to that number. What was set aside comes from the app's late table and dead letters, so outcomes
 are the app's own wherever it kept them; duplicates are told by the same columns and the same horizon.
 
 | outcome | the record |
@@ -20,7 +21,7 @@ Thread rule: pure but for reading.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,8 +33,11 @@ import pyarrow.compute as pc
 from tidegate.durations import MomentLike, moment_ms
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.integrity.columns import MANAGED, read_columns
+from tidegate.pipeline.definition.inferring import value_schema
 from tidegate.pipeline.definition.steps import Dedupe
 from tidegate.pipeline.reading.result_table import ResultTable
+from tidegate.pipeline.tasks.decoding import RecordDecoder
+from tidegate.windows.events import NO_TIME
 
 MOST_RECORDS: Final = 2_000_000
 
@@ -69,25 +73,27 @@ class WindowExplanation:
 
 
 def explain_window(
-    table: ResultTable, log: Any, key: Any, start: MomentLike, *, most_records: int = MOST_RECORDS
+    table: ResultTable,
+    log: Any,
+    key: Any,
+    start: MomentLike,
+    *,
+    most_records: int = MOST_RECORDS,
+    between: Callable[[], None] = lambda: None,
 ) -> WindowExplanation:
-    """The records of the window that starts there."""
+    """The records of the window that starts there; `between` is called between batches, and may raise."""
     flow = table.flow
     if flow.rekey_at is not None:
         raise InvalidError(
             f"table {flow.name} is kept by another key than its source's, so a window's records lie anywhere in "
             f"{flow.source.topic}; look for them there by value"
         )
-    if flow.source.timestamp is not None:
-        raise InvalidError(
-            f"table {flow.name} takes its time from column {flow.source.timestamp!r}, by which a log has no "
-            f"index; look for records in {flow.source.topic} by key"
-        )
     moment = moment_ms(start)
     with table.pinned() as at:
-        row = next((each for each in at.fetch(key, moment, moment) if each.window.start == moment), None)
-        end = row.window.end if row is not None else moment + _size_ms(at)
-        return _Reading(at, log, key, moment, end, most_records).explanation(
+        rows = [(each, each.window) for each in at.fetch(key, moment, moment)]
+        row, window = next(((row, of) for row, of in rows if of and of.start == moment), (None, None))
+        end = window.end if window is not None else moment + _size_ms(at)
+        return _Reading(at, log, key, moment, end, most_records, between).explanation(
             None if row is None else row.value
         )
 
@@ -95,8 +101,21 @@ def explain_window(
 class _Reading:
     """The source read again for one window."""
 
-    def __init__(self, table: ResultTable, log: Any, key: Any, start: int, end: int, most: int) -> None:
-        self._table, self._log, self._key = table, log, key
+    def __init__(
+        self,
+        table: ResultTable,
+        log: Any,
+        key: Any,
+        start: int,
+        end: int,
+        most: int,
+        between: Callable[[], None],
+    ) -> None:
+        self._table, self._log, self._key, self._between = table, log, key, between
+        source = table.flow.source
+        self._decoder = (
+            None if source.timestamp is None else RecordDecoder(source, value_schema(source.value))
+        )
         self._start, self._end, self._most = start, end, most
         self._raw = table.flow.key_serde.encode(key)
         self._position = table.position
@@ -122,14 +141,18 @@ class _Reading:
     def _partition(self, number: int) -> tuple[list[Contribution], bool]:
         before = 0 if self._rule is None else self._rule.within_ms
         topic = self._table.flow.source.topic
-        first = self._log.offset_for_time(topic, number, max(0, self._start - before))
-        if first is None:
-            return [], True
+        start: Any = "start"
+        if self._decoder is None:
+            first = self._log.offset_for_time(topic, number, max(0, self._start - before))
+            if first is None:
+                return [], True
+            start = {number: first}
         found = []
         try:
-            with self._log.reader(topic, [number], start={number: first}) as reader:
+            with self._log.reader(topic, [number], start=start) as reader:
                 end = reader.end_offsets()[number]
                 for batch in reader:
+                    self._between()
                     self._read += batch.num_rows
                     found += [each for each in self._mine(batch, number) if each is not None]
                     if self._read >= self._most:
@@ -145,16 +168,27 @@ class _Reading:
         )
         if not len(rows):
             return
-        times = batch.column("timestamp").cast(pa.int64())
+        batch = batch.take(pa.array(rows))
+        times = self._times(batch)
         offsets = batch.column("offset")
         stamps = read_columns(batch.column("headers"))
-        for row in rows.tolist():
-            offset, time = int(offsets[row].as_py()), times[row].as_py()
+        for row in range(batch.num_rows):
+            offset, time = int(offsets[row].as_py()), times[row]
             raw = batch.column("value")[row].as_py()
             stamp = stamps.rows[row] if stamps.state[row] == MANAGED else None
             outcome, reason = self._outcome(number, offset, time, raw, stamp)
             if time is not None and self._start <= time < max(self._end, self._start + 1):
                 yield Contribution(number, offset, time, outcome, raw, reason)
+
+    def _times(self, batch: pa.RecordBatch) -> list[int | None]:
+        """When each event was; None where that cannot be told."""
+        if self._decoder is None:
+            times: list[int | None] = batch.column("timestamp").cast(pa.int64()).to_pylist()
+            return times
+        decoded = self._decoder.decode(batch)
+        found = self._decoder.event_time(decoded.values, batch.column("timestamp")).tolist()
+        bad = set(decoded.bad_rows.tolist())
+        return [None if row in bad or time == NO_TIME else time for row, time in enumerate(found)]
 
     def _outcome(
         self, number: int, offset: int, time: int | None, raw: bytes | None, stamp: Any

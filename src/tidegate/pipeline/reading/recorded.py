@@ -2,8 +2,10 @@
 
 What an app was run with is stored as plain values (`fingerprint`). Reading a window's rows needs the stores' shapes
 and the columns' types and never runs a step, so a function that a step called, of which only the name is stored, is
-replaced by one that gives nothing. Where the columns cannot be told without the program (`select` by a function or an
-Arrow expression, serdes of the user's own), that is said, and `App.read` with the program is the way.
+replaced by one that gives nothing. A `reduce` is made of functions, too, which reading would have to call: its column
+is null here, and `unread_columns` names it; the other columns are what they are. Where the columns cannot be told
+without the program (`select` by a function or an Arrow expression, serdes of the user's own), that is said, and
+`App.read` with the program is the way.
 
 F1  nothing is guessed: every step that keeps state says what was recorded, or the flow is refused.
 
@@ -30,6 +32,7 @@ from tidegate.pipeline.definition.steps import (
     Dedupe,
     Filter,
     KeyBy,
+    Lookup,
     Map,
     Select,
     Sink,
@@ -40,11 +43,13 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.records import FlowLine, Records
+from tidegate.pipeline.rounds.ways_out import list_apps
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.serdes.json_fields import field_of
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
 from tidegate.windows.aggregates.definitions import AggregateDefinition
+from tidegate.windows.aggregates.reducing import Reducer
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.dedupe_state import Deduplicate
 from tidegate.windows.operators.late import LateSettings
@@ -79,12 +84,43 @@ def open_recorded(
     backend: StorageBackend, app: str, table: str, *, clock: Clock | None = None
 ) -> ResultTable:
     """The table as the app's last commit has it, without the app's program."""
-    flows = {each.name: each.flow for each in recorded_tables(backend, app)}
-    if table not in flows:
-        known = ", ".join(sorted(flows)) or "none"
-        raise InvalidError(f"app {app} has no table {table[:100]!r}; it has: {known}")
-    line = next(each for each in _lines(backend, app) if each.name == flows[table])
-    return ResultTable(backend, app, recorded_flow(line.description), clock=clock, owns_backend=False)
+    known = {each.name: each for each in recorded_tables(backend, app)}
+    if table not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise InvalidError(f"app {app} has no table {table[:100]!r}; it has: {names}")
+    flow = recorded_flow(recorded_line(backend, known[table]).description)
+    return ResultTable(backend, app, flow, clock=clock, owns_backend=False)
+
+
+def recorded_line(backend: StorageBackend, table: RecordedTable) -> FlowLine:
+    """What is stored of the flow that keeps the table."""
+    return next(each for each in _lines(backend, table.app) if each.name == table.flow)
+
+
+def all_recorded(backend: StorageBackend) -> list[RecordedTable]:
+    """The tables of every app that has committed."""
+    found: list[RecordedTable] = []
+    for app in list_apps(backend):
+        try:
+            found += recorded_tables(backend, app)
+        except UnavailableError:  # it has no commit yet
+            continue
+    return found
+
+
+def find_recorded(backend: StorageBackend, name: str | None) -> RecordedTable | None:
+    """The table of that name, or APP:NAME; without a name the only one. None where no app has one."""
+    app, colon, short = (name or "").rpartition(":")
+    found = [
+        each
+        for each in all_recorded(backend)
+        if name is None or (each.name == short and (not colon or each.app == app))
+    ]
+    if len(found) > 1:
+        names = ", ".join(f"{each.app}:{each.name}" for each in found)
+        which = f"several apps have a table {short!r}" if short else "apps have several tables"
+        raise InvalidError(f"{which}; name one of {names}")
+    return found[0] if found else None
 
 
 def recorded_flow(description: bytes) -> Flow:
@@ -98,9 +134,29 @@ def recorded_flow(description: bytes) -> Flow:
     except (KeyError, TypeError) as error:
         raise _refused(said, f"its definition is not known here ({error})") from None
     for step, recorded in zip(steps, said["steps"], strict=True):
-        if isinstance(step, Aggregate | Dedupe) and fingerprint.document(step) != recorded:
+        if isinstance(step, Aggregate | Dedupe) and _shape(fingerprint.document(step)) != _shape(recorded):
             raise _refused(said, f"its {recorded['step']} was made by another release, or by a function")
     return flow
+
+
+def unread_columns(flow: Flow) -> tuple[str, ...]:
+    """The columns of a recorded flow whose values only the program can tell."""
+    window = flow.window
+    return () if window is None else tuple(each.name for each in window.aggregates if each.kind == "reduce")
+
+
+def _shape(said: Document) -> Document:
+    """What a step that keeps state says about its stores: all of it but the functions of a reduce."""
+    if "aggregates" not in said:
+        return said
+    return {**said, "aggregates": [_without_functions(each) for each in said["aggregates"]]}
+
+
+def _without_functions(said: Document) -> Document:
+    if said["kind"] != "reduce":
+        return said
+    kept = {name: said["options"]["reducer"][name] for name in ("state", "result", "version")}
+    return {**said, "options": {"reducer": kept}}
 
 
 def _lines(backend: StorageBackend, app: str) -> tuple[FlowLine, ...]:
@@ -125,7 +181,8 @@ def _source(said: Document) -> Source:
     if said["windows"] is not None:
         raise TypeError("it reads the changelog of another table")
     value = None if said["value"] is None else _serde(said["value"])
-    return Source(said["topic"], _serde(said["key"]), value, said["timestamp"], said["start"], said["on_bad"])
+    on_error: Any = "drop" if said["on_bad"] == "skip" else said["on_bad"]
+    return Source(said["topic"], _serde(said["key"]), value, said["timestamp"], said["start"], on_error)
 
 
 def _step(said: Document) -> Step:
@@ -141,6 +198,10 @@ def _step(said: Document) -> Step:
         case "map":
             schema = pa.schema([field_of(name, written) for name, written in said["schema"]])
             return Map(_nothing_like(schema), schema)
+        case "lookup":
+            columns = tuple((there, here) for there, here in said["columns"])
+            key = None if said["key"] is None else _required_sql(said["key"])
+            return Lookup(said["table"], _serde(said["value"]), columns, key, said["required"])
         case "key_by":
             serde = _serde(said["serde"])
             return KeyBy(_sql(said["expression"]) or _nulls(serde.arrow_type), serde, said["shards"])
@@ -195,7 +256,13 @@ def _kind(said: Document) -> Any:
 
 def _aggregate(said: Document) -> AggregateDefinition:
     if said["kind"] == "reduce":
-        raise TypeError("a reduce by functions")
+        made = said["options"]["reducer"]
+        state, result = (field_of(said["name"], _written(made[each])).type for each in ("state", "result"))
+        reducer = Reducer(
+            state, _no_states(state), lambda _, groups, count: pa.nulls(count, state),
+            lambda states: pa.nulls(len(states), result), result, made["version"],
+        )  # fmt: skip
+        return AggregateDefinition("reduce", tuple(said["columns"]), (("reducer", reducer),), said["name"])
     options = tuple((name, value) for name, value in said["options"].items())
     return AggregateDefinition(said["kind"], tuple(said["columns"]), options, said["name"])
 
@@ -214,7 +281,7 @@ def _written(said: str) -> str:
 
 
 def _late(said: list[int] | None) -> LateSettings | None:
-    return None if said is None else LateSettings(format_duration(said[0]), *said[1:])
+    return None if said is None else LateSettings(format_duration(said[0]), said[1])
 
 
 def _sql(said: Document) -> str | None:
@@ -235,6 +302,10 @@ def _all_true(batch: pa.RecordBatch) -> pa.Array:
 
 def _nulls(of: pa.DataType) -> Callable[[pa.RecordBatch], pa.Array]:
     return lambda batch: pa.nulls(batch.num_rows, of)
+
+
+def _no_states(state: pa.DataType) -> Callable[[pa.Array, Any, int], pa.Array]:
+    return lambda _, groups, count: pa.nulls(count, state)
 
 
 def _nothing_like(schema: pa.Schema) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

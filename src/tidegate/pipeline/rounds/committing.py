@@ -17,6 +17,7 @@ from tidegate.errors import InternalError
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.orders import (
     Delivery,
+    RoundOrder,
     RoundResult,
     SourceResult,
     TaskResult,
@@ -24,6 +25,7 @@ from tidegate.pipeline.rounds.orders import (
 from tidegate.pipeline.rounds.records import (
     VERSION,
     CommitRecord,
+    Limits,
     Loss,
     PlanRecord,
     SourceLine,
@@ -31,6 +33,7 @@ from tidegate.pipeline.rounds.records import (
 )
 
 KEPT_LOSSES: Final = 1000  # of an app; older ones are summed up
+LATEST: Final = 2**63 - 1
 EndOf = Callable[[str, int], int]
 
 
@@ -45,9 +48,11 @@ def commit_of(
     end_of: EndOf,
     generation: int,
     now_ms: int,
+    limits: Limits | None = None,
 ) -> CommitRecord:
     """The commit of a round. `states` are the sources' new states: bytes, or digest and name of what lies apart."""
-    sources = _sources(plan, before, result.sources, states, flows)
+    tasks = _tasks(plan, before, result.tasks)
+    sources = _still_skipped(_sources(plan, before, result.sources, states, flows), tasks)
     deliveries, ends = _deliveries(plan.round, before, result.tasks, end_of)
     read = {each.flow for each in result.sources if each.records or each.next_offset > _start(plan, each)}
     closing = {name for name, tick in plan.ticks.items() if tick.closing}
@@ -63,13 +68,14 @@ def commit_of(
         tick=plan.tick,
         committed_ms=now_ms,
         sources=sources,
-        tasks=_tasks(plan, before, result.tasks),
+        tasks=tasks,
         deliveries=deliveries,
         ends=ends,
         totals=_totals(before, result),
-        watermarks=_watermarks(plan, before, flows),
+        watermarks=_watermarks(plan, before, flows, result.sources),
         losses=_losses((*before.losses, *plan.losses)),
         closed=tuple(sorted((set(before.closed) - read) | closing)),
+        limits=limits,
     )
 
 
@@ -97,17 +103,19 @@ def void_of(
         losses=before.losses,
         closed=before.closed,
         change="given up, to be planned anew",
+        limits=before.limits,
     )
 
 
-def require_whole(plan: PlanRecord, result: RoundResult) -> None:
+def require_whole(order: RoundOrder, result: RoundResult) -> None:
     """An engine that leaves something out, or does something twice, is not believed."""
-    ordered = {(each.flow, each.partition) for each in plan.ranges if each.stop > each.start}
+    ordered = [(each.flow, each.partition) for each in order.sources]
+    wanted = [(each.flow, each.task) for each in order.tasks]
     came = [(each.flow, each.partition) for each in result.sources]
     tasks = [(each.flow, each.task) for each in result.tasks]
-    if sorted(came) != sorted(ordered) or sorted(tasks) != sorted(plan.tasks):
+    if sorted(came) != sorted(ordered) or sorted(tasks) != sorted(wanted):
         raise InternalError(
-            f"round {plan.round}: {len(ordered)} sources and {len(plan.tasks)} tasks were ordered, {len(came)} and "
+            f"round {order.round}: {len(ordered)} sources and {len(wanted)} tasks were ordered, {len(came)} and "
             f"{len(tasks)} came back; nothing was committed, start the app again"
         )
 
@@ -137,11 +145,27 @@ def _sources(
             plan.tick.now_ms if result.records else line.seen_ms,
             result.stopped,
             plan.topic_ids.get(flows[result.flow].topic, line.topic_id),
+            line.skipped,
         )
     for halt in plan.halts:
         line = lines[halt.flow, halt.partition]
         lines[halt.flow, halt.partition] = _replaced(line, stopped=halt.stop)
     return tuple(lines[source] for source in sorted(lines))
+
+
+def _still_skipped(sources: Iterable[SourceLine], tasks: Iterable[TaskLine]) -> tuple[SourceLine, ...]:
+    """The sources, without skipped offsets that no task holds back any more."""
+    least: dict[tuple[str, int], int] = {}
+    for task in tasks:
+        for partition, offset in ({} if task.held is None else task.held.offsets).items():
+            place = task.flow, partition
+            least[place] = min(offset, least.get(place, offset))
+    lines = []
+    for line in sources:
+        first = least.get((line.flow, line.partition), LATEST)
+        skipped = tuple(each for each in line.skipped if each[1] > first)
+        lines.append(line if skipped == line.skipped else _replaced(line, skipped=skipped))
+    return tuple(lines)
 
 
 def _replaced(line: SourceLine, **changes: object) -> SourceLine:
@@ -208,11 +232,17 @@ def _add(counters: dict[str, int], name: str, count: int) -> None:
         counters[name] = counters.get(name, 0) + count
 
 
-def _watermarks(plan: PlanRecord, before: CommitRecord, flows: Mapping[str, FlowFacts]) -> dict[str, int]:
+def _watermarks(
+    plan: PlanRecord, before: CommitRecord, flows: Mapping[str, FlowFacts], results: Iterable[SourceResult]
+) -> dict[str, int]:
     marks = dict(before.watermarks)
+    limits: dict[str, int] = {}
+    for result in results:  # events that are held back from a stop on must not come late when it is resumed
+        if result.stopped is not None and result.stopped.stream_time is not None:
+            limits[result.flow] = min(result.stopped.stream_time, limits.get(result.flow, LATEST))
     for name, tick in plan.ticks.items():
         if tick.watermark is not None and name in flows:
-            marks[name] = max(marks.get(name, -1), tick.watermark)
+            marks[name] = max(marks.get(name, -1), min(tick.watermark, limits.get(name, LATEST)))
     return dict(sorted(marks.items()))
 
 

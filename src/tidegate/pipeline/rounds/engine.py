@@ -42,6 +42,10 @@ class Engine(Protocol):
         """Do one round's work."""
         ...
 
+    def cancel(self) -> None:
+        """End the work that is being done now, from any thread, where that is possible; its round does not count."""
+        ...
+
     def close(self) -> None:
         """Let go of workers; state that counts is in tokens."""
         ...

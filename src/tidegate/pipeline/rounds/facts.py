@@ -28,7 +28,9 @@ class FlowFacts:
     idle_close_ms: int | None = None
     kept_ms: int | None = None  # None: nothing is freed by time
     is_stateful: bool = True
+    has_windows: bool = True
     is_ordered: bool = False  # events of all source partitions are worked on in one order
+    keeps_bad: bool = False  # a record that a step fails on is dropped or kept; else its partition stops
     lookups: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()  # flows of the same app that write what this one reads
 
@@ -68,7 +70,9 @@ def facts_of(flow: Flow, partitions: int, upstream: tuple[str, ...] = ()) -> Flo
         idle_close_ms=None if window is None else window.idle_close_ms,
         kept_ms=_kept_ms(flow),
         is_stateful=flow.is_stateful,
+        has_windows=window is not None,
         is_ordered=flow.is_ordered,
+        keeps_bad=flow.source.on_error != "fail",
         lookups=tuple(sorted({step.table for step in flow.steps if isinstance(step, Lookup)})),
         upstream=upstream,
     )

@@ -7,6 +7,9 @@ commit was created (R5).
 G1  of any number of processes one gets the lease; the others are told who has it.
 G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
     lease has run out.
+    One of this machine that lives and did not renew in time (it was stopped, say) blocks for as long as it holds what a
+    run needs (`in_use`): the next one waits for it, for as long as a lease lasts, and then leaves the lease with it.
+    So one of the two goes on, whichever.
 G3  the lease is renewed by a thread of its own, so a round may take as long as it likes; when renewing fails because
     another one has it, `check` says so.
 
@@ -15,7 +18,11 @@ Thread rule: safe from any thread.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+from collections.abc import Callable
+from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, FencedError, TidegateError
@@ -24,6 +31,8 @@ from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import Lease, read_lease
+
+PAUSE_MS: Final = 100
 
 
 class Generation:
@@ -38,7 +47,9 @@ class Generation:
         randomness: Randomness,
         lease_ms: int,
         scheduler: Scheduler | None = None,
+        in_use: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`in_use` names what another process has open that a run of this app needs, or None."""
         self._backend = backend
         self._records = records
         self._clock = clock
@@ -46,9 +57,15 @@ class Generation:
         self._lock = threading.Lock()
         self._lease = Lease(backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms)
         self._lost: TidegateError | None = None
+        self._await_overdue_owner(in_use)
         made = [] if records.newest() is None else [records.newest_sound()[0].generation]
         held = self._lease.acquire(at_least=max(made, default=0) + 1)  # also where the lease was deleted
         if held is not None:
+            if (held.host, held.pid) == (socket.gethostname(), os.getpid()):
+                raise ConflictError(
+                    f"app {records.app} is being run by this process already (generation {held.epoch}); end that run "
+                    "first, with run.stop() and run.wait()"
+                )
             seconds = max(0, held.until_ms - clock.now_ms()) / 1000
             raise ConflictError(
                 f"app {records.app} is being run by process {held.pid} on {held.host} (generation {held.epoch}); stop "
@@ -61,6 +78,22 @@ class Generation:
                 max(1, lease_ms // 3), self._renew, "app lease", initial_delay_ms=lease_ms // 3
             )
         )
+
+    def _await_overdue_owner(self, in_use: Callable[[], str | None]) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._lease_ms
+        while (held := self._lease.overdue_owner()) is not None and (what := in_use()) is not None:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                raise ConflictError(
+                    f"app {self._records.app}: process {held.pid} (generation {held.epoch}) did not renew its lease in "
+                    f"time, but it is alive and has {what} open: it was stopped, or is very busy. Let it go "
+                    f"on with `kill -CONT {held.pid}`; or end it with `kill -KILL {held.pid}`, then start the app again"
+                )
+            self._clock.sleep_ms(PAUSE_MS)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the process before did not give the app up: it may wake, and has what it holds until it knows."""
+        return self._lease.was_left
 
     @property
     def number(self) -> int:
@@ -89,6 +122,15 @@ class Generation:
             self._renewing.cancel()
         with self._lock:
             if self._lost is None:
+                self._lease.release()
+
+    def give_up(self) -> None:
+        """`release`, and from now on `keep` and `check` raise `FencedError`: for a round that does not end."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        with self._lock:
+            if self._lost is None:
+                self._lost = FencedError("the run was interrupted and did not end in time")
                 self._lease.release()
 
     def _renew(self) -> None:

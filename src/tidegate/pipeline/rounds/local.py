@@ -9,9 +9,9 @@ Thread rule: `run` from one thread at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from tidegate.clock import Clock
 from tidegate.files import Files
@@ -34,6 +34,8 @@ from tidegate.randomness import Randomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.windows.events import EventBatch
 
+Done = TypeVar("Done")
+
 
 class LocalEngine:
     """One worker and as many threads as there are cores."""
@@ -53,7 +55,7 @@ class LocalEngine:
         files: Files | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        self.slots = slots or max(1, len(os.sched_getaffinity(0)))
+        self.slots = slots or _cores()
         self._setup = setup
         self._worker = Worker(
             setup, log=log, backend=backend, clock=clock, randomness=randomness, files=files, metrics=metrics
@@ -65,16 +67,14 @@ class LocalEngine:
 
     def run(self, order: RoundOrder) -> RoundResult:
         rekeyed = {flow.name for flow in self._setup.flows if flow.rekey_at is not None}
-        readings = [
-            self._threads.submit(self._read_and_split, order, source)
-            for source in order.sources
-            if source.flow in rekeyed
-        ]
+        shuffled = [source for source in order.sources if source.flow in rekeyed]
+        direct = [task for task in order.tasks if task.flow not in rekeyed]
+        self._expect(len(shuffled) + len(direct))
+        readings = [self._submit(self._read_and_split, order, source) for source in shuffled]
         own = {(each.flow, each.partition): each for each in order.sources if each.flow not in rekeyed}
         done = [
-            self._threads.submit(self._work_on_source, order, task, own.get((task.flow, task.task)))
-            for task in order.tasks
-            if task.flow not in rekeyed
+            self._submit(self._work_on_source, order, task, own.get((task.flow, task.task)))
+            for task in direct
         ]
         _settle([*readings, *done])
         split = [future.result() for future in readings]
@@ -87,10 +87,9 @@ class LocalEngine:
         for result, _ in split:
             reached.setdefault(result.flow, {})[result.partition] = (result.stream_time, result.next_offset)
         frontiers = {flow: order.frontiers_after(flow, reached.get(flow, {})) for flow in rekeyed}
+        self._expect(len(order.tasks) - len(direct))
         gathered = [
-            self._threads.submit(
-                self._work, order, task, parts.pop((task.flow, task.task), []), frontiers[task.flow]
-            )
+            self._submit(self._work, order, task, parts.pop((task.flow, task.task), []), frontiers[task.flow])
             for task in order.tasks
             if task.flow in rekeyed
         ]
@@ -103,9 +102,25 @@ class LocalEngine:
         """What the master delivers itself goes through the same worker, so one process opens a partition once."""
         self._worker.deliver(deliveries)
 
+    def cancel(self) -> None:
+        """Threads cannot be ended: what they do comes to its end, and does not count."""
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._worker.close()
+
+    def _expect(self, jobs: int) -> None:
+        """So many jobs are about to be submitted: when all threads wait for backlog, nobody will free any."""
+        self._worker.runtime.backlog.expect_jobs(self.slots, jobs)
+
+    def _submit(self, job: Callable[..., Done], *arguments: Any) -> Future[Done]:
+        def counted() -> Done:
+            try:
+                return job(*arguments)
+            finally:
+                self._worker.runtime.backlog.job_done()
+
+        return self._threads.submit(counted)
 
     def _work_on_source(
         self, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
@@ -138,6 +153,13 @@ class LocalEngine:
             for shard, events in self._worker.split(source.flow, batch)
         ]
         return reading.result(), pieces
+
+
+def _cores() -> int:
+    """How many cores this process may use; where the system does not say, all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _settle(futures: Iterable[Future[Any]]) -> None:

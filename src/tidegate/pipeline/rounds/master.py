@@ -9,7 +9,12 @@ M2  a round starts from the commit before it, read by number.
 M3  nothing is delivered that no commit names; a commit counts when it was created and the lease was still ours.
 M4  work that took longer than half the grace of the collection is given up, not committed (`collecting`, G3).
 M5  a plan that is too much for the workers, or that looks into a commit of a table which is not kept any more, is
-    given up by a commit that changes nothing but the number; the next plan is smaller, and new.
+    given up by a commit that changes nothing but the number; the next plan is smaller, and new. After `MOST_GIVEN_UP`
+    of them in a row the run ends and says why.
+M6  a record that a step behind state fails on is found by its task. The round is then tried again from the same plan
+    with that record set aside where it is read, or its partition stopped in front of it. One that was read in an
+    earlier round and held back since is set aside by its source as well and left out by its task; or its partition
+    reads no further, and events from there on stay held back.
 
 Thread rule: one thread.
 """
@@ -19,6 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from tidegate.clock import Clock
 from tidegate.errors import (
@@ -40,6 +47,7 @@ from tidegate.pipeline.rounds.lookups import TableCommits
 from tidegate.pipeline.rounds.metrics import RoundMetrics
 from tidegate.pipeline.rounds.opening import Opened, partitions_added
 from tidegate.pipeline.rounds.orders import (
+    BadRecord,
     Delivery,
     RoundOrder,
     RoundResult,
@@ -47,7 +55,7 @@ from tidegate.pipeline.rounds.orders import (
     TaskOrder,
 )
 from tidegate.pipeline.rounds.planning import Rest, Situation, lag_of, lag_seconds_of, plan_round
-from tidegate.pipeline.rounds.records import CommitRecord, PlanRecord
+from tidegate.pipeline.rounds.records import CommitRecord, Limits, PlanRecord
 from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.sizing import RoundSizes
 from tidegate.pipeline.rounds.ticks import Watch
@@ -55,6 +63,7 @@ from tidegate.randomness import Randomness
 from tidegate.storage.backends.port import StorageBackend
 
 RETRY_MS: Final = 200
+MOST_GIVEN_UP: Final = 20
 Deliver = Callable[[Sequence[Delivery]], None]
 Targets = Mapping[tuple[str, int], int]  # topic, partition → the offset to read up to
 BACKLOG_REASONS: Final = frozenset({"backlog_full", "retention_exceeds_backlog"})
@@ -103,7 +112,11 @@ class Master:
         self._randomness = randomness
         self._settings = settings
         self._tables = tables or TableCommits(backend)
-        self._brake = Brake(opened.setup.storage.backlog_limit_bytes, engine.place)
+        storage = opened.setup.storage
+        self._brake = Brake(storage.backlog_limit_bytes, engine.place)
+        self._limits = Limits(
+            storage.backlog_limit_bytes * engine.processes, storage.worker_total_bytes * engine.processes
+        )
         self._sizes = RoundSizes(
             fixed=settings.round_records, first=settings.first_round_records, target_ms=settings.target_ms
         )
@@ -120,9 +133,16 @@ class Master:
             tuple[str, int], int
         ] = {}  # when a source last had records, on the clock that never jumps
         self._delivered = False  # whether the newest commit's parcels are known to be in the log
+        self._given_up = 0  # rounds in a row
+        self._tries_again = True
         self._is_first = True  # whether somebody before us may have left a plan
         sizes = [opened.heads.bytes_per_record(topic, count) for topic, count in self._topics.items()]
         self._sizes.begin_with(max((size for size in sizes if size is not None), default=None))
+
+    @property
+    def took_over(self) -> bool:
+        """Whether the process that ran the app before did not give it up."""
+        return self._generation.was_left
 
     @property
     def lookup_lags(self) -> dict[str, int]:
@@ -170,7 +190,10 @@ class Master:
                 kafka_name=None,
             )
         if self._is_first and not self._tables.are_kept(plan.lookups):
-            return self._give_up(plan, digest, None)
+            gone = ", ".join(f"commit {number} of {table}" for table, number in plan.lookups.items())
+            return self._give_up(
+                plan, digest, f"it looks things up in {gone}, and not all of that is kept any more"
+            )
         return self._round(plan, digest, waiting)
 
     def _round(self, plan: PlanRecord, digest: bytes, waiting: tuple[str, ...]) -> StepOutcome:
@@ -178,23 +201,30 @@ class Master:
         started_ms = self._clock.monotonic_ms()
         order = self._ordered(plan)
         try:
-            result = self._attempt(order)
+            order, result = self._attempt(order)
         except OverloadError as error:
             if error.reason not in BACKLOG_REASONS:
                 raise
-            return self._give_up(plan, digest, error)
+            return self._give_up(plan, digest, str(error), error)
         took_ms = self._clock.monotonic_ms() - started_ms
         if 2 * took_ms > self._settings.grace_ms:
-            return self._give_up(plan, digest, None)
-        require_whole(plan, result)
+            why = (
+                f"it took {took_ms / 1000:.1f} s, and rounds that take longer than half of grace_ms "
+                f"({self._settings.grace_ms}) do not count; raise grace_ms, or give the workers more cores"
+            )
+            return self._give_up(plan, digest, why)
+        require_whole(order, result)
         topic_ids = self._states()
         if any(topic_ids.get(topic) != known for topic, known in plan.topic_ids.items()):
+            # The next plan stops what reads it.
             return self._give_up(
-                plan, digest, None
-            )  # created again meanwhile: the next plan stops what reads it
+                plan, digest, "a topic that it reads was deleted and created again meanwhile"
+            )
+        self._generation.keep()  # a round that took long may be one that was given up
         before = self.commit
         self._take(self._committed(plan, digest, result))
         self._delivered = not self.commit.deliveries
+        self._given_up = 0
         records = {
             name: sum(each.records for each in result.sources if each.flow == name) for name in self.flows
         }
@@ -220,6 +250,18 @@ class Master:
     def collect(self) -> None:
         """A whole pass of collection now."""
         self._collector.run()
+
+    def finish_collecting(self) -> None:
+        """At the end of a run: remove what nobody needs any more, for a bounded time."""
+        self._collector.finish()
+
+    def try_no_more(self) -> None:
+        """From any thread: a round that fails because something is out of reach is not tried again."""
+        self._tries_again = False
+
+    def give_app_up(self) -> None:
+        """Free the app for the next run, from any thread: nothing is committed here any more."""
+        self._generation.give_up()
 
     def ends_now(self) -> dict[tuple[str, int], int]:
         """Where the sources end now: targets for whoever wants to catch up with what is there.
@@ -322,16 +364,19 @@ class Master:
                     tokens.get((flow, task), b""),
                     handed.get((flow, task), ()),
                     self._looked_up(plan, flow),
+                    tuple(
+                        (line.partition, *each)
+                        for line in self.commit.sources
+                        if line.flow == flow
+                        for each in line.skipped
+                    ),
                 )
                 for flow, task in plan.tasks
             ),
             ticks=plan.ticks,
             life=self.commit.life,
             frontiers={
-                flow: {
-                    number: (sources[flow, number].stream_time, sources[flow, number].next_offset)
-                    for number in tick.waits
-                }
+                flow: {number: sources[flow, number].frontier for number in tick.waits}
                 for flow, tick in plan.ticks.items()
                 if tick.waits
             },
@@ -343,19 +388,74 @@ class Master:
 
     # -- working ---------------------------------------------------------------------------------
 
-    def _attempt(self, order: RoundOrder) -> RoundResult:
-        """The engine's answer; what is out of reach is asked for again, a few times."""
+    def _attempt(self, order: RoundOrder) -> tuple[RoundOrder, RoundResult]:
+        """The engine's answer, and the order that it is of; what is out of reach is asked for again, a few times."""
         if not order.sources and not order.tasks:
-            return RoundResult((), ())  # the plan only takes partitions out, or records a loss
+            return order, RoundResult((), ())  # the plan only takes partitions out, or records a loss
         for attempt in range(self._settings.attempts):
             self._generation.keep()
             try:
-                return self._engine.run(order)
+                return self._run(order)
             except UnavailableError:
                 if attempt + 1 == self._settings.attempts:
                     raise
                 self._clock.sleep_ms(RETRY_MS << attempt)
+                if not self._tries_again:
+                    raise
         raise InternalError("a round was attempted no times")
+
+    def _run(self, order: RoundOrder) -> tuple[RoundOrder, RoundResult]:
+        """Run a round; again without the records that steps behind state failed on, until there are none (M6)."""
+        while True:
+            result = self._engine.run(order)
+            bad = {
+                (task.flow, each.partition, each.offset): each for task in result.tasks for each in task.bad
+            }
+            if not bad:
+                return order, result
+            self._generation.keep()
+            order = self._without(order, bad)
+
+    def _without(self, order: RoundOrder, bad: Mapping[tuple[str, int, int], BadRecord]) -> RoundOrder:
+        """The same round with these records set aside, or their partitions stopped, where they are read."""
+        lines = {(line.flow, line.partition): line for line in self.commit.sources}
+        sources = {(each.flow, each.partition): each for each in order.sources}
+        tasks, stops, ticks = order.tasks, dict(order.stops), dict(order.ticks)
+        for (flow, partition, offset), each in sorted(bad.items()):
+            line, place = lines[flow, partition], (flow, partition)
+            if place not in sources:  # nothing more of it is read in this round
+                state, at = self._records.state_of(line), line.next_offset
+                sources[place] = SourceOrder(flow, partition, at, at, state)
+            source = sources[place]
+            if offset in {known.offset for known in source.bad}:
+                raise InternalError(
+                    f"flow {flow} met offset {offset} of partition {partition}, though it was left out: {each.reason}"
+                )
+            sources[place] = msgspec.structs.replace(source, bad=(*source.bad, each))
+            if offset >= source.start:
+                continue
+            if self.flows[flow].keeps_bad:
+                gone = (partition, offset, offset + 1)
+                tasks = tuple(
+                    msgspec.structs.replace(task, left_out=(*task.left_out, gone))
+                    if task.flow == flow
+                    else task
+                    for task in tasks
+                )
+                continue
+            here = each.stream_time, offset
+            own = stops[flow] = dict(stops.get(flow, {}))
+            own[partition] = min(here, own.get(partition, here))
+            tick = order.tick_of(flow)
+            if tick.watermark is not None:
+                ticks[flow] = msgspec.structs.replace(tick, watermark=min(tick.watermark, each.stream_time))
+        return msgspec.structs.replace(
+            order,
+            sources=tuple(sources[place] for place in sorted(sources)),
+            tasks=tasks,
+            stops=stops,
+            ticks=ticks,
+        )
 
     # -- committing ------------------------------------------------------------------------------
 
@@ -376,16 +476,26 @@ class Master:
             end_of=self._end_of,
             generation=self._generation.number,
             now_ms=self._clock.now_ms(),
+            limits=self._limits,
         )
         return self._records.put_commit(commit)
 
-    def _give_up(self, plan: PlanRecord, digest: bytes, error: OverloadError | None) -> StepOutcome:
-        """Commit that nothing happened (M5), and make the next round smaller; raise when it cannot be."""
+    def _give_up(
+        self, plan: PlanRecord, digest: bytes, why: str, error: OverloadError | None = None
+    ) -> StepOutcome:
+        """Commit that nothing happened (M5), and make the next round smaller; raise when that leads nowhere."""
         read = sum(each.stop - each.start for each in plan.ranges)
         least = read <= OVER_ADMITTED * max(1, len(plan.ranges))
         smaller = self._sizes.cut()
         if error is not None and (least or not smaller):
             raise self._brake.overload(self.flows, self.commit) from error
+        self._given_up += 1
+        if self._given_up > MOST_GIVEN_UP:
+            raise OverloadError(
+                f"app {plan.app}: {self._given_up} rounds in a row were given up, the last one with {read} records to "
+                f"read, and nothing was committed: {why}. Then start the app again, it goes on where it stopped",
+                reason="rounds_given_up",
+            ) from error
         self.deliver_outstanding()
         void = void_of(
             plan,
@@ -396,7 +506,8 @@ class Master:
         )
         self._take(self._records.put_commit(void))
         self._delivered = self.commit.change != "" or not self.commit.deliveries
-        return StepOutcome("given up", lag_of(self.flows, self.commit, self.heads))
+        waits = (f"a smaller round, after {self._given_up} given up: {why}",)
+        return StepOutcome("given up", lag_of(self.flows, self.commit, self.heads), waiting_for=waits)
 
     def _take(self, made: tuple[CommitRecord, bytes]) -> None:
         """Go on from a commit: ours, or the one somebody else made of the same plan (M3)."""

@@ -8,12 +8,35 @@ Thread rule: safe from any thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tidegate.metrics import Metrics
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Head
 from tidegate.pipeline.rounds.orders import RoundResult
 from tidegate.pipeline.rounds.records import CommitRecord
+
+DROPPED: Final = (
+    "no_key",
+    "negative_time",
+    "before_start",
+    "no_value",
+    "unreadable",
+    "faulty_kept",
+    "faulty_dropped",
+)
+"""Counters of records that went into no result for another reason than their time."""
+SAID: Final = {
+    "late_records": "late",
+    "late": "late",
+    "partly_late_records": "late for some of their windows",
+    "future": "too far ahead",
+    "no_key": "without a key",
+    "negative_time": "with a time before 1970",
+    "before_start": "before the start of the window",
+    "without_result": "results that could not be made and are null",
+}
+"""What a summary says of records that a flow's operators did not take and of results they could not make."""
 
 
 class RunInstruments:
@@ -67,6 +90,16 @@ class RunInstruments:
             "Windows that did not take a record because they were final",
             ("app", "flow"),
         )
+        self.partly_late = metrics.counter(
+            "tidegate_partly_late_total",
+            "Records that some of their windows took, and others did not because they were final",
+            ("app", "flow"),
+        )
+        self.dropped = metrics.counter(
+            "tidegate_dropped_records_total",
+            "Records that went into no result, by reason; late ones are in tidegate_late_total",
+            ("app", "flow", "reason"),
+        )
         self.duplicates = metrics.counter(
             "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
         )
@@ -99,6 +132,9 @@ class RoundMetrics:
                 self._to.records.add(count, topic=topic, partition=source.partition, verdict=verdict)
             if unjudged > 0:
                 self._to.records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+            for name, count in source.counters.items():
+                if name in DROPPED:
+                    self._to.dropped.add(count, app=self._app, flow=source.flow, reason=name)
         for task in result.tasks:
             self._to.rows.add(task.rows_sent, app=self._app, flow=task.flow)
             for name, count in task.counters.items():
@@ -107,6 +143,10 @@ class RoundMetrics:
                     self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
                 elif name.partition(".")[2] == "late_windows":
                     self._to.late_windows.add(count, app=self._app, flow=task.flow)
+                elif is_partly_late(name):
+                    self._to.partly_late.add(count, app=self._app, flow=task.flow)
+                elif (reason := name.partition(".")[2]) in DROPPED:
+                    self._to.dropped.add(count, app=self._app, flow=task.flow, reason=reason)
                 elif is_duplicate(name):
                     self._to.duplicates.add(count, app=self._app, flow=task.flow)
         for loss in commit.losses:
@@ -158,14 +198,30 @@ class RoundMetrics:
 
 def is_late(counter: str) -> bool:
     """Whether a counter of a task counts records that were set aside for their time."""
-    return counter.partition(".")[2] in (
-        "late_records",
-        "future_records",
-        "expired_records",
-        "late",
-        "future",
-    )
+    return counter.partition(".")[2] in ("late_records", "late", "future")
+
+
+def is_partly_late(counter: str) -> bool:
+    """Whether it counts records that missed only some of their windows."""
+    return counter.partition(".")[2] == "partly_late_records"
 
 
 def is_duplicate(counter: str) -> bool:
     return counter.partition(".")[2] == "duplicates"
+
+
+def left_out(counters: Mapping[str, int]) -> dict[str, int]:
+    """What is said of a flow's records that went into no result, or not into all → how many there are.
+
+    Faulty ones are told apart from it (`faults`); records without a value may be deletions.
+    """
+    said: dict[str, int] = {}
+    for name, count in counters.items():
+        if (what := SAID.get(name.rpartition(".")[2])) is not None:
+            said[what] = said.get(what, 0) + count
+    kept = counters.get("unreadable_kept", 0)
+    if kept:
+        said["unreadable, set aside as dead letters"] = kept
+    if dropped := counters.get("unreadable", 0) - kept:
+        said["unreadable, dropped"] = dropped
+    return said

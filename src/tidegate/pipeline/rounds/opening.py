@@ -14,8 +14,9 @@ Thread rule: one master, one thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ from tidegate.clock import Clock
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.pipeline.definition.changes import compare
+from tidegate.pipeline.definition.changes import Changes, compare
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.facts import FlowFacts, all_facts
 from tidegate.pipeline.rounds.generation import Generation
@@ -126,6 +127,24 @@ def _moved(app: str) -> str:
     )
 
 
+def _done(commit: CommitRecord, flows: Set[str]) -> tuple[Any, ...]:
+    """What flows have come to, whatever their definition: where they read, and the state of their tasks."""
+    sources = {
+        (line.flow, line.partition): (line.next_offset, line.state)
+        for line in commit.sources
+        if line.flow in flows
+    }
+    return sources, {(line.flow, line.task): line.token for line in commit.tasks if line.flow in flows}
+
+
+def _untouched(commit: CommitRecord) -> frozenset[str]:
+    """Flows that have read nothing and keep nothing."""
+    worked = {line.flow for line in commit.tasks if line.token}
+    read = {flow for flow, counters in commit.totals.items() if counters.get("records")}
+    begun = {line.flow for line in commit.sources if line.state}
+    return frozenset(line.flow for line in commit.sources) - worked - read - begun
+
+
 @dataclass(frozen=True)
 class _Opening:
     setup: WorkerSetup
@@ -182,7 +201,9 @@ class _Opening:
         """The commit to go on from, after what the definition changed in it, and the flows to run."""
         commit, digest = newest
         recorded = self._recorded(commit)
-        changes = compare({line.name: line.description for line in recorded}, self.setup.flows)
+        changes = self._compared(recorded)
+        if changes.kind == "incompatible":
+            recorded, changes = self._undone(commit, recorded, changes)
         changes.require(self.setup.app)
         lines = self.lines(changes.flows)
         self._require_same_numbers(recorded, lines)
@@ -195,6 +216,38 @@ class _Opening:
         commit, digest = self.records.put_change(change)
         self.generation.check()
         return commit, digest, changes.flows, changes.notes if recorded else ()
+
+    def _compared(self, recorded: Lines) -> Changes:
+        return compare({line.name: line.description for line in recorded}, self.setup.flows)
+
+    def _undone(self, commit: CommitRecord, recorded: Lines, changes: Changes) -> tuple[Lines, Changes]:
+        """Compare with what the state that is there was made by, where that is not the newest definition.
+
+        Flows that have read nothing have no state, and begin as any definition says. Where nothing was done since an
+        earlier definition, the state is of that one: a change that was committed before any record was read can be
+        taken back.
+        """
+        empty = _untouched(commit)
+        begun = tuple(line for line in recorded if line.name not in empty)
+        if len(begun) < len(recorded) and (anew := self._compared(begun)).kind != "incompatible":
+            return begun, anew
+        known = self.records.load_app()
+        if known is None:
+            return recorded, changes
+        for round in sorted(self.records.rounds(), reverse=True):
+            found = self.records.load_commit(round) if round < commit.round else None
+            if found is None:
+                continue
+            flows = {line.flow for line in found[0].sources}
+            if _done(found[0], flows) != _done(commit, flows):
+                break
+            lines = known[0].definitions.get(found[0].definition)
+            if lines is None or found[0].definition == commit.definition:
+                continue
+            earlier = self._compared(lines)
+            if earlier.kind != "incompatible" and not earlier.fresh & {line.name for line in recorded}:
+                return lines, earlier
+        return recorded, changes
 
     def _know_definition(self, lines: Lines, *used: str) -> None:
         """Have the app's record name this definition (O1); those in use stay, of others the recent ones."""
@@ -271,8 +324,15 @@ class _Opening:
     ) -> CommitRecord:
         """The same app with another definition: new flows begin, others go on; what is not said any more stays."""
         now_ms = self.clock.now_ms()
-        sources = [line for line in commit.sources if line.flow not in fresh]
-        for name in fresh:
+        empty = {name for name in _untouched(commit) & fresh if commit.change != REPLAYED}
+        same = {
+            name
+            for name in empty
+            if {line.topic_id for line in commit.sources if line.flow == name}
+            == {line.topic_id for line in starting_lines(facts[name], self.heads, now_ms)}
+        }  # they begin where they would have begun: "latest" was decided when they were made
+        sources = [line for line in commit.sources if line.flow not in fresh - same]
+        for name in fresh - same:
             flow = facts[name]
             if commit.change == REPLAYED:
                 flow = replace(flow, start="earliest")

@@ -72,16 +72,45 @@ class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why a partition is not worked on any more, and what would resume it."""
+    """Why a partition is not worked on any more, and what would resume it.
 
-    reason: str  # integrity | corrupt | unreadable | lost
+    A record that was read in an earlier round and held back may fail when its turn comes. Then `offset` lies before
+    the partition's position, and `stream_time` is the record's: events from there on stay held back
+    (`SourceLine.frontier`).
+    """
+
+    reason: str  # integrity | corrupt | unreadable | failed | lost | recreated
     message: str
     offset: int
     remedy: str
+    stream_time: int | None = None
+
+
+class BadRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that a step of its flow fails on; `kind` is what its partition stops with (`Stop.reason`).
+
+    `stream_time` is that of its source at its place.
+    """
+
+    partition: int
+    offset: int
+    reason: str
+    kind: str = "failed"
+    stream_time: int = -1
+
+
+def resume_command(app: str, flow: str, partition: int, skip_to: int | None = None) -> str:
+    """What to type to go on with a stopped partition."""
+    skip = "" if skip_to is None else f" --skip-to {skip_to}"
+    return f"tidegate app resume {app} --partition {flow}:{partition}{skip}"
 
 
 class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Read offsets from `start` up to `stop` of one partition, going on from `state` (empty: from nothing)."""
+    """Read offsets from `start` up to `stop` of one partition, going on from `state` (empty: from nothing).
+
+    `bad` are records that a task failed on when the same range was tried before, also such that were read in an earlier
+    round and held back since: those lie before `start`.
+    """
 
     flow: str
     partition: int
@@ -91,16 +120,21 @@ class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lookups: dict[
         str, int
     ] = {}  # for lookups in front of a key_by: table → the commit of it that this round reads
+    bad: tuple[BadRecord, ...] = ()
 
 
 class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bring one task from `token` (empty: from nothing) through this round; deliver what was committed before."""
+    """Bring one task from `token` (empty: from nothing) through this round; deliver what was committed before.
+
+    `left_out` are held-back events that are not to be worked on: source partition, first offset, next offset.
+    """
 
     flow: str
     task: int
     token: bytes
     deliveries: tuple[Delivery, ...] = ()
     lookups: dict[str, int] = {}  # table → the commit of it that this round reads
+    left_out: tuple[tuple[int, int, int], ...] = ()
 
 
 class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +143,7 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `ticks` are those of flows that have their own (a watermark, an end of input); ask `tick_of`. `life` tells an
     app from the one it was before it was reset or replayed: what has names or numbers for good begins anew with it.
     `frontiers` are, for each flow, the partitions that held-back events wait for: stream time and next offset before
-    this round.
+    this round. `stops` are, for each flow, partitions whose held-back events stay so from here on, whatever is read.
     """
 
     app: str
@@ -121,6 +155,7 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ticks: dict[str, Tick] = {}
     life: str = ""
     frontiers: dict[str, dict[int, tuple[int, int]]] = {}
+    stops: dict[str, dict[int, tuple[int, int]]] = {}
 
     def tick_of(self, flow: str) -> Tick:
         return self.ticks.get(flow, self.tick)
@@ -130,9 +165,10 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> dict[int, tuple[int, int]]:
         """How far the partitions that are waited for have come, with what this round `reached` in some of them."""
         waited = self.frontiers.get(flow, {})
-        return {
+        found = {
             partition: max(before, reached.get(partition, before)) for partition, before in waited.items()
         }
+        return found | self.stops.get(flow, {})
 
 
 class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -151,7 +187,10 @@ class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A task after the round: the token that restores it, and what it wants to publish."""
+    """A task after the round: the token that restores it, and what it wants to publish.
+
+    With `bad` there is neither: its steps failed on these records, and the round is tried again without them.
+    """
 
     flow: str
     task: int
@@ -164,6 +203,7 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int = 0
     timings_ms: dict[str, float] = {}
     held: Held | None = None
+    bad: tuple[BadRecord, ...] = ()
 
 
 class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

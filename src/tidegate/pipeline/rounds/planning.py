@@ -23,11 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidegate.pipeline.rounds.admission import Brake, Source
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Head
-from tidegate.pipeline.rounds.orders import Held, Stop, Tick
+from tidegate.pipeline.rounds.orders import Held, Stop, Tick, resume_command
 from tidegate.pipeline.rounds.records import (
     VERSION,
     CommitRecord,
@@ -44,6 +45,7 @@ from tidegate.pipeline.rounds.ticks import Watch, Watermark, tick_due, watermark
 
 LOST = "lost"  # why a partition stopped: what it was to read is not in the log
 RECREATED = "recreated"  # why a partition stopped: its offsets are of a topic that was deleted
+NAMED: Final = 3  # partitions that a flow waits for, by name; of more, how many
 HeadsOf = Mapping[str, Mapping[int, Head]]  # topic → partition
 
 
@@ -102,9 +104,9 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
     draft = _Draft()
     sources = _by_source(now)
     lags = _lags(now, sources, draft)
-    lag = sum(lags.values())
+    lag = _once(now.flows, lags)
     held = held_of(now.flows, now.commit)
-    marks = _tick(now, sources, draft)
+    marks = _tick(now, sources, held, draft)
     _order(now, sources, marks, held, draft, is_read=not lag and not draft.halts)
     _admit(now, brake, _not_ahead(now, lags, held), marks, held, draft)
     if now.closing and not lag and not draft.halts:
@@ -114,8 +116,9 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
             draft.tasks.update(_tasks_of(now.flows[flow], partition))
     if not draft.ranges and not draft.tasks and not draft.halts and not draft.losses:
         return Rest(min(draft.wake_ms, default=None), lag, tuple(draft.waiting))
-    read = sum(each.stop - each.start for each in draft.ranges.values())
-    return Planned(_record(now, draft), lag - read, tuple(draft.waiting))
+    read = {source: each.stop - each.start for source, each in draft.ranges.items()}
+    left = _once(now.flows, {source: lag - read.get(source, 0) for source, lag in lags.items()})
+    return Planned(_record(now, draft), left, tuple(draft.waiting))
 
 
 def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
@@ -140,12 +143,25 @@ def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
 
 
 def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf) -> int:
-    """How many offsets lie between what is committed and the ends of the log, stopped partitions left out."""
-    return sum(
-        max(0, heads[flows[line.flow].topic][line.partition].end - line.next_offset)
-        for line in commit.sources
-        if line.flow in flows and line.stopped is None
-    )
+    """How many offsets lie between what is committed and the ends of the log, stopped partitions left out.
+
+    Flows that share a topic read the same records, so of a partition the most counts that one of them has left.
+    """
+    lags: dict[tuple[str, int], int] = {}
+    for line in commit.sources:
+        if line.flow in flows and line.stopped is None:
+            end = heads[flows[line.flow].topic][line.partition].end
+            lags[line.flow, line.partition] = max(0, end - line.next_offset)
+    return _once(flows, lags)
+
+
+def _once(flows: Mapping[str, FlowFacts], lags: Mapping[tuple[str, int], int]) -> int:
+    """What flows have left in their partitions, records of a topic once."""
+    left: dict[tuple[str, int], int] = {}
+    for (flow, partition), lag in lags.items():
+        place = flows[flow].topic, partition
+        left[place] = max(lag, left.get(place, 0))
+    return sum(left.values())
 
 
 def lag_seconds_of(
@@ -160,12 +176,6 @@ def lag_seconds_of(
         if heads[flow.topic][line.partition].end > line.next_offset:
             lags[line.flow] = max(lags[line.flow], (now_ms - line.stream_time) / 1000)
     return lags
-
-
-def resume_command(app: str, flow: str, partition: int, skip_to: int | None = None) -> str:
-    """What to type to go on with a stopped partition."""
-    skip = "" if skip_to is None else f" --skip-to {skip_to}"
-    return f"tidegate app resume {app} --partition {flow}:{partition}{skip}"
 
 
 # -- what there is to read -----------------------------------------------------------------------
@@ -283,7 +293,9 @@ def _next_offset(now: Situation, source: Source) -> int:
 # -- what time does ------------------------------------------------------------------------------
 
 
-def _tick(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[str, Watermark]:
+def _tick(
+    now: Situation, sources: Mapping[Source, SourceLine], held: Container[str], draft: _Draft
+) -> dict[str, Watermark]:
     """Ticks that are due, and when the next will be."""
     marks: dict[str, Watermark] = {}
     tasks = {(line.flow, line.task): line for line in now.commit.tasks}
@@ -307,9 +319,29 @@ def _tick(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -
             draft.tasks.update((flow.name, task) for task in range(flow.tasks))
         if mark.changes_at_ms is not None:
             draft.wake_ms.append(mark.changes_at_ms)
-        stopped = [number for number in mark.holders if sources[flow.name, number].stopped is not None]
-        draft.waiting += [f"{flow.topic}-{number}, which is stopped" for number in stopped[:3]]
+        if flow.is_stateful and not now.closing:
+            # What is held back says itself whom it waits for.
+            is_told = flow.name in held or not flow.has_windows
+            holding = [line for line in lines if line.stopped is not None] if is_told else lines
+            draft.waiting += _holding(flow, holding, mark, now.watch)
     return marks
+
+
+def _holding(flow: FlowFacts, lines: Sequence[SourceLine], mark: Watermark, watch: Watch) -> list[str]:
+    """The partitions that hold a re-keyed flow's windows open though they have nothing to read, in words."""
+    newest = max((line.stream_time for line in lines), default=-1)
+    waits = [each for each in (watch.idle_after_ms, flow.idle_close_ms) if each is not None]
+    ends = f", or has been silent for {min(waits) / 1000:g} s" if waits else ""
+    said = [
+        f"{flow.topic}-{line.partition}, which is stopped"
+        if line.stopped is not None
+        else f"{flow.topic}-{line.partition}, which has no more records: windows of {flow.name} stay open until it "
+        f"has{ends}"
+        for line in sorted(lines, key=lambda line: (line.stopped is None, line.stream_time))
+        if line.partition in mark.holders and (line.stopped is not None or line.stream_time < newest)
+    ]
+    more = [f"{len(said) - NAMED} more partitions of {flow.topic}"] if len(said) > NAMED else []
+    return [*said[:NAMED], *more]
 
 
 def _order(
@@ -343,10 +375,10 @@ def _order(
         if flow.name not in held:
             continue
         lines = [sources[flow.name, each] for each in waits]
-        least = min(lines, key=lambda line: (line.stream_time, line.partition), default=None)
+        least = min(lines, key=lambda line: (line.frontier[0], line.partition), default=None)
         if (
             least is None
-            or (least.stream_time, least.partition, least.next_offset) > held[flow.name].waits_for
+            or (least.frontier[0], least.partition, least.frontier[1]) > held[flow.name].waits_for
         ):
             draft.tasks.update((flow.name, task) for task in range(flow.tasks))
             continue

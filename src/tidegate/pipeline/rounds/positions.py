@@ -13,20 +13,21 @@ from collections.abc import Mapping
 import msgspec
 
 from tidegate.errors import InvalidError
-from tidegate.pipeline.rounds.planning import resume_command
+from tidegate.pipeline.rounds.orders import resume_command
 from tidegate.pipeline.rounds.records import CommitRecord, Loss, Records, SourceLine
 
 
 def require_not_read_again(app: str, line: SourceLine, to: int) -> None:
     """Refuse to go back under kept state; a topic that was made anew names the offset it begins at in its remedy."""
-    if to >= line.next_offset:
+    at = line.frontier[1]
+    if to >= at:
         return
     if line.stopped is not None and line.stopped.remedy == resume_command(app, line.flow, line.partition, to):
         return
     raise InvalidError(
-        f"app {app}: {line.flow}:{line.partition} stopped at offset {line.next_offset}, and the records before it are "
+        f"app {app}: {line.flow}:{line.partition} stopped at offset {at}, and the records before it are "
         f"in its state and results: going on at {to} would count them twice. Leave --skip-to out, or give "
-        f"{line.next_offset} or more; to read records again, go back to a commit with `tidegate app replay {app} "
+        f"{at} or more; to read records again, go back to a commit with `tidegate app replay {app} "
         "--to-round N` "
         f"(`tidegate app checkpoints {app}` lists them) or compute everything again with `tidegate app replay {app}`"
     )

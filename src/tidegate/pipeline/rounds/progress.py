@@ -48,7 +48,11 @@ def null_text(nulls: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at a run. Totals are the app's since it was made, not this process's."""
+    """One look at a run. Totals are the app's since it was made, not this process's.
+
+    `records`, `lag_records`, `verdicts` and `faults` are of records of topics, each once however many flows read it;
+    `late`, `duplicates` and what operators count are sums over flows.
+    """
 
     app: str
     round: int = 0
@@ -73,6 +77,9 @@ class Progress:
     new_faults: int = 0  # those that nobody acknowledged
     counters: Mapping[str, int] = field(default_factory=dict)
     late: int = 0
+    partly_late: int = 0  # those that some of their windows took
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Flow → what is said of records that went into no result, or not into all → how many."""
     duplicates: int = 0
     held: int = 0  # records that were read and wait for another partition to come as far
     nulls: Mapping[str, float] = field(default_factory=dict)

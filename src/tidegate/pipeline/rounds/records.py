@@ -29,24 +29,25 @@ Thread rule: one master, one thread; `newest` and the readers from any.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from typing import Final, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError
+from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError, SignatureError
 from tidegate.pipeline.rounds.orders import Delivery, Held, Stop, Tick, decode, encode
-from tidegate.storage.backends.port import StorageBackend, check_name
+from tidegate.storage.backends.port import StorageBackend, check_name, check_state_name
 
-VERSION: Final = 2
-READABLE: Final = (1, 2)  # 1 had no topic ids and nothing held back
+VERSION: Final = 4
+READABLE: Final = (
+    1,
+    2,
+    3,
+    4,
+)  # 1: no topic ids, nothing held back; 2: no limits; 3: no stops at held-back records
 KEPT: Final = 10  # commits that stay readable
 INLINE_BYTES: Final = 64 << 10
-
-_APP_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}\Z")
-_TAKEN = frozenset({"apps", "tables"})
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -76,7 +77,8 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `state` is its reader's own; where that is large, `apart` names the object that holds it and `state` is its
     digest. `seen_ms` is the time of the last round that had records of it, or of the first that asked for some.
-    `topic_id` is the id of the topic that `next_offset` counts in; empty until a round has seen it.
+    `topic_id` is the id of the topic that `next_offset` counts in; empty until a round has seen it. `skipped` are
+    offsets (first, next) that somebody chose to leave out after they were read; they are held back still.
     """
 
     flow: str
@@ -88,6 +90,15 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen_ms: int = -1
     stopped: Stop | None = None
     topic_id: str = ""
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def frontier(self) -> tuple[int, int]:
+        """The stream time and offset up to which its events can be worked on."""
+        stop = self.stopped
+        if stop is not None and stop.stream_time is not None:
+            return stop.stream_time, stop.offset
+        return self.stream_time, self.next_offset
 
 
 class TaskLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,8 +160,18 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic_ids: dict[str, str] = {}  # of the topics it reads
 
 
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the tasks of an app may hold together: accepted and not pruned, and in memory."""
+
+    backlog_bytes: int
+    memory_bytes: int
+
+
 class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is true after a round. `plan` is empty where the commit is a change from outside, said in `change`."""
+    """What is true after a round. `plan` is empty where the commit is a change from outside, said in `change`.
+
+    `limits` are those of the last run that did a round; None before that.
+    """
 
     version: int
     app: str
@@ -173,6 +194,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     losses: tuple[Loss, ...] = ()
     closed: tuple[str, ...] = ()  # flows whose input was said to end here
     change: str = ""
+    limits: Limits | None = None
 
 
 def digest(record: bytes) -> bytes:
@@ -188,11 +210,7 @@ def escaped(name: str) -> str:
 
 def app_folder(app: str) -> str:
     """Where an app's records live; its name must be good for a path as it is."""
-    if not _APP_NAME.match(app) or app in _TAKEN:
-        raise InvalidError(
-            f"app name {app!r}: use letters, digits, and - _ . inside; {' and '.join(sorted(_TAKEN))} are taken"
-        )
-    return check_name(f"apps/{app}")
+    return f"apps/{check_state_name('app', app)}"
 
 
 class Records:
@@ -365,6 +383,8 @@ class Records:
     def _load(self, name: str, kind: type[Record]) -> tuple[Record, bytes] | None:
         try:
             found = self.backend.read_published(name)
+        except SignatureError:
+            raise
         except CorruptError as error:
             raise CorruptError(
                 f"{name} of app {self.app} is damaged; {self._remedy(name)}", path=name, kafka_name=None

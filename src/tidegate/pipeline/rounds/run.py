@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import InvalidError, UnavailableError
+from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.notebook import cell
 from tidegate.pipeline.rounds.engine import Engine
 from tidegate.pipeline.rounds.master import Master, StepOutcome, Targets
@@ -33,6 +33,7 @@ from tidegate.pipeline.rounds.stops import exit_code_of
 from tidegate.pipeline.rounds.tracking import Tracker
 
 RETRY_MS: Final = 1000
+BEGINS_WITHIN_S: Final = 5
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Summary:
             lines.append(f"without a value: {null_text(self.progress.nulls)} of the records")
         lines += [f"note: {note}" for note in self.notes]
         lines += self._fault_lines()
+        for flow, said in self.progress.left_out.items():
+            told = ", ".join(f"{count:,} {what}" for what, count in said.items())
+            lines.append(f"not in all results of {flow}: {told}")
         lines += [
             f"stopped ({each.reason}): {each.message}\n  resume with: {each.command}" for each in self.stopped
         ]
@@ -109,7 +113,7 @@ class Run:
     ) -> None:
         self.app = opened.setup.app
         self.notes = opened.notes
-        self._engine_name = engine.name
+        self._engine = engine
         self._master = master
         self._tracker = tracker
         self._clock = clock
@@ -128,10 +132,11 @@ class Run:
         self._summary: Summary | None = None
         # Set as the loop's last act and asked instead of the thread, which an interrupted `join` can mark as ended.
         self._ended = threading.Event()
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._main, name=f"tidegate-run-{self.app}", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<Run of {self.app} ({self._engine_name}), {'running' if self.is_running else 'ended'}>"
+        return f"<Run of {self.app} ({self._engine.name}), {'running' if self.is_running else 'ended'}>"
 
     def _repr_html_(self) -> str:
         return f"<p>{cell(repr(self))}</p>" + self.progress._repr_html_()
@@ -150,13 +155,29 @@ class Run:
 
     @property
     def is_running(self) -> bool:
-        return not self._ended.is_set()
+        return self._begun.is_set() and not self._ended.is_set()
 
     def stop(self) -> None:
-        """Ask it to end after the round it is in; `wait` for it."""
+        """Ask it to end after the round it is in; `wait` for it. A round that fails is not tried again."""
+        self._master.try_no_more()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def stop_or_give_up(self) -> None:
+        """End the run after the round it is in; when that takes longer than `stop_within_ms`, `give_up`."""
+        self.stop()
+        try:
+            self.join(self._settings.stop_within_ms)
+        finally:  # also when waiting is interrupted
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Free the app at once: the next run can begin, and the round this one is in is not committed."""
+        self.stop()
+        if not self._ended.is_set():
+            self._master.give_app_up()
+            self._engine.cancel()
 
     def join(self, timeout: int | DurationLike | None = None) -> None:
         """Wait at most so long; raises nothing."""
@@ -231,14 +252,30 @@ class Run:
     # -- the loop --------------------------------------------------------------------------------
 
     def begin(self) -> Run:
-        self._thread.start()
+        """Begin rounds. Interrupted, the run may have begun (`is_running`), and is to be stopped then."""
+        try:
+            self._thread.start()
+            self._begun.wait()
+        except BaseException as error:
+            if isinstance(error, RuntimeError) or not self._begun.wait(BEGINS_WITHIN_S):  # there is no thread
+                self._resources.close()
+            raise
         return self
 
     def _main(self) -> None:
+        self._begun.set()
         caught_up = closed = False
         try:
             with self._resources:
-                caught_up, closed = self._loop()
+                try:
+                    caught_up, closed = self._loop()
+                except FencedError:
+                    raise
+                except TidegateError:  # runs that fail again and again must not fill the disk
+                    with suppress(TidegateError):
+                        self._master.finish_collecting()
+                    raise
+                self._master.finish_collecting()
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
@@ -254,12 +291,21 @@ class Run:
         until = self._settings.until is not None
         targets = self._master.ends_now() if until else None
         closing = False
+        began_ms = self._clock.monotonic_ms()
         reached_ms: int | None = None  # when something last worked
         while not self._stopping:
             started_ms = self._clock.monotonic_ms()
             try:
                 outcome = self._stepped(targets, closing)
-            except UnavailableError as error:
+            except (ConflictError, UnavailableError) as error:
+                if isinstance(error, ConflictError):
+                    if not self._master.took_over:
+                        raise
+                    reached_ms = (
+                        reached_ms or began_ms
+                    )  # the process before has its files open until it is fenced
+                if isinstance(error, UnavailableError) and self._is_asked_to_stop():
+                    break  # the round it was in is given up: nothing of it counts
                 if reached_ms is None or started_ms - reached_ms >= self._settings.patience_ms:
                     raise
                 self._tell(StepOutcome("rest", self._progress.lag_records, waiting_for=(str(error),)))
@@ -285,6 +331,9 @@ class Run:
         self._master.deliver_outstanding()
         self._mark_reached()
         return self._progress.lag_records == 0, False
+
+    def _is_asked_to_stop(self) -> bool:
+        return self._stopping
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
         """A step, and what it leaves to deliver where no round follows at once."""
@@ -332,7 +381,7 @@ class Run:
     def _summed_up(self, progress: Progress, caught_up: bool, closed: bool) -> Summary:
         return Summary(
             app=self.app,
-            engine=self._engine_name,
+            engine=self._engine.name,
             rounds=self._tracker.rounds,
             records=self._tracker.records,
             seconds=self._tracker.seconds,

@@ -6,10 +6,12 @@ Thread rule: values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from tidegate.errors import InvalidError
 
+LEAST_LEASE_MS: Final = 100
+GRACE_ROUNDS: Final = 4
 OnLoss: TypeAlias = Literal["stop", "accept"]
 
 
@@ -21,7 +23,7 @@ class RunSettings:
     catching up). `on_loss` is what happens when records were deleted before they were read. `maintains_log`: the run
     also applies retention and compaction to its embedded log. What is out of reach (a broker that restarts, a full
     disk) is tried again for `patience_ms` once the run has done anything at all; a run that cannot begin says so at
-    once.
+    once. `stop_within_ms` is how long an interrupted `App.run` waits for the round it is in.
     """
 
     until: Literal["caught_up"] | None = None
@@ -33,10 +35,11 @@ class RunSettings:
     on_loss: OnLoss = "stop"
     idle_after_ms: int | None = 30_000
     lease_ms: int = 10_000
-    grace_ms: int = 1_800_000
+    grace_ms: int = 3_600_000  # as long as tasks reckon with (`StorageConfig.garbage_grace_ms`)
     collect_every_ms: int = 60_000
     attempts: int = 4
     patience_ms: int = 60_000
+    stop_within_ms: int = 30_000
     maintains_log: bool = False
 
     def __post_init__(self) -> None:
@@ -48,10 +51,26 @@ class RunSettings:
             )
         if self.on_loss not in ("stop", "accept"):
             raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
-        for name in ("trigger_ms", "idle_after_ms", "collect_every_ms", "grace_ms", "patience_ms"):
+        for name in (
+            "trigger_ms",
+            "idle_after_ms",
+            "collect_every_ms",
+            "patience_ms",
+            "stop_within_ms",
+        ):
             if (getattr(self, name) or 0) < 0:
                 raise InvalidError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidError(f"{name} is {value}; it must be at least 1")
+        if self.lease_ms < LEAST_LEASE_MS:
+            raise InvalidError(
+                f"lease_ms is {self.lease_ms}; it must be at least {LEAST_LEASE_MS}, or it cannot be renewed in "
+                "time, and another run takes the app over"
+            )
+        if self.grace_ms < GRACE_ROUNDS * self.target_ms:
+            raise InvalidError(
+                f"grace_ms is {self.grace_ms}; it must be at least {GRACE_ROUNDS} times target_ms ({self.target_ms}): "
+                "rounds that take longer than half of it are never committed"
+            )

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InvalidError
+from tidegate.errors import ConflictError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.access.connect import folder_path, is_kafka, open_log
 from tidegate.log.access.embedded import Log
+from tidegate.log.access.locks import LOCK_NAME
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.sampling import check_fields
@@ -33,11 +35,12 @@ from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run
 from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.tracking import Tracker
-from tidegate.pipeline.tasks.opening import open_app_log, open_state
+from tidegate.pipeline.tasks.opening import open_app_log
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
+from tidegate.storage import open_backend
 from tidegate.storage.backends.port import StorageBackend
 
 MakeEngine = Callable[[WorkerSetup], Engine]
@@ -56,8 +59,9 @@ def start_run(
     files: Files | None = None,
     metrics: Metrics | None = None,
     progress: Callable[[Progress], None] | None = None,
+    begins: bool = True,
 ) -> Run:
-    """Take the app's turn and begin rounds.
+    """Take the app's turn and begin rounds; without `begins`, `Run.begin` does.
 
     `engine` None is the local one; a function is called with the setup once topics are known. What was handed in open
     is left open. A clock of one's own comes with a scheduler, or the lease is renewed between rounds only.
@@ -75,7 +79,7 @@ def start_run(
         if owns_scheduler and scheduler is not None:
             resources.callback(scheduler.close)
         if backend is None:
-            backend = open_state(setup.state, files=files, clock=clock, randomness=randomness)
+            backend = open_backend(setup.state, files=files, clock=clock, randomness=randomness)
             resources.callback(backend.close)
         records = Records(backend, setup.app)
         generation = Generation(
@@ -85,6 +89,7 @@ def start_run(
             randomness=randomness,
             lease_ms=settings.lease_ms,
             scheduler=scheduler,
+            in_use=partial(_locked_output, setup, files or Files()),
         )
         resources.callback(generation.release)
         if log is None:
@@ -99,7 +104,7 @@ def start_run(
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         opened = replace(opened, notes=(*opened.notes, *fields.notes))
         resources.callback(opened.heads.close)
-        made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files)
+        made, deliver = _engine(engine, opened, resources, log, backend, clock, randomness, files, metrics)
         tables = LookedUpTables(
             backend, log, opened.heads, opened.setup.flows, clock=clock, randomness=randomness
         )
@@ -116,7 +121,7 @@ def start_run(
             tables=tables,
         )
         tracker = Tracker(opened, master, clock=clock, processes=made.processes)
-        return Run(
+        run = Run(
             opened,
             made,
             master,
@@ -126,7 +131,8 @@ def start_run(
             resources=resources.pop_all(),
             look=_looking(log, opened),
             show=progress,
-        ).begin()
+        )
+    return run.begin() if begins else run
 
 
 def _engine(
@@ -138,10 +144,11 @@ def _engine(
     clock: Clock,
     randomness: Randomness,
     files: Files | None,
+    metrics: Metrics,
 ) -> tuple[Engine, Callable[[Sequence[Delivery]], None]]:
     """The engine, and what the master delivers with: the local engine's own worker, or one beside Spark's.
 
-    Workers count for themselves, on whatever machine; what a run exports is what the master committed.
+    The local engine's storage is measured with the run; Spark's workers are other processes and count for themselves.
     """
     if engine is None:
         local = LocalEngine(
@@ -151,6 +158,7 @@ def _engine(
             clock=clock,
             randomness=randomness,
             files=files,
+            metrics=metrics,
         )
         resources.callback(local.close)
         return local, local.deliver
@@ -165,6 +173,26 @@ def _engine(
     worker = Worker(opened.setup, backend=backend, clock=clock, randomness=randomness, files=files)
     resources.callback(worker.close)
     return made, worker.deliver
+
+
+def _locked_output(setup: WorkerSetup, files: Files) -> str | None:
+    """A partition of the app's output topics that another process has open for writing; of a folder only."""
+    if is_kafka(setup.log):
+        return None
+    folder = folder_path(setup.log)
+    topics = {sink.topic for flow in setup.flows for sink in flow.topics}
+    try:
+        names = [name for name in files.list(folder) if name.rpartition("-")[0] in topics]
+    except FileNotFoundError:
+        return None
+    for name in names:
+        try:
+            files.lock(folder / name / LOCK_NAME, create=False).release()
+        except ConflictError:
+            return f"partition {name}"
+        except FileNotFoundError:
+            continue
+    return None
 
 
 def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, clock: Clock) -> Log | KafkaLog:

@@ -10,19 +10,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from tidegate.integrity.verdicts import FATAL
 from tidegate.pipeline.rounds.facts import FlowFacts
-from tidegate.pipeline.rounds.orders import Stop
-from tidegate.pipeline.rounds.planning import resume_command
+from tidegate.pipeline.rounds.orders import Stop, resume_command
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, SourceLine
 
 FAULT, CORRUPT = 1, 5
 ACKNOWLEDGED = "acknowledged_faults"
 """The counter of a flow that says how many of its faults somebody knows of."""
+READ = frozenset(
+    (
+        "records",
+        "bytes",
+        "unchecked",
+        "faulty_kept",
+        "faulty_dropped",
+        "unreadable",
+        "unreadable_kept",
+        "no_value",
+    )
+)
+"""Counters of what was read, which flows that share a topic share, too."""
+Totals: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Flow → counter → since the app was made."""
 _FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)}
 
 
@@ -54,20 +69,35 @@ def topics_of(flows: Mapping[str, FlowFacts]) -> dict[str, str]:
     return {name: flow.topic for name, flow in flows.items()}
 
 
-def faults_of(totals: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """How many faults of each kind validation found in what an app read; `totals` are those of its flows."""
-    found: Counter[str] = Counter()
-    for counters in totals.values():
-        found.update({label: counters[name] for name, label in _FATAL.items() if counters.get(name)})
-    return dict(found)
+def read_once(totals: Totals, topics: Mapping[str, str] | None = None) -> Counter[str]:
+    """The counters of what flows read, each record of a topic once: of flows that share a topic, the most of any.
+
+    `totals` are those of flows, `topics` their sources: flows without one do not count. None: no flows share a topic.
+    """
+    by_topic: dict[str, Counter[str]] = {}
+    for flow, topic in _sources(totals, topics):
+        by_topic[topic] = by_topic.get(topic, Counter()) | Counter(totals.get(flow, {}))
+    return sum(by_topic.values(), Counter())
 
 
-def new_faults(totals: Mapping[str, Mapping[str, int]]) -> int:
+def _sources(totals: Totals, topics: Mapping[str, str] | None) -> Collection[tuple[str, str]]:
+    return [(flow, flow) for flow in totals] if topics is None else topics.items()
+
+
+def faults_of(totals: Totals, topics: Mapping[str, str] | None = None) -> dict[str, int]:
+    """How many faults of each kind validation found in what an app read, each record once (`read_once`)."""
+    found = read_once(totals, topics)
+    return {label: found[name] for name, label in _FATAL.items() if found[name]}
+
+
+def new_faults(totals: Totals, topics: Mapping[str, str] | None = None) -> int:
     """How many of these faults nobody has acknowledged."""
-    return sum(
-        max(0, sum(faults_of({flow: counters}).values()) - counters.get(ACKNOWLEDGED, 0))
-        for flow, counters in totals.items()
-    )
+    found: dict[str, int] = {}
+    for flow, topic in _sources(totals, topics):
+        counters = totals.get(flow, {})
+        new = max(0, sum(faults_of({flow: counters}).values()) - counters.get(ACKNOWLEDGED, 0))
+        found[topic] = max(new, found.get(topic, 0))
+    return sum(found.values())
 
 
 def acknowledged(commit: CommitRecord, flows: Collection[str]) -> CommitRecord:

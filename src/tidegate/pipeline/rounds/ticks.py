@@ -77,7 +77,7 @@ def watermark_of(
     silent_at_ms = min(ends_at, default=None)
     newest = max((line.stream_time for line in lines), default=NO_TIME)
     if moving:
-        time = min(line.stream_time for line in moving)
+        time = min(line.frontier[0] for line in moving)
     else:
         time = newest
         silent_ms = min(watch.silent_ms.get((line.flow, line.partition), 0) for line in lines)

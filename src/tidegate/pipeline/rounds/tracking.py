@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from tidegate.clock import Clock
 from tidegate.pipeline.rounds.master import Master, StepOutcome
-from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
+from tidegate.pipeline.rounds.metrics import is_duplicate, is_late, is_partly_late, left_out
 from tidegate.pipeline.rounds.opening import Opened
 from tidegate.pipeline.rounds.planning import held_of
 from tidegate.pipeline.rounds.progress import Progress, null_shares
-from tidegate.pipeline.rounds.stops import faults_of, new_faults, stopped_of, topics_of
+from tidegate.pipeline.rounds.stops import READ, faults_of, new_faults, read_once, stopped_of, topics_of
 
 
 class Tracker:
@@ -28,8 +28,8 @@ class Tracker:
         self._memory_limit = opened.setup.storage.worker_total_bytes * processes
         self._started_ms = clock.monotonic_ms()
         self._recent: deque[tuple[int, int]] = deque(maxlen=5)  # records and milliseconds of rounds
-        self.rounds = 0
-        self.records = 0
+        self.rounds = self._read = 0
+        self._before = {flow: self._counted(flow) for flow in self._topics}
         self.progress = self._made(None)
 
     @property
@@ -40,11 +40,20 @@ class Tracker:
         """Where things stand after a step."""
         if outcome.kind == "round":
             self.rounds += 1
-            self.records += outcome.records
-            if outcome.records:
-                self._recent.append((outcome.records, max(1, outcome.took_ms)))
+            read, self._read = self.records - self._read, self.records
+            if read:
+                self._recent.append((read, max(1, outcome.took_ms)))
         self.progress = self._made(outcome)
         return self.progress
+
+    @property
+    def records(self) -> int:
+        """Records that this run read, those of a topic once."""
+        new = {flow: {"records": self._counted(flow) - before} for flow, before in self._before.items()}
+        return read_once(new, self._topics)["records"]
+
+    def _counted(self, flow: str) -> int:
+        return self._master.commit.totals.get(flow, {}).get("records", 0)
 
     def ended(self, caught_up: bool) -> Progress:
         self.progress = replace(self.progress, caught_up=caught_up)
@@ -56,9 +65,10 @@ class Tracker:
         totals = {flow: commit.totals.get(flow, {}) for flow in self._topics}
         for each in totals.values():
             counters.update(each)
+        read = read_once(totals, self._topics)
         verdicts = {
             name.removeprefix("verdict."): count
-            for name, count in counters.items()
+            for name, count in read.items()
             if name.startswith("verdict.")
         }
         lag = 0 if outcome is None else outcome.lag_records
@@ -71,7 +81,7 @@ class Tracker:
         return Progress(
             app=commit.app,
             round=commit.round,
-            records=counters["records"],
+            records=read["records"],
             records_per_second=rate,
             lag_records=lag,
             lag_seconds=max(self._master.lag_seconds().values(), default=0.0),
@@ -85,10 +95,16 @@ class Tracker:
             memory_bytes=sum(line.memory_bytes for line in commit.tasks),
             memory_limit_bytes=self._memory_limit,
             verdicts=verdicts,
-            faults=faults_of(totals),
-            new_faults=new_faults(totals),
-            counters={name: count for name, count in counters.items() if not name.startswith("verdict.")},
+            faults=faults_of(totals, self._topics),
+            new_faults=new_faults(totals, self._topics),
+            counters={
+                name: read[name] if name in READ else count
+                for name, count in counters.items()
+                if not name.startswith("verdict.")
+            },
             late=sum(count for name, count in counters.items() if is_late(name)),
+            partly_late=sum(count for name, count in counters.items() if is_partly_late(name)),
+            left_out={flow: found for flow, each in totals.items() if (found := left_out(each))},
             duplicates=sum(count for name, count in counters.items() if is_duplicate(name)),
             held=sum(each.events for each in held_of(self._topics, commit).values()),
             nulls={

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.rounds.opening import REPLAYED
@@ -26,9 +27,9 @@ from tidegate.pipeline.rounds.planning import RECREATED, held_of
 from tidegate.pipeline.rounds.positions import from_offsets_of, require_not_read_again
 from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
-from tidegate.pipeline.rounds.stops import acknowledged, new_faults, stopped_of
+from tidegate.pipeline.rounds.stops import acknowledged, new_faults, read_once, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.port import ObjectInfo, StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
 
 
@@ -53,6 +54,8 @@ class AppStatus:
     losses: tuple[Loss, ...] = ()
     backlog_bytes: int = 0
     held: Mapping[str, Held] = field(default_factory=dict)
+    orphans: int | None = None  # objects that no kept commit needs; None: nobody asked, or it cannot be said
+    orphan_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,24 @@ def has_app(backend: StorageBackend, app: str) -> bool:
 
 
 def app_status(
-    backend: StorageBackend, app: str, log: Log | KafkaLog | None = None, *, clock: Clock | None = None
+    backend: StorageBackend,
+    app: str,
+    log: Log | KafkaLog | None = None,
+    *,
+    clock: Clock | None = None,
+    orphans: bool = False,
 ) -> AppStatus:
-    """Where an app stands; with a log, also how much is left to read."""
+    """Where an app stands; with a log, also how much is left to read.
+
+    With `orphans` all its objects are listed, to say how many of them no kept commit needs: what a round in progress
+    has written, and what attempts left behind that failed. Runs remove them once they are older than `grace_ms`.
+    """
     records = _existing(backend, app)
     commit = _newest(records)[0]
     topics = _topics(records, commit)
-    now_ms = (clock or SystemClock()).now_ms()
+    clock = clock or SystemClock()
+    now_ms = clock.now_ms()
+    unneeded = _unneeded(backend, records, clock) if orphans else None
     lease = read_lease(backend, records.lease_name)
     held = None if lease is None else lease[0]
     owner = "" if held is None or not held.owner or held.until_ms <= now_ms else f"{held.host}:{held.pid}"
@@ -101,7 +115,7 @@ def app_status(
         owner=owner,
         round=commit.round,
         committed_ms=commit.committed_ms,
-        records=_records(commit),
+        records=_records(commit, topics),
         positions=_positions(commit),
         topics=topics,
         stopped=stopped_of(commit, topics),
@@ -113,7 +127,17 @@ def app_status(
         losses=commit.losses,
         backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
         held=held_of(topics, commit),
+        orphans=None if unneeded is None else len(unneeded),
+        orphan_bytes=None if unneeded is None else sum(each.size for each in unneeded),
     )
+
+
+def _unneeded(backend: StorageBackend, records: Records, clock: Clock) -> list[ObjectInfo] | None:
+    """Objects that no kept commit needs; None where damage, or a collection at this moment, hides which are."""
+    try:
+        return Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).unneeded()
+    except (CorruptError, UnavailableError):
+        return None
 
 
 def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
@@ -127,7 +151,7 @@ def app_commits(backend: StorageBackend, app: str) -> list[CommitInfo]:
             commit.round,
             commit.committed_ms,
             commit.generation,
-            _records(commit),
+            _records(commit, {line.name: line.topic for line in known.get(commit.definition, ())}),
             _positions(commit),
             commit.change,
             _stream_times(known.get(commit.definition, ()), commit),
@@ -226,19 +250,25 @@ def resume_partition(
             if line not in chosen:
                 lines.append(line)
                 continue
-            to = line.next_offset if skip_to is None else skip_to
+            to = line.frontier[1] if skip_to is None else skip_to
             if line.stopped is not None and line.stopped.reason == RECREATED:
                 if skip_to is None:
                     raise InvalidError(
                         f"{partition} stopped because its topic was deleted and created again, and offset {to} is of "
                         f"the old one: say where to begin in the new one, `{line.stopped.remedy}`"
                     )
-                lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id=""))
+                lines.append(
+                    msgspec.structs.replace(line, next_offset=to, stopped=None, topic_id="", skipped=())
+                )
                 continue
             require_not_read_again(commit.app, line, to)
-            if to > line.next_offset:
-                losses.append(Loss(line.flow, line.partition, line.next_offset, to, commit.round + 1))
-            lines.append(msgspec.structs.replace(line, next_offset=to, stopped=None))
+            first, following, skipped = line.frontier[1], to, line.skipped
+            if first < line.next_offset:  # it stopped at a record that was read before and held back
+                following = max(to, line.next_offset)
+                skipped = (*skipped, (first, to)) if to > first else skipped
+            if to > first:
+                losses.append(Loss(line.flow, line.partition, first, to, commit.round + 1))
+            lines.append(msgspec.structs.replace(line, next_offset=following, stopped=None, skipped=skipped))
         known = acknowledged(commit, {line.flow for line in chosen})
         return msgspec.structs.replace(
             known, sources=tuple(lines), losses=tuple(losses), change=f"{partition} resumed"
@@ -250,9 +280,11 @@ def resume_partition(
 def acknowledge_faults(backend: StorageBackend, app: str) -> CommitInfo:
     """Say that the faults found so far are known: exit codes are about new ones from here on."""
 
-    def edit(_: Records, commit: CommitRecord) -> CommitRecord:
-        known = acknowledged(commit, commit.totals)
-        return msgspec.structs.replace(known, change=f"{new_faults(commit.totals):,} faults acknowledged")
+    def edit(records: Records, commit: CommitRecord) -> CommitRecord:
+        known, topics = acknowledged(commit, commit.totals), _topics(records, commit)
+        return msgspec.structs.replace(
+            known, change=f"{new_faults(commit.totals, topics):,} faults acknowledged"
+        )
 
     return _edited(backend, app, edit, None, None)
 
@@ -337,7 +369,12 @@ def _edited(
         made, _ = records.put_change(changed)
         generation.check()
     return CommitInfo(
-        made.round, made.committed_ms, made.generation, _records(made), _positions(made), made.change
+        made.round,
+        made.committed_ms,
+        made.generation,
+        _records(made, _topics(records, made)),
+        _positions(made),
+        made.change,
     )
 
 
@@ -450,8 +487,9 @@ def _positions(commit: CommitRecord) -> dict[str, dict[int, int]]:
     return positions
 
 
-def _records(commit: CommitRecord) -> int:
-    return sum(counters.get("records", 0) for counters in commit.totals.values())
+def _records(commit: CommitRecord, topics: Mapping[str, str]) -> int:
+    """Records read since the app was made, those of a topic once."""
+    return read_once(commit.totals, topics)["records"]
 
 
 def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -> int:
@@ -461,8 +499,10 @@ def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -
         ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}
     finally:
         heads.close()
-    return sum(
-        max(0, ends[topics[line.flow]][line.partition].end - line.next_offset)
-        for line in commit.sources
-        if line.stopped is None and topics.get(line.flow) in ends
-    )
+    left: dict[tuple[str, int], int] = {}  # flows that share a topic read the same records
+    for line in commit.sources:
+        topic = topics.get(line.flow)
+        if line.stopped is None and topic in ends:
+            place = topic, line.partition
+            left[place] = max(left.get(place, 0), ends[topic][line.partition].end - line.next_offset)
+    return sum(left.values())

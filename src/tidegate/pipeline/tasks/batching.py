@@ -6,6 +6,7 @@ finding it costs more (`consolidating`) than the caches save.
 
 B1  where batches are cut depends on the events alone, row by row, not on the pieces they came in: a fetch from a log
     may be cut anywhere, and a round that is repeated has to give the same bytes.
+B2  a batch is an eighth of the memory that storage's ceiling leaves besides its pool, or less.
 
 Thread rule: pure functions.
 """

@@ -12,16 +12,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from tidegate.errors import InvalidError
+import numpy as np
+import pyarrow as pa
+
+from tidegate.dropped_records import warn_dropped
+from tidegate.errors import InvalidError, TidegateError
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Lookup, Step
+from tidegate.pipeline.definition.values import ValueFormat
+from tidegate.pipeline.rounds.orders import BadRecord
 from tidegate.pipeline.rounds.progress import NULL, SEEN
-from tidegate.pipeline.tasks.stateless import Around, Stage, Stateless, stage_of
+from tidegate.pipeline.tasks.changelog import writing
+from tidegate.pipeline.tasks.stateless import (
+    Around,
+    Stage,
+    Stateless,
+    bad_records,
+    can_fail,
+    places_of,
+    raise_if_transient,
+    stage_of,
+    step_name,
+)
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.randomness import Randomness
 from tidegate.storage import WorkerStorageRuntime
+from tidegate.storage.runs.aggregates import Aggregate as StorageAggregate
 from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import NO_TIME, EventBatch
 from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited
@@ -29,10 +47,21 @@ from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.layout import window_layout
 from tidegate.windows.operators.retractions import Retractions
 from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
+from tidegate.windows.operators.shapes import Moment, Places, Rows, WindowRows
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import Emit, WindowOperator
 
+WHY: Final = {
+    "late_records": "is late: its windows were final",
+    "partly_late_records": "is late for some of its windows, which were final",
+    "late": "is late: too old for deduplicate",
+    "future": "lies too far ahead of the time",
+    "no_key": "has no key and goes into no window",
+    "negative_time": "has a time before 1970 and goes into no window",
+    "before_start": "lies before the start of the window",
+}
+"""What warnings say about records, by the operator's counter."""
+KEPT_LATE: Final = frozenset({"late_records", "partly_late_records", "late", "future"})
 WindowOperators: TypeAlias = WindowOperator | SessionOperator | SlidingOperator
 Link: TypeAlias = "DedupeOperator | WindowOperators | Stateless | Retractions"
 
@@ -50,6 +79,68 @@ def cut_of(flow: Flow) -> int:
 def front_of(flow: Flow, around: Around) -> Stateless:
     """The steps in front of the cut."""
     return _stateless(flow, 0, cut_of(flow), around)
+
+
+def checks_of(flow: Flow, around: Around) -> Stateless | None:
+    """What is tried where records are read, in a flow whose tasks may work on them many rounds later; None: nothing.
+
+    Events that were held back are behind their partition's position, and it cannot stop in front of them any more. So
+    a step behind the cut that fails on a record has to be found out here. Behind a lookup this cannot be known.
+    """
+    if not flow.is_ordered:
+        return None
+    stages: list[tuple[str, Stage]] = []
+    place, last = cut_of(flow), 0
+    while place < len(flow.steps) and not isinstance(flow.steps[place], Lookup):
+        step, schema = flow.steps[place], flow.schemas[place]
+        if isinstance(step, Aggregate):
+            stages += _reducers(flow, place)
+            last = len(stages)
+        elif not isinstance(step, Dedupe):
+            stage = stage_of(step, schema, flow.key_serdes[place], around)
+            stages += [] if stage is None else [(step_name(step), stage)]
+            last = len(stages) if can_fail(step, schema) else last
+        place += 1
+    if place == len(flow.steps) and flow.window is None:
+        for sink in flow.topics:
+            values = ValueFormat.of(sink, flow.result_schema, None)
+            columns = values.columns if values.serde is not None else _not_always_json(flow.result_schema)
+            stages += [(f"to {sink.topic}", writing(values, columns))] if columns else []
+            last = len(stages) if columns else last
+    if not last:
+        return None
+    return Stateless(
+        stages[:last], flow.schemas[place], flow.source.topic, only_first=flow.source.on_error == "fail"
+    )
+
+
+def _not_always_json(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns with values that JSON may not be able to say: NaN, infinities, years beyond 9999."""
+    kinds = (pa.types.is_floating, pa.types.is_nested, pa.types.is_temporal)
+    return tuple(each.name for each in schema if any(is_kind(each.type) for is_kind in kinds))
+
+
+def _reducers(flow: Flow, place: int) -> list[tuple[str, Stage]]:
+    """What the user's own aggregates make of events, tried and thrown away."""
+    step = flow.steps[place]
+    if not isinstance(step, Aggregate) or flow.source.has_updates:
+        return []
+    wanted = resolve(step.aggregates, flow.schemas[place])
+
+    def tried(aggregate: StorageAggregate) -> Stage:
+        def run(events: EventBatch) -> EventBatch:
+            inputs = wanted.inputs(events)
+            rows = pa.RecordBatch.from_arrays(list(inputs.values()), names=list(inputs))
+            aggregate.partial(rows, np.zeros(len(events), np.int32), 1)
+            return events
+
+        return run
+
+    return [
+        (f"aggregate {each.name}", tried(aggregate))
+        for each, aggregate in zip(step.aggregates, wanted.storage, strict=True)
+        if each.kind == "reduce"
+    ]
 
 
 def keyless(app: str, flow: Flow, partitions: int) -> str:
@@ -81,10 +172,17 @@ class TaskChain:
         around: Around,
         *,
         randomness: Randomness,
+        told_as: str | None = None,
     ) -> None:
+        """`told_as` names the task in warnings about records that it drops; None: there are none."""
         self._flow = flow
+        self._told_as = told_as
         self.links: list[Link] = []
+        self.bad: list[BadRecord] = []
+        """Records that a step failed on; what the chain keeps is then not to be kept."""
         self._names: list[str] = []
+        self._only_first = flow.source.on_error == "fail"
+        self._reducers = [each for place in range(len(flow.steps)) for each in _reducers(flow, place)]
         self._needed = {name: needed_columns(flow.steps[place]) for place, name in flow.operators.items()}
         place = cut_of(flow)
         while place < len(flow.steps):
@@ -145,16 +243,60 @@ class TaskChain:
                 return None
             with timings(name):
                 if isinstance(link, Stateless):
-                    rows = link(rows)
+                    rows = link(rows, self.bad)
                     continue
                 if isinstance(link, Retractions):
                     rows = link.process(rows)
                     continue
                 _count_nulls(counters, name, self._needed[name], rows)
-                output = link.process(rows, moment)
+                try:
+                    output = link.process(rows, moment)
+                except Exception as error:  # noqa: BLE001 - a reducer is the user's code: it may raise anything
+                    self._find_bad(rows, error)
+                    return None
             rows = output.rows
             _count(counters, name, output.counters)
+            if output.places and self._told_as is not None:
+                self._warn(self._told_as, link, output.places)
         return rows if len(rows) else None
+
+    def _warn(
+        self, who: str, operator: DedupeOperator | WindowOperators, places: Mapping[str, Places]
+    ) -> None:
+        """Log the records that an operator did not take, or not into all windows; its counters have them already."""
+        is_kept = operator.late_table is not None
+        for name, (partitions, offsets) in places.items():
+            before = operator.counters.get(name, 0) - len(offsets)
+            why = WHY[name] + ("; it is in the late table" if is_kept and name in KEPT_LATE else "")
+            warn_dropped(who, why, self._flow.source.topic, partitions, offsets, before=before)
+
+    def _find_bad(self, events: EventBatch, error: Exception) -> None:
+        """Find the records that one of the user's own aggregates failed on; raise the error if there are none."""
+        names = ", ".join(name for name, _ in self._reducers)
+        if not isinstance(error, TidegateError):
+            where = places_of(self._flow.source.topic, events)
+            raise_if_transient(where, names or "a function of the flow", error)
+        for name, stage in self._reducers:
+            try:
+                stage(events)
+            except Exception as failed:  # noqa: BLE001 - the user's code: it may raise anything
+                found = bad_records(
+                    name,
+                    stage,
+                    events,
+                    failed,
+                    topic=self._flow.source.topic,
+                    only_first=self._only_first,
+                )
+                self.bad += found.values()
+        if self.bad:
+            return
+        if self._reducers and not isinstance(error, TidegateError):
+            raise InvalidError(
+                f"{names}: a function of it failed with {type(error).__name__}: {error}. It does not fail on the "
+                "columns of any record alone, so look at how it merges states"
+            ) from error
+        raise error
 
     def tick(self, moment: Moment, counters: Counter[str], timings: Timings) -> WindowRows | None:
         """Let time pass for every operator; the windows that this made final."""
@@ -237,12 +379,12 @@ def _idle(flow: Flow, step: Aggregate | None) -> int | None:
 
 
 def _stateless(flow: Flow, start: int, stop: int, around: Around) -> Stateless:
-    stages: list[Stage] = []
+    stages: list[tuple[str, Stage]] = []
     for place in range(start, stop):
         stage = stage_of(flow.steps[place], flow.schemas[place], flow.key_serdes[place], around)
         if stage is not None:
-            stages.append(stage)
-    return Stateless(stages, flow.schemas[stop])
+            stages.append((step_name(flow.steps[place]), stage))
+    return Stateless(stages, flow.schemas[stop], flow.source.topic, only_first=flow.source.on_error == "fail")
 
 
 def needed_columns(step: Step) -> tuple[str, ...]:

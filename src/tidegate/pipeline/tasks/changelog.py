@@ -22,6 +22,7 @@ Thread rule: one task, one thread.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +33,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import CorruptError
+from tidegate.durations import format_moment
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.chains import Chains, ChainState
 from tidegate.integrity.stamping import joined
 from tidegate.log.batches.encode import encode_together
@@ -40,15 +42,18 @@ from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumn
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import KeyBy, To
 from tidegate.pipeline.definition.values import ValueFormat
-from tidegate.pipeline.rounds.orders import Tick
+from tidegate.pipeline.rounds.orders import BadRecord, Tick
 from tidegate.pipeline.tasks.parcels import Batches
+from tidegate.pipeline.tasks.stateless import Stage, bad_records
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
 from tidegate.windows.keys.layouts import KeyFormat
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.shapes import Flags, Rows
+from tidegate.windows.operators.shapes import Flags, Rows, WindowRows
+
+logger = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 1 << 20
 JOINED_BYTES: Final = 1 << 20
@@ -129,10 +134,13 @@ class Changelog:
         life: str,
         tick: Tick,
         timings: Timings,
+        bad: list[BadRecord],
         *,
         settled: tuple[int, int] | None = None,
     ) -> list[Batches]:
         """The rows as batches, partition by partition; positions in `state` move on.
+
+        Records whose values cannot be written are added to `bad`; then there are no batches.
 
         `settled`: windows that end at or before these times were final before the first and after the last row; None:
         rows do not say so.
@@ -140,13 +148,18 @@ class Changelog:
         by_partition: dict[int, list[RecordColumns]] = {}
         for number, piece in enumerate(rows, 1):
             with timings("values"):
-                columns = self._columns(piece)
+                values = self._values_of(piece, bad)
+                if values is None:
+                    continue
+                columns = self._columns(piece, values)
                 if settled is not None and len(piece):
                     times = np.full(len(piece), settled[0], np.int64)
                     times[-1] = settled[number == len(rows)]
                     columns = replace(columns, headers=settled_headers(times))
             for number, part in self._split(piece, columns):
                 by_partition.setdefault(number, []).append(part)
+        if bad:
+            return []
         made = []
         for number in sorted(by_partition):
             found = self._sealed(number, by_partition[number], state, life, tick, timings)
@@ -156,8 +169,55 @@ class Changelog:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _columns(self, rows: Rows) -> RecordColumns:
-        values = self._values.encode(rows.values)
+    def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
+        """The rows' values as bytes; None where some cannot be written."""
+        try:
+            return self._values.encode(rows.values)
+        except ValueError as error:  # InvalidError and ArrowInvalid are such
+            if isinstance(rows, EventBatch):
+                only_first = self._flow.source.on_error == "fail"
+                write = writing(self._values, rows.values.schema.names)
+                found = bad_records(
+                    f"to {self._sink.topic}",
+                    write,
+                    rows,
+                    error,
+                    topic=self._flow.source.topic,
+                    only_first=only_first,
+                )
+                bad += found.values()
+                return None if found else self._values.encode(rows.values)
+            finite = _finite(rows.values)
+            if finite is rows.values:
+                raise self._unwritable(rows, error) from error
+        try:
+            values = self._values.encode(finite)
+        except ValueError as error:  # InvalidError and ArrowInvalid are such
+            raise self._unwritable(rows, error) from error
+        logger.warning(
+            "to %s: results that are NaN or infinite were sent as null, which is all that %r can say of them",
+            self._sink.topic, self._values,
+        )  # fmt: skip
+        return values
+
+    def _unwritable(self, rows: WindowRows, error: Exception) -> InvalidError:
+        """What to say of the first window whose result cannot be written."""
+        low, high = 0, len(rows)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self._values.encode(rows.values.slice(low, middle - low))
+            except ValueError as failed:
+                high, error = middle, failed
+            else:
+                low = middle
+        key, start = rows.key[low].as_py(), format_moment(int(rows.window_start[low]))
+        return InvalidError(
+            f"to {self._sink.topic}: the result of key {key!r} in the window that starts at {start} cannot be written "
+            f"by {self._values!r}: {str(error).partition(chr(10))[0]}. Choose a value= that holds it, and run again"
+        )
+
+    def _columns(self, rows: Rows, values: pa.BinaryArray) -> RecordColumns:
         if isinstance(rows, EventBatch):
             times = (
                 pa.array(rows.ts, mask=rows.ts < 0) if len(rows) and rows.ts.min() < 0 else pa.array(rows.ts)
@@ -211,6 +271,27 @@ class Changelog:
             position = planned.after
         state.move(life, topic, number, position)
         return stamped
+
+
+def writing(values: ValueFormat, columns: Sequence[str]) -> Stage:
+    """Writing these columns of events as a step that may fail; nothing comes of it."""
+
+    def run(events: EventBatch) -> EventBatch:
+        values.encode(events.values.select(list(columns)))
+        return events
+
+    return run
+
+
+def _finite(values: pa.RecordBatch) -> pa.RecordBatch:
+    """The same with null for NaN and infinities; itself where there are none."""
+    columns, is_same = [], True
+    for column in values.columns:
+        if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+            column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+            is_same = False
+        columns.append(column)
+    return values if is_same else pa.RecordBatch.from_arrays(columns, schema=values.schema)
 
 
 def sender_guid(app: str, life: str, topic: str, partition: int, task: int) -> bytes:

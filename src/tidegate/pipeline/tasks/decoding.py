@@ -13,6 +13,7 @@ Thread rule: values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from tidegate.errors import InternalError, InvalidError
 from tidegate.pipeline.definition.steps import Source
 from tidegate.windows.events import NO_TIME, Int64s
 from tidegate.windows.keys.columns import decode_keys
+from tidegate.windows.kinds import LATEST
 
 Flags = npt.NDArray[np.bool_]
 NO_ROWS = np.empty(0, np.int64)
@@ -37,6 +39,14 @@ class Decoded(NamedTuple):
     absent: Flags | None
     bad_rows: Int64s
     reasons: tuple[str, ...]
+
+    def with_bad(self, rows: Mapping[int, str]) -> Decoded:
+        """The same with more bad rows; of one that was bad before, the first reason counts."""
+        if not rows:
+            return self
+        bad = {**rows, **dict(zip(self.bad_rows.tolist(), self.reasons, strict=True))}
+        ordered = sorted(bad)
+        return self._replace(bad_rows=np.array(ordered, np.int64), reasons=tuple(bad[row] for row in ordered))
 
 
 class _Columns(NamedTuple):
@@ -77,12 +87,7 @@ class RecordDecoder:
         decoded = Decoded(key, self._batch(found.columns), absent, found.bad_rows, found.reasons)
         if not self._checks_time:
             return decoded
-        wrong = self.implausible_times(decoded.values, records.column("timestamp"))
-        if not wrong:
-            return decoded
-        wrong |= zip(decoded.bad_rows.tolist(), decoded.reasons, strict=True)
-        rows = sorted(wrong)
-        return decoded._replace(bad_rows=np.array(rows, np.int64), reasons=tuple(wrong[row] for row in rows))
+        return decoded.with_bad(self.implausible_times(decoded.values, records.column("timestamp")))
 
     def implausible_times(self, values: pa.RecordBatch, timestamps: pa.Array) -> dict[int, str]:
         """Rows whose event time lies outside of our days, and within them in another unit, with the reason."""
@@ -91,15 +96,23 @@ class RecordDecoder:
         if not (pa.types.is_timestamp(column.type) or pa.types.is_int64(column.type)) or not len(column):
             return {}
         times = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        beyond = _beyond_ms(times, unit)
         first, stop = bounds_of(unit)
-        if first <= int(times.min()) and int(times.max()) < stop:
+        if beyond is None and first <= int(times.min()) and int(times.max()) < stop:
             return {}
         wrong = np.zeros(len(times), np.bool_)
         for each in UNITS:
             if each != unit:
                 low, high = bounds_of(each)
                 wrong |= (times >= low) & (times < high)
-        return {int(row): self._says(int(times[row]), unit) for row in np.flatnonzero(wrong)}
+        said = {int(row): self._says(int(times[row]), unit) for row in np.flatnonzero(wrong)}
+        if beyond is None:
+            return said
+        name = "the record's timestamp" if self._timestamp is None else f"event time {self._timestamp!r}"
+        return {
+            int(row): f"{name} is {times[row]} {UNITS[unit]}, more than 64 bits of milliseconds can say"
+            for row in np.flatnonzero(beyond)
+        } | said
 
     def _says(self, number: int, unit: str) -> str:
         likely = likely_unit(number, unit)
@@ -157,3 +170,12 @@ class RecordDecoder:
             for column, field in zip(columns, self._schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(typed, schema=self._schema)
+
+
+def _beyond_ms(times: Int64s, unit: str) -> Flags | None:
+    """Which seconds are too many to be counted in milliseconds; None: none are."""
+    if unit != "s":
+        return None
+    most = LATEST // 1000
+    is_beyond: Flags = (times > most) | (times < -most)
+    return is_beyond if is_beyond.any() else None

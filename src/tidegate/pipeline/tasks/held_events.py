@@ -116,15 +116,22 @@ class HeldEvents:
         offsets = {partition: lane.offset for partition, lane in sorted(lanes.items())}
         return Held(sum(lane.events for lane in lanes.values()), waits_for, offsets)
 
-    def take(self, pieces: Iterable[EventBatch], frontiers: Frontiers) -> Iterator[EventBatch]:
+    def take(
+        self,
+        pieces: Iterable[EventBatch],
+        frontiers: Frontiers,
+        left_out: Sequence[tuple[int, int, int]] = (),
+    ) -> Iterator[EventBatch]:
         """Give the events that nothing can come before any more, in order, and hold back the others.
 
-        Each piece is of one source partition, its events in order. Without frontiers nothing is waited for.
+        Each piece is of one source partition, its events in order. Without frontiers nothing is waited for. Events
+        of the store with these offsets (partition, first, next) are dropped when their turn comes.
         """
         bound = min(
             ((time, partition, offset) for partition, (time, offset) in frontiers.items()), default=_END
         )
         stored, bound = self._due(bound)
+        stored = [rest for piece in stored if len(rest := _without(piece, left_out))]
         lanes: dict[int, list[EventBatch]] = {}
         early: list[EventBatch] = []
         for piece in (*stored, *sorted((each for each in pieces if len(each)), key=_place)):
@@ -278,6 +285,15 @@ class _Cut:
                 piece = piece.slice(0, count)
             count -= len(piece)
             yield piece
+
+
+def _without(piece: EventBatch, left_out: Sequence[tuple[int, int, int]]) -> EventBatch:
+    """One partition's events without those at these offsets."""
+    is_left = np.ones(len(piece), np.bool_)
+    for partition, first, following in left_out:
+        if partition == int(piece.partition[0]):
+            is_left &= (piece.offset < first) | (piece.offset >= following)
+    return piece if is_left.all() else piece.take(is_left)
 
 
 def _place(piece: EventBatch) -> tuple[int, int]:

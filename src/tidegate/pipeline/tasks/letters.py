@@ -49,6 +49,18 @@ def letters_of(
     )
 
 
+def letter_without_record(partition: int, offset: int, reason: str) -> pa.RecordBatch:
+    """A letter for a record that is gone from the log: where it was, and why it is here."""
+    content = {
+        "offset": [offset],
+        "partition": [partition],
+        "reason": [reason],
+        "key": [None],
+        "value": [None],
+    }
+    return pa.RecordBatch.from_pydict(content, schema=DEAD_LETTER_SCHEMA)
+
+
 def write_letters(
     backend: StorageBackend, name: str, previous: str, batches: Sequence[pa.RecordBatch]
 ) -> None:
@@ -64,8 +76,9 @@ def write_letters(
 
 def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
     """All letters that a source's state knows, oldest first."""
-    name, pieces = decode_state(state).letters, list[pa.Table]()
+    name, pieces, seen = decode_state(state).letters, list[pa.Table](), set[str]()
     while name:
+        _check_new(name, seen)
         name, table = _read(backend, name)
         pieces.append(table)
     return pa.concat_tables(reversed(pieces)) if pieces else DEAD_LETTER_SCHEMA.empty_table()
@@ -73,17 +86,31 @@ def read_letters(backend: StorageBackend, state: bytes) -> pa.Table:
 
 def chain_of(backend: StorageBackend, state: bytes, known: Collection[str] = ()) -> list[str]:
     """The objects whose letters a source's state knows, newest first, up to the first one that is known already."""
-    name, found = decode_state(state).letters, list[str]()
+    name, found, seen = decode_state(state).letters, list[str](), set[str]()
     while name and name not in known:
+        _check_new(name, seen)
         found.append(name)
         name, _ = _opened(backend, name)
     return found
 
 
+def _check_new(name: str, seen: set[str]) -> None:
+    if name in seen:
+        raise _corrupt(name, "the chain of objects it belongs to comes back to it")
+    seen.add(name)
+
+
 def _read(backend: StorageBackend, name: str) -> tuple[str, pa.Table]:
     previous, letters = _opened(backend, name)
-    with pa.ipc.open_stream(pa.py_buffer(letters)) as reader:
-        return previous, reader.read_all()
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(letters)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(name, str(error)) from error
+    if table.schema != DEAD_LETTER_SCHEMA:
+        raise _corrupt(name, f"its columns are {', '.join(table.column_names)}")
+    return previous, table
 
 
 def _opened(backend: StorageBackend, name: str) -> tuple[str, memoryview]:
@@ -98,7 +125,12 @@ def _opened(backend: StorageBackend, name: str) -> tuple[str, memoryview]:
     if crc32c(bytes(body)) != crc:
         raise _corrupt(name, "its CRC-32C does not match")
     (length,) = _LENGTH.unpack_from(body)
-    previous = bytes(body[_LENGTH.size : _LENGTH.size + length]).decode()
+    if length > len(body) - _LENGTH.size:
+        raise _corrupt(name, f"the name in it has {length} bytes, more than there are")
+    try:
+        previous = bytes(body[_LENGTH.size : _LENGTH.size + length]).decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(name, f"the name in it is not UTF-8 ({error.reason})") from error
     return previous, body[_LENGTH.size + length :]
 
 

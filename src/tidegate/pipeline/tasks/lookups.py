@@ -30,7 +30,7 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.commits import CommitList, load_commits
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules
-from tidegate.tables.building.source import Snapshot
+from tidegate.tables.building.source import StoredSnapshot, stored_snapshot, task_of
 from tidegate.tables.queries.reading import rows_of_keys
 from tidegate.tables.serdes.named import serde_from
 from tidegate.tables.serdes.plain import Bytes, Serde
@@ -54,7 +54,7 @@ class LookupStage:
             self._expression = Projection([("key", step.key)], schema, key, what="lookup")
         self._columns = lookup_columns(step)
         self._schema = pa.schema([*schema, *self._columns])
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StoredSnapshot | None = None
 
     def at(self, commit: int) -> None:
         """Look into this commit of the table from now on."""
@@ -65,11 +65,10 @@ class LookupStage:
         if found is None:
             raise UnavailableError(
                 f"commit {commit} of table {self.table}, which this round looks into, is not kept any more; there are "
-                f"{known.commits[0].number} to {known.commits[-1].number}. The app goes on when its round is planned "
-                "anew: `tidegate app replay` from the round before"
+                f"{known.commits[0].number} to {known.commits[-1].number}. Start the app again: it plans the round anew"
             )
         if self._snapshot is not None:
-            self._snapshot.show(found)
+            self._snapshot.show(found, {task_of(known.shape): found.token})
             return
         if known.shape.kind != "key":
             raise InvalidError(
@@ -77,7 +76,7 @@ class LookupStage:
             )
         self._stored = require_key(self._step, self._key_kind, self._serde, known.shape.key_serde)
         rules = TableRules(known.shape, Bytes(), self._step.value, Consumed(), "fail")
-        self._snapshot = Snapshot(self._backend, rules, found, clock=self._clock)
+        self._snapshot = stored_snapshot(self._backend, rules, found, clock=self._clock)
 
     def __call__(self, events: EventBatch) -> EventBatch:
         if self._snapshot is None:

@@ -23,7 +23,7 @@ Thread rule: one reading, one thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,20 +32,28 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock
-from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError
+from tidegate.dropped_records import warn_dropped
+from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError, TidegateError
 from tidegate.integrity.policy import Throttle
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
-from tidegate.pipeline.rounds.orders import SourceOrder, SourceResult, Stop, Tick
+from tidegate.pipeline.rounds.orders import (
+    BadRecord,
+    SourceOrder,
+    SourceResult,
+    Stop,
+    Tick,
+    resume_command,
+)
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.changelog import settled_times
 from tidegate.pipeline.tasks.decoding import Decoded, RecordDecoder
-from tidegate.pipeline.tasks.letters import letters_of, write_letters
+from tidegate.pipeline.tasks.letters import letter_without_record, letters_of, write_letters
 from tidegate.pipeline.tasks.source_state import SourceState, decode_state, encode_state
-from tidegate.pipeline.tasks.stateless import Stateless
+from tidegate.pipeline.tasks.stateless import Stateless, raise_if_transient
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import SourceValidation, rules_for
 from tidegate.randomness import Randomness
@@ -73,6 +81,10 @@ class SourceParts:
     buffers: FetchBuffers
     keyless: str = ""
     """Why a record without a key stops its partition; empty: it does not."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Records that this process set aside or left out, by why; what was warned about depends on it."""
+    checks: Stateless | None = None
+    """Steps that run elsewhere, tried on every event (`chain.checks_of`)."""
     throttle: Throttle = field(default_factory=Throttle)
     """Of warnings: rounds are shorter than the minute that a kind of fault is not told of again."""
 
@@ -103,13 +115,16 @@ class _Made(NamedTuple):
     stream_time: int
     counters: Counter[str]
     letters: list[pa.RecordBatch]
+    dropped: Mapping[str, tuple[Int64s, Sequence[str] | None]]
+    """Why records were left out → their offsets, and what more there is to say of each."""
 
 
-class _Bad(NamedTuple):
-    """A record that a step cannot read, and why."""
+class _Stopping(NamedTuple):
+    """The record that stops its partition: its row (or offset), why, and in one word."""
 
-    offset: int
+    row: int
     reason: str
+    kind: str
 
 
 class Reading:
@@ -157,7 +172,13 @@ class Reading:
         self._begun = True
         for held in self._pieces():
             # Records are let go before their events are worked on: their values are columns by then.
-            events = self._events(held.pop())
+            try:
+                events = self._events(held.pop())
+            except TidegateError:
+                raise
+            except Exception as error:
+                raise_if_transient(self._place, f"reading {self._source.value!r}", error)
+                raise
             if events is not None and len(events):
                 yield events
             del events
@@ -178,7 +199,8 @@ class Reading:
         order = self._order
         if 0 <= self._state.next_offset < order.start:
             self._pass_over(self._state.next_offset, order.start)
-        if order.start >= order.stop:
+        self._set_held_aside([each for each in order.bad if each.offset < order.start])
+        if order.start >= order.stop or self._stopped is not None:
             return
         lent = self._parts.buffers.lent() if isinstance(self._parts.log, Log) else nullcontext()
         try:
@@ -192,7 +214,8 @@ class Reading:
                     yield held
                 self._next = max(self._next, reader.positions()[order.partition])
         except CorruptError as error:
-            self._stop("corrupt", str(error), self._next if error.offset is None else error.offset)
+            offset = self._next if error.offset is None else error.offset
+            self._stop("corrupt", str(error), offset, self._sound_behind(offset))
         except OffsetOutOfRangeError as error:
             self._lose(error)
 
@@ -222,9 +245,42 @@ class Reading:
             self._is_cut = True
             self._validation.begin_anew()
 
+    def _set_held_aside(self, bad: Sequence[BadRecord]) -> None:
+        """Stop at records of earlier rounds that steps fail on only now, or set them aside: they were held back."""
+        if not bad:
+            return
+        if self._source.on_error == "fail":
+            first = min(bad, key=lambda each: each.offset)
+            self._stop(first.kind, first.reason, first.offset, stream_time=first.stream_time)
+            return
+        keeps = self._source.on_error == "keep"
+        for each in sorted(bad, key=lambda each: each.offset):
+            self._counters["unreadable"] += 1
+            if keeps:
+                self._counters["unreadable_kept"] += 1
+                self._letters.append(self._letter_of(each))
+        fate = "a dead letter now" if keeps else "left out"
+        offsets = np.array([each.offset for each in bad], np.int64)
+        self._warn(f"cannot be read, and is {fate}", offsets, [each.reason for each in bad])
+
+    def _letter_of(self, bad: BadRecord) -> pa.RecordBatch:
+        """A record that was read before as a dead letter; without key and value where the log has it no more."""
+        why = "it is not in the log any more"
+        try:
+            with self._reader(bad.offset, bad.offset + 1) as reader:
+                for records in reader:
+                    rows = np.flatnonzero(records.column("offset").to_numpy() == bad.offset)
+                    if len(rows):
+                        return letters_of(records, rows, [bad.reason])
+        except OffsetOutOfRangeError:
+            pass
+        except CorruptError as error:
+            why = f"it cannot be read from the log any more: {error}"
+        return letter_without_record(bad.partition, bad.offset, f"{bad.reason} ({why})")
+
     def _events(self, records: pa.RecordBatch) -> EventBatch | None:
         """The events of some records; sets `_stopped` when a record among them stops the partition."""
-        now_ms, on_bad = self._tick.now_ms, self._source.on_bad
+        now_ms, on_error = self._tick.now_ms, self._source.on_error
         with self.timings("validate"):
             checked = self._validation.check(records, now_ms)
         following = int(records.column("offset")[-1].as_py()) + 1
@@ -238,29 +294,40 @@ class Reading:
             going = going.filter(pa.array(checked.kept))
         with self.timings("decode"):
             decoded = self._decoder.decode(going)
-        unreadable: tuple[int, str] | None = None
-        if len(decoded.bad_rows) and on_bad == "fail":
-            unreadable = int(decoded.bad_rows[0]), decoded.reasons[0]
-        made = self._made(going, decoded, unreadable)
-        if isinstance(made, _Bad):
-            row = int(np.searchsorted(going.column("offset").to_numpy(), made.offset))
-            unreadable = row, made.reason
-            made = self._made(going, decoded, unreadable)
-        if isinstance(made, _Bad):
-            raise InternalError(f"offset {made.offset} cannot be read, though it was left out")
-        if unreadable is not None:
-            following = int(going.column("offset")[unreadable[0]].as_py())
-            self._stop("unreadable", unreadable[1], following)
+        offsets = going.column("offset").to_numpy()
+        decoded = decoded.with_bad(self._rows_of(offsets, self._order.bad))
+        kinds = {each.offset: each.kind for each in self._order.bad}
+        stop: _Stopping | None = None
+        while True:
+            if len(decoded.bad_rows) and on_error == "fail":
+                row = int(decoded.bad_rows[0])
+                stop = _Stopping(row, decoded.reasons[0], kinds.get(int(offsets[row]), "unreadable"))
+            made = self._made(going, decoded, None if stop is None else stop.row)
+            if isinstance(made, _Stopping):
+                stop = made._replace(row=int(np.searchsorted(offsets, made.row)))
+            elif isinstance(made, list):
+                kinds |= {each.offset: each.kind for each in made}
+                decoded = decoded.with_bad(self._rows_of(offsets, made))
+            else:
+                break
+        if stop is not None:
+            following = int(offsets[stop.row])
+            self._stop(stop.kind, stop.reason, following)
             row = int(np.searchsorted(records.column("offset").to_numpy(), following))
             self._validation.take_back(records, row, now_ms)
             taken = records.slice(0, row)
             kept = int(np.count_nonzero(aside < row))
             aside, reasons, dropped = aside[:kept], reasons[:kept], dropped[dropped < row]
+        offsets = taken.column("offset").to_numpy()
         if len(aside):
             self._counters["faulty_kept"] += len(aside)
             self._letters.append(letters_of(taken, aside, reasons))
+            self._warn("is faulty, and a dead letter now", offsets[aside], None)
         if len(dropped):
             self._counters["faulty_dropped"] += len(dropped)
+            self._warn("is faulty, and left out", offsets[dropped], None)
+        for why, (gone, said) in made.dropped.items():
+            self._warn(why, gone, said)
         if checked.unchecked:
             self._counters["unchecked"] += min(checked.unchecked, taken.num_rows)
         self._counters.update(made.counters)
@@ -271,20 +338,35 @@ class Reading:
         self._next = following
         return made.events
 
+    @staticmethod
+    def _rows_of(offsets: Int64s, bad: Sequence[BadRecord]) -> dict[int, str]:
+        """The rows of bad records among these, with the reason of each."""
+        found = {int(np.searchsorted(offsets, each.offset)): each for each in bad}
+        return {
+            row: each.reason
+            for row, each in found.items()
+            if row < len(offsets) and offsets[row] == each.offset
+        }
+
     def _made(
-        self, records: pa.RecordBatch, decoded: Decoded, unreadable: tuple[int, str] | None
-    ) -> _Made | _Bad:
-        """The events of records up to the one that cannot be read; or which one else cannot be."""
+        self, records: pa.RecordBatch, decoded: Decoded, rows: int | None
+    ) -> _Made | _Stopping | list[BadRecord]:
+        """The events of the first `rows` records, without the bad ones.
+
+        Where steps fail on others of them, these; where one of them stops the partition, its offset and why.
+        """
         key, values, absent, bad_rows, _ = decoded
-        if unreadable is not None:
-            rows = unreadable[0]
+        if rows is not None:
             records, key, values = records.slice(0, rows), key.slice(0, rows), values.slice(0, rows)
             absent = None if absent is None else absent[:rows]
             bad_rows = bad_rows[bad_rows < rows]
         counters: Counter[str] = Counter()
         letters: list[pa.RecordBatch] = []
+        dropped: dict[str, tuple[Int64s, Sequence[str] | None]] = {}
         if absent is not None:
             counters["no_value"] = int(np.count_nonzero(absent))
+            if counters["no_value"] and not self._has_rows:
+                dropped["has no value, and is left out"] = records.column("offset").to_numpy()[absent], None
         if (absent is not None and not self._has_rows) or len(bad_rows):
             good = np.ones(records.num_rows, np.bool_)
             if absent is not None and not self._has_rows:
@@ -292,13 +374,17 @@ class Reading:
             if len(bad_rows):
                 good[bad_rows] = False
                 counters["unreadable"] = len(bad_rows)
-                if self._source.on_bad == "keep":
+                fate = "a dead letter now" if self._source.on_error == "keep" else "left out"
+                why = f"cannot be read, and is {fate}"
+                dropped[why] = records.column("offset").to_numpy()[bad_rows], decoded.reasons
+                if self._source.on_error == "keep":
+                    counters["unreadable_kept"] = len(bad_rows)
                     letters.append(letters_of(records, bad_rows, decoded.reasons[: len(bad_rows)]))
             mask = pa.array(good)
             records, key, values = records.filter(mask), key.filter(mask), values.filter(mask)
             absent = None if absent is None else absent[good]
         if not records.num_rows:
-            return _Made(None, self.stream_time, counters, letters)
+            return _Made(None, self.stream_time, counters, letters, dropped)
         with self.timings("stamp"):
             ts = written = self._decoder.event_time(values, records.column("timestamp"))
             changes = None
@@ -319,18 +405,26 @@ class Reading:
                 values=values,
                 changes=changes,
             )
-        try:
-            with self.timings("steps"):
-                made = self._parts.stages(events)
-        except CorruptError as error:
-            if error.offset is None:
-                raise
-            return _Bad(error.offset, str(error))
+        bad: list[BadRecord] = []
+        with self.timings("steps"):
+            made = self._parts.stages(events, bad)
+            if self._parts.checks is not None and len(made):
+                self._parts.checks(made, bad)
+        if bad:
+            return bad
         if self._parts.keyless and made.key.null_count:
             first = int(np.argmin(made.key.is_valid().to_numpy(zero_copy_only=False)))
-            return _Bad(int(made.offset[first]), self._parts.keyless)
+            return _Stopping(int(made.offset[first]), self._parts.keyless, "unreadable")
         counters["left_out"] += int(weights(events).sum() - weights(made).sum())
-        return _Made(made, int(stream_time[-1]), counters, letters)
+        return _Made(made, int(stream_time[-1]), counters, letters, dropped)
+
+    def _warn(self, why: str, offsets: Int64s, reasons: Sequence[str] | None) -> None:
+        """Log records that are set aside or left out."""
+        parts, number = self._parts, self._order.partition
+        who, before = f"app {parts.app}, flow {self._order.flow}", parts.dropped[why]
+        parts.dropped[why] += len(offsets)
+        numbers = np.broadcast_to(np.int32(number), len(offsets))
+        warn_dropped(who, why, self._source.topic, numbers, offsets, before=before, reasons=reasons)
 
     def _guarded(self, times: Int64s) -> Int64s:
         """Times that may move the clock: none that lie beyond the future guard."""
@@ -348,22 +442,47 @@ class Reading:
             np.maximum(running, self.stream_time, out=running)
         return running
 
-    def _stop(self, reason: str, message: str, offset: int) -> None:
-        place = f"{self._source.topic}-{self._order.partition}"
-        remedy = (
-            f"look at it with `tidegate verify {self._source.topic}`; `tidegate app resume {self._parts.app} "
-            f"--partition {self._order.flow}:{self._order.partition} --skip-to {offset + 1}` goes on after it"
-        )
-        self._stopped = Stop(reason, f"{place} stopped at offset {offset}: {message}", offset, remedy)
+    def _sound_behind(self, offset: int) -> int:
+        """The first offset behind a damaged one that can be read; of a cluster, the next offset."""
+        log = self._parts.log
+        if not isinstance(log, Log):
+            return offset + 1
+        view = log.view(self._source.topic, self._order.partition)
+        sound = view.next_sound_offset(offset)
+        return max(offset + 1, view.bounds().high_watermark) if sound is None else sound
+
+    @property
+    def _place(self) -> str:
+        return f"{self._source.topic}-{self._order.partition}"
+
+    def _stop(
+        self,
+        reason: str,
+        message: str,
+        offset: int,
+        skip_to: int | None = None,
+        *,
+        stream_time: int | None = None,
+    ) -> None:
+        if reason == "failed":
+            resume = resume_command(self._parts.app, self._order.flow, self._order.partition)
+            message += (
+                f". Correct the step and read the record again with `{resume}`, leave the record out with `{resume} "
+                f'--skip-to {offset + 1}`, or keep all such records as dead letters with on_error="keep"'
+            )
+        if reason == "integrity":
+            message = f"{message}; `tidegate verify {self._source.topic}` shows all there is to find"
+        remedy = self._resume(offset + 1 if skip_to is None else skip_to)
+        said = f"{self._place} stopped at offset {offset}: {message}"
+        self._stopped = Stop(reason, said, offset, remedy, stream_time)
 
     def _lose(self, error: OffsetOutOfRangeError) -> None:
         """Offsets went while they were to be read: reading can go on at the first that is there."""
-        place, order = f"{self._source.topic}-{self._order.partition}", self._order
-        remedy = (
-            f"tidegate app resume {self._parts.app} --partition {order.flow}:{order.partition} "
-            f"--skip-to {max(error.first, self._next)}"
-        )
-        self._stopped = Stop("lost", f"{place} stopped at offset {self._next}: {error}", self._next, remedy)
+        message = f"{self._place} stopped at offset {self._next}: {error}"
+        self._stopped = Stop("lost", message, self._next, self._resume(max(error.first, self._next)))
+
+    def _resume(self, skip_to: int) -> str:
+        return resume_command(self._parts.app, self._order.flow, self._order.partition, skip_to)
 
     def _finish(self) -> None:
         state, order = self._state, self._order

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -25,33 +25,34 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import InternalError, InvalidError
+from tidegate.errors import InternalError, InvalidError, TidegateError
 from tidegate.files import Files
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
 from tidegate.pipeline.tasks import names
-from tidegate.pipeline.tasks.batching import PIECE_ROWS, in_batches
-from tidegate.pipeline.tasks.chain import TaskChain, cut_of, front_of, keyless
+from tidegate.pipeline.tasks.batching import BATCH_BYTES, PIECE_ROWS, in_batches
+from tidegate.pipeline.tasks.chain import TaskChain, checks_of, cut_of, front_of, keyless
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.held_events import Frontiers, HeldEvents
-from tidegate.pipeline.tasks.opening import open_app_log, open_state
+from tidegate.pipeline.tasks.opening import open_app_log
 from tidegate.pipeline.tasks.packing import pack_events, unpack_events
 from tidegate.pipeline.tasks.parcels import Batches, write_parcel
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.sources import FetchBuffers, Reading, SourceParts
-from tidegate.pipeline.tasks.stateless import Around
+from tidegate.pipeline.tasks.stateless import Around, raise_if_transient
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage import WorkerStorageRuntime
+from tidegate.storage import WorkerStorageRuntime, open_backend
 from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.runs.assembling import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.operators.shapes import Moment, Rows, WindowRows
+from tidegate.windows.operators.shapes import Moment, Rows, WindowRows, rows_that_fit
 from tidegate.windows.operators.windows import Emit
 
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
@@ -92,7 +93,9 @@ class Worker:
             open_app_log(setup.log, setup.client, files=files, clock=self._clock) if log is None else log
         )
         self._backend = (
-            open_state(setup.state, files=files, clock=self._clock) if backend is None else backend
+            open_backend(setup.state, key_id=setup.key_id, files=files, clock=self._clock)
+            if backend is None
+            else backend
         )
         self._runtime = WorkerStorageRuntime.open(
             setup.runtime_config,
@@ -135,6 +138,7 @@ class Worker:
                 tolerance,
                 self._buffers,
                 keyless(self.setup.app, flow, self.setup.partitions[flow.source.topic]),
+                checks=checks_of(flow, self._around),
             )
             with self._guard:
                 self._sources[place] = parts
@@ -190,18 +194,23 @@ class Worker:
                 task = self._standing_at(flow, order, name)
             task.chain.look_up(order.lookups)
             before = task.chain.settled
-            arrived = self._in_order(flow, task, events, frontiers or {}, timings)
+            arrived = self._in_order(flow, task, events, frontiers or {}, order.left_out, timings)
             rows = self._through(flow, task, tick, events, arrived, counters, timings)
             settled = None if before is None else (before, max(before, task.chain.settled or before))
-            contents = self._changelog(task, rows, tick, life, timings, settled)
+            contents = self._changelog(task, rows, tick, life, timings, settled) if not task.chain.bad else []
+            if task.chain.bad:  # what the task keeps and wrote was made with them
+                self.forget(order.flow, order.task)
+                return TaskResult(order.flow, order.task, b"", bad=tuple(task.chain.bad))
             parcel = self._parcel(order, round, contents, timings)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
                 self._runtime.maintain(name, budget_ms=max(1, taken_ms * MAINTENANCE_PERMILLE // 1000))
             with timings("checkpoint"):
                 token = self._runtime.checkpoint(name)
-        except BaseException:
+        except BaseException as error:
             self.forget(order.flow, order.task)
+            if not isinstance(error, TidegateError):
+                raise_if_transient(f"flow {order.flow}, task {order.task}", "a function of the flow", error)
             raise
         if isinstance(events, Reading):
             timings.take(events.timings)
@@ -266,7 +275,15 @@ class Worker:
         partitions = [order.task] if flow.rekey_at is None else list(range(sources))
         outbox = OutboxState()
         made = _Task(
-            TaskChain(self._runtime, name, flow, partitions, self._around, randomness=self._randomness),
+            TaskChain(
+                self._runtime,
+                name,
+                flow,
+                partitions,
+                self._around,
+                randomness=self._randomness,
+                told_as=f"app {self.setup.app}, flow {flow.name}, task {order.task}",
+            ),
             outbox,
             [
                 Changelog(
@@ -292,6 +309,7 @@ class Worker:
         task: _Task,
         events: Iterable[EventBatch],
         frontiers: Frontiers,
+        left_out: Sequence[tuple[int, int, int]],
         timings: Timings,
     ) -> Iterable[EventBatch]:
         """The events to work on in this round, in the order they are to be worked on."""
@@ -300,7 +318,7 @@ class Worker:
         if task.held is None:
             return sorted(events, key=_place)
         with timings("order"):
-            return task.held.take(events, frontiers)
+            return task.held.take(events, frontiers, left_out)
 
     def _through(
         self,
@@ -314,12 +332,12 @@ class Worker:
     ) -> list[Rows]:
         """The events that arrived through the task's steps, then the round's time; what comes out."""
         moment, rows = Moment(tick.now_ms), list[Rows]()
-        cut = {} if flow.topics else {"rows": PIECE_ROWS}
+        cut = {"size": self._batch_bytes} if flow.topics else {"rows": PIECE_ROWS, "size": self._batch_bytes}
         for batch in in_batches(arrived, timings, **cut):
             counters["events"] += len(batch)
             found = task.chain.process(batch, moment, counters, timings)
             if found is not None:
-                rows.append(found)
+                rows = self._with(rows, found)
         watermark = tick.watermark
         if isinstance(events, Reading):  # also what a filter left out has moved the source's time
             watermark = max(events.stream_time, -1 if watermark is None else watermark)
@@ -330,7 +348,28 @@ class Worker:
         if flow.topics and flow.window is not None and flow.window.emit is Emit.UPDATE:
             rows = [_by_time(piece) if isinstance(piece, WindowRows) else piece for piece in rows]
         if closed is not None:
-            rows.append(closed)
+            rows = self._with(rows, closed)
+        return rows
+
+    @property
+    def _batch_bytes(self) -> int:
+        """How large a batch may be: it is copied a few times on its way through the steps."""
+        return min(BATCH_BYTES, self.setup.storage.largest_append_bytes // 8)
+
+    def _with(self, rows: list[Rows], found: Rows) -> list[Rows]:
+        """What a round sends, and more of it; of windows whose lists are large, only what they hold last."""
+        rows = [*rows, found]
+        windows = [piece for piece in rows if isinstance(piece, WindowRows)]
+        nbytes = sum(list_bytes(piece.values.columns) for piece in windows)
+        if (
+            len(windows) > 1
+            and len(windows) == len(rows)
+            and 4 * nbytes > self._runtime.scratch.working_bytes
+        ):
+            windows = [last_of_each(windows)]
+            rows = list(windows)
+        if windows:
+            rows_that_fit(windows, self._runtime.scratch)
         return rows
 
     def _changelog(
@@ -346,7 +385,9 @@ class Worker:
             return []
         contents: list[Batches] = []
         for changelog in task.changelogs:
-            contents += changelog.batches(rows, task.outbox, life, tick, timings, settled=settled)
+            contents += changelog.batches(
+                rows, task.outbox, life, tick, timings, task.chain.bad, settled=settled
+            )
         return contents
 
     def _parcel(

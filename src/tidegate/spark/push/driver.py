@@ -25,7 +25,7 @@ from tidegate.spark.push.columns import row_shape, shaped
 from tidegate.spark.push.progress import PushProgress, Watcher
 from tidegate.spark.push.sending import ANSWER_DDL, Answer, SendOrder, answer_of, send_in_task
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
-from tidegate.storage import open_backend
+from tidegate.storage import open_backend, state_key_id
 from tidegate.tables.versions.ingesting import Ingested, ingest_partition
 from tidegate.tables.versions.pushing import PushPlan, VersionPush, Watch
 from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
@@ -146,7 +146,7 @@ def ingest_on_spark(
     An attempt waits for another one at its partition, at most `patience_ms`, and then goes on from what that one left.
     """
     described = msgspec.msgpack.encode(version)
-    work = partial(_ingest_in_task, log, state, dict(client or {}), described, patience_ms)
+    work = partial(_ingest_in_task, log, state, dict(client or {}), described, patience_ms, state_key_id())
     numbers = range(version.partitions)
     found = _collected(
         spark.sparkContext.parallelize(numbers, version.partitions).mapPartitions(work).collect
@@ -168,13 +168,14 @@ def _ingest_in_task(
     client: dict[str, str],
     described: bytes,
     patience_ms: int,
+    key_id: str,
     partitions: Iterator[int],
 ) -> Iterator[bytes]:
     from tidegate.spark.workers import freeze_once
 
     freeze_once()
     version = msgspec.msgpack.decode(described, type=TableVersion)
-    backend = open_backend(state)
+    backend = open_backend(state, key_id=key_id)
     opened = open_log(log, client=client or None) if is_kafka(log) else open_log(log, read_only=True)
     with opened:
         for partition in partitions:
@@ -214,15 +215,22 @@ def _collected(collect: Callable[[], list[Any]]) -> list[Any]:
     try:
         return collect()
     except (PySparkException, Py4JJavaError) as error:
-        raise UnavailableError(f"Spark gave up on the push: {_cause(str(error))}") from error
+        raise push_error(str(error)) from error
 
 
-def _cause(said: str) -> str:
-    """The last line of a Python traceback in what Spark says, which names the error."""
+def push_error(said: str) -> TidegateError:
+    """What a task raised, by the last line of a Python traceback in what Spark says; `UnavailableError` where it was
+    none of our errors. What was wrong with a row is wrong at the next try, too."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("tidegate.errors.")]
-    chosen = named[-1].removeprefix("tidegate.errors.") if named else " ".join(lines[:3])
-    return chosen[:2000]
+    kind, _, message = (named[-1] if named else "").removeprefix("tidegate.errors.").partition(": ")
+    if kind == InvalidError.__name__:
+        return InvalidError(
+            f"a row cannot be pushed: {message[:2000]}; nothing is shown of this push. Correct or leave out such rows "
+            "in the source"
+        )
+    cause = f"{kind}: {message}" if kind else " ".join(lines[:3])
+    return UnavailableError(f"Spark gave up on the push: {cause[:2000]}")
 
 
 def _partitions_before(backend: Any, table: str) -> int:

@@ -46,6 +46,7 @@ class PushProgress:
             "done": self.done,
             "total": self.total,
             "unit": "tasks",
+            "percent": round(100 * self.done / self.total) if self.total else None,
             "records": self.records,
             "elapsed_ms": self.elapsed_ms,
             "left_ms": self.left_ms,

@@ -75,7 +75,7 @@ def exchange_folder(context: Any) -> Path | None:
     if not str(context.master).startswith("local["):
         return None
     folder = Path(SparkFiles.getRootDirectory()) / f"exchange-{SystemRandomness().uuid().hex}"
-    Files().mkdir(folder)
+    Files().mkdir(folder, private=True)
     return folder
 
 

@@ -187,4 +187,5 @@ def _worker_of(assignment: Assignment) -> Worker:
     setup: WorkerSetup = CloudPickleSerializer().loads(assignment.setup)  # type: ignore[no-untyped-call]
     setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
     made = _kept[assignment.digest] = Worker(setup)
+    made.runtime.backlog.expect_jobs(1, 1)  # one task at a time: while it waits for room, nobody makes any
     return made

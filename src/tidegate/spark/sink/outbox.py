@@ -140,8 +140,13 @@ class Outbox:
             ) from None
         if content.size != attempt.size or _crc_of(content) != attempt.crc:
             raise CorruptError(f"{path} is not as its task wrote it ({content.size} bytes)", path=path)
-        with pa.ipc.open_stream(content) as stream:
-            yield from stream
+        try:
+            with pa.ipc.open_stream(content) as stream:
+                for batch in stream:
+                    batch.validate(full=True)
+                    yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"{path} holds no rows that can be read: {error}", path=path) from error
 
     def plan(self, batch: int) -> Plan | None:
         return self._load(f"plan-{batch}", Plan)
@@ -183,7 +188,12 @@ class Outbox:
             raise CorruptError(
                 f"{path} is damaged: its checksum does not match; restore it from a copy", path=path
             )
-        found = msgspec.json.decode(line, type=kind)
+        try:
+            found = msgspec.json.decode(line, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise CorruptError(
+                f"{path} cannot be read ({error}); restore it from a copy", path=path
+            ) from None
         if found.version != VERSION:
             raise CorruptError(f"{path} was written by another release (version {found.version})", path=path)
         return found

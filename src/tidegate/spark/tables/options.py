@@ -9,8 +9,8 @@
 | `versionAsOf` | the number of a commit | the last commit |
 | `timestampAsOf` | instead: the last commit at or before this moment | |
 | `batchRows` | at most so many rows in one Arrow batch | 65536 |
-| `cache` | a local folder for copies, where `state` is an object store | |
-| `storage.…` | settings of the object store, as `storage.region` | |
+| `cache` | a local folder for copies, where `state` is an object store; one on every executor | `TIDEGATE_CACHE` |
+| `storage.…` | settings of the object store, as `storage.region` | the environment's |
 """
 
 from __future__ import annotations
@@ -50,9 +50,13 @@ class TableOptions:
     batch_rows: int = BATCH_ROWS
     cache: str | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
+    key_id: str = ""
+    """The key that the state is verified with, as the driver has it; empty where it has none."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> TableOptions:
+        from tidegate.storage import state_key_id
+
         given = GivenOptions(
             options, NAMES, source="tidegate.table source", aliases={"path": "state"}, prefixes=(STORAGE,)
         )
@@ -69,27 +73,21 @@ class TableOptions:
             batch_rows=given.count("batchRows") or BATCH_ROWS,
             cache=given.text("cache"),
             storage=given.below(STORAGE),
+            key_id=state_key_id(),
         )
         if found.version is not None and found.moment_ms is not None:
             raise InvalidError("versionAsOf and timestampAsOf both choose a commit; keep one")
-        if not is_folder(found.state) and found.cache is None:
-            raise InvalidError(
-                f"{found.state} is read through local copies; say where they may lie, on every executor: "
-                ".option('cache', '/var/tmp/tidegate')"
-            )
         return found
 
     @contextmanager
     def opened(self) -> Iterator[StorageBackend]:
-        """The backend, for a while. A folder must be there: reading makes nothing."""
-        from tidegate.storage.backends.opening import open_backend
+        """The backend, for a while; it must be there: reading makes nothing."""
+        from tidegate.storage import open_backend
 
-        if is_folder(self.state):
-            if not Path(self.state).is_dir():
-                raise InvalidError(f"{self.state} is no folder; option state names where the table is kept")
-            backend = open_backend(Path(self.state))
-        else:
-            backend = open_backend(self.state, cache=Path(self.cache or ""), options=self.storage)
+        cache = None if self.cache is None else Path(self.cache)
+        backend = open_backend(
+            self.state, read_only=True, cache=cache, options=self.storage or None, key_id=self.key_id
+        )
         try:
             yield backend
         finally:

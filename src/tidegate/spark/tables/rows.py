@@ -27,7 +27,7 @@ from tidegate.storage.backends.port import MissingObjectError
 from tidegate.tables.building.commits import CommitList
 from tidegate.tables.building.partition_state import EARLIEST
 from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import Snapshot, TableSource, task_of
+from tidegate.tables.building.source import TableSource, stored_snapshot, task_of
 from tidegate.tables.queries.reading import rows_of_keys
 
 KEYS_AT_ONCE: Final = 1024
@@ -41,7 +41,7 @@ def read_rows(
     rules, commit = rules_of(commits.shape, options), commits.commits[0]
     with options.opened() as backend:
         try:
-            snapshot = Snapshot(backend, rules, commit, clock=SystemClock())
+            snapshot = stored_snapshot(backend, rules, commit, clock=SystemClock())
             try:
                 states = [state for state in snapshot.source.partitions if state.partition == partition]
                 source = replace(snapshot.source, partitions=states)

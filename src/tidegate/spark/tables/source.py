@@ -28,12 +28,16 @@ from tidegate.errors import InvalidError
 from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import EVERYTHING, chosen_commit, rules_of, table_schema
 from tidegate.spark.workers import freeze_once
-from tidegate.tables.building.commits import CommitList
+from tidegate.tables.building.commits import CommitList, stored_tables
 from tidegate.tables.building.shape import TableRules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from tidegate.pipeline.definition.flow import Flow
+    from tidegate.spark.tables.app_rows import AppTableRead
+    from tidegate.storage.backends.port import StorageBackend
 
 FORMAT = "tidegate.table"
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -56,15 +60,22 @@ class TableDataSource(DataSource):
     def schema(self) -> StructType:
         options = TableOptions.parse(self.options)
         with options.opened() as backend:
-            rules = rules_of(chosen_commit(backend, options).shape, options)
-        found: StructType = from_arrow_schema(
-            table_schema(rules, options.columns), prefer_timestamp_ntz=False
-        )
+            read = _app_read(backend, options)
+            if read is not None:
+                columns = _app_rows().app_schema(read.known_flow, options.columns)
+            else:
+                columns = table_schema(
+                    rules_of(chosen_commit(backend, options).shape, options), options.columns
+                )
+        found: StructType = from_arrow_schema(columns, prefer_timestamp_ntz=False)
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = TableOptions.parse(self.options)
         with options.opened() as backend:
+            read = _app_read(backend, options)
+            if read is not None:
+                return AppTableReader(options, read, schema)
             commits = chosen_commit(backend, options)
         kind = FilteringTableReader if _PUSHING in sys.modules else TableReader  # T1
         return kind(options, commits, schema)
@@ -114,6 +125,69 @@ class FilteringTableReader(TableReader):
         return left
 
 
+class AppTableReader(DataSourceReader):
+    """A read of one commit of an app's table; pickled to the workers, so it holds values only."""
+
+    def __init__(self, options: TableOptions, read: AppTableRead, schema: StructType) -> None:
+        flow = read.known_flow
+        given = _app_rows().app_schema(flow, schema.fieldNames())
+        _check_types(schema, given, flow.name)
+        self._options, self._read, self._schema = options, read, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [TablePartition(number) for number in self._read.tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TablePartition):
+            return
+        freeze_once()
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        yield from _app_rows().read_task(self._options, self._read, partition.number, schema)
+
+
+def _app_read(backend: StorageBackend, options: TableOptions) -> AppTableRead | None:
+    """What is read of an app's table; None where a stored table is asked for, which needs less to be imported."""
+    if options.table is not None and ":" not in options.table and options.table in stored_tables(backend):
+        return None
+    found: AppTableRead | None = _app_rows().planned_read(backend, options)
+    return found
+
+
+def _app_rows() -> Any:
+    from tidegate.spark.tables import app_rows
+
+    return app_rows
+
+
+def app_table_frame(
+    spark: SparkSession,
+    state: str,
+    app: str,
+    flow: Flow,
+    round: int,
+    tasks: Sequence[int],
+    *,
+    columns: Sequence[str] = (),
+) -> DataFrame:
+    """A round of an app's table as a DataFrame that executors read; what `to_spark` of it gives.
+
+    The flow itself goes to the executors, so that aggregates of the user's own are read, too.
+    """
+    from tidegate.spark.tables.app_rows import AppTableRead, app_schema, read_task
+
+    read, options = AppTableRead(app, flow, round, tuple(tasks)), TableOptions(state)
+    schema = app_schema(flow, columns)
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_once()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_task(options, read, read.tasks[number], schema)
+
+    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    return numbers.mapInArrow(rows, from_arrow_schema(schema, prefer_timestamp_ntz=False))
+
+
 def table_frame(
     spark: SparkSession,
     state: str,
@@ -144,12 +218,15 @@ def _check_schema(schema: StructType, rules: TableRules) -> None:
     """A schema of the user's own may leave columns out and ask for other types, but not for other columns."""
     if not schema.fieldNames():
         raise InvalidError(f"the schema for table {rules.shape.name} has no columns; name at least one")
-    given = table_schema(rules, schema.fieldNames())
+    _check_types(schema, table_schema(rules, schema.fieldNames()), rules.shape.name)
+
+
+def _check_types(schema: StructType, given: pa.Schema, name: str) -> None:
     for asked in to_arrow_schema(schema, timezone="UTC"):
         has = given.field(asked.name).type
         try:
             pa.nulls(0, has).cast(asked.type)
         except pa.ArrowNotImplementedError:
             raise InvalidError(
-                f"column {asked.name} of table {rules.shape.name} is {has} and cannot become {asked.type}"
+                f"column {asked.name} of table {name} is {has} and cannot become {asked.type}"
             ) from None

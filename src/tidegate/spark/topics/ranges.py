@@ -83,7 +83,7 @@ def parse_bound(text: str, places: list[Place], *, option: str) -> Position:
         return dict.fromkeys(places, word)
     try:
         spelled = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidError(_bound_help(option, text)) from None
     if not isinstance(spelled, dict):
         raise InvalidError(_bound_help(option, text))

@@ -15,6 +15,7 @@ Safe for any number of threads and processes on one machine.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +42,8 @@ from tidegate.storage.backends.port import (
     chunks,
     groups,
     missing,
+    no_state,
+    read_only_error,
     same_bytes,
 )
 from tidegate.storage.backends.published import seal_published, unseal_published
@@ -142,11 +145,16 @@ class FolderBackend:
         self,
         root: Path,
         *,
+        create: bool = True,
+        read_only: bool = False,
         files: Files | None = None,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
     ) -> None:
         self.root = root
+        self.address = str(root.absolute())
+        self._create = create
+        self._read_only = read_only
         self._files = files or Files()
         self._clock = clock or SystemClock()
         self._randomness = randomness or SystemRandomness()
@@ -156,8 +164,10 @@ class FolderBackend:
         self._ways: dict[
             str, list[Path]
         ] = {}  # from the root to a folder: making paths costs more than looking
-        self._files.mkdir(root)
-        self.identity = self._read_or_make_identity()
+        with _writable(root):
+            if create:
+                self._files.mkdir(root)
+            self.identity = self._read_or_make_identity()
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -171,6 +181,7 @@ class FolderBackend:
         try:
             with _Syncs(None if self._files.is_watched else self._syncers) as syncs:
                 for name, parts in objects:
+                    self._check_writable(name)
                     above, _, last = check_name(name).rpartition("/")
                     if above not in folders:
                         folders[above] = self._path(name, make=True).parent
@@ -210,6 +221,23 @@ class FolderBackend:
             if not same_bytes(parts, self.read(name)):
                 raise ConflictError(f"{path} exists already with other bytes; take a fresh name") from None
 
+    def replace(self, name: str, parts: Sequence[Part]) -> None:
+        """Put other bytes in the place of an object, whole or not at all: for `signed.resign` alone."""
+        self._check_writable(name)
+        path = self._path(check_name(name))
+        temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
+        try:
+            with self._files.open(temporary, new=True) as file:
+                position = 0
+                for group in groups(parts):
+                    file.write_parts(position, group)
+                    position += sum(view.nbytes for view in group)
+                file.sync()
+            self._files.rename(temporary, path)
+        finally:
+            self._files.unlink(temporary, missing_ok=True)
+        self._files.sync_folder(path.parent)
+
     def read(self, name: str) -> pa.Buffer:
         try:
             return self._files.map(self._path(check_name(name)))
@@ -217,6 +245,7 @@ class FolderBackend:
             raise missing(name, f"the folder {self.root}") from None
 
     def delete(self, name: str) -> None:
+        self._check_writable(name)
         self._files.unlink(self._path(check_name(name, temporary=True)), missing_ok=True)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -232,6 +261,7 @@ class FolderBackend:
     # -- published -------------------------------------------------------------------------------
 
     def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
+        self._check_writable(name)
         path = self._path(check_name(name), make=True)
         version = self._randomness.uuid().hex
         sealed = seal_published(name, version, data)
@@ -252,6 +282,10 @@ class FolderBackend:
         return found.data, found.nonce
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _check_writable(self, name: str) -> None:
+        if self._read_only:
+            raise read_only_error(str(self.root), name)
 
     def _path(self, name: str, *, make: bool = False) -> Path:
         """Where the object lies, after a look at every folder on the way (F2)."""
@@ -302,7 +336,8 @@ class FolderBackend:
         with self._publishing:
             for _ in range(LOCK_TRIES):
                 try:
-                    lock = self._files.lock(self.root / LOCK_FILE)
+                    with _writable(self.root):
+                        lock = self._files.lock(self.root / LOCK_FILE)
                 except ConflictError:
                     self._clock.sleep_ms(LOCK_PAUSE_MS)
                 else:
@@ -329,6 +364,8 @@ class FolderBackend:
                     path=path,
                     kafka_name=None,
                 )
+        if sealed is None and not self._create:
+            raise no_state(str(self.root))
         if sealed is None:
             try:
                 self._files.publish_new(path, seal(IDENTITY, Identity(self._randomness.uuid().hex)))
@@ -345,3 +382,18 @@ class FolderBackend:
 
     def _walk_objects(self) -> Iterator[ObjectInfo]:
         return (each for each in self._walk(self.root, "") if not each.name.endswith(TEMPORARY))
+
+
+@contextmanager
+def _writable(root: Path) -> Iterator[None]:
+    """Say of an effect that permission was denied for that the state folder is read-only."""
+    try:
+        yield
+    except UnavailableError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+        ):
+            raise UnavailableError(f"the state folder {root} is read-only: {error}") from error
+        raise

@@ -43,7 +43,7 @@ class LocalCopies:
         self._lock = threading.Lock()
         self._sizes: OrderedDict[Path, int] = OrderedDict()  # oldest use first
         self._trusted: set[Path] = set()
-        files.mkdir(folder)
+        files.mkdir(folder, private=True)
         self._find_leftovers()
 
     @property
@@ -73,7 +73,7 @@ class LocalCopies:
         path = self._path(name)
         temporary = path.with_name(f"{path.name}.{self._randomness.uuid().hex}{TEMPORARY}")
         crc = position = 0
-        self._files.mkdir(self.folder)  # somebody may have cleared the cache
+        self._files.mkdir(self.folder, private=True)  # somebody may have cleared the cache
         try:
             with self._files.open(temporary, new=True) as file:
                 for chunk in chunks:

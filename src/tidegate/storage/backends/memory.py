@@ -26,6 +26,7 @@ class MemoryBackend:
     """A dictionary with the promises of a backend. Closing it keeps the objects: a test reopens the same one."""
 
     kind = "memory"
+    address = None
     is_remote = False
 
     def __init__(self, *, clock: Clock | None = None, randomness: Randomness | None = None) -> None:

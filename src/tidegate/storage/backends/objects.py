@@ -1,10 +1,11 @@
 """Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to.
 
-    <url>/tidegate-storage   who this backend is (sealed), made once by a conditional put
+    <url>/tidegate-storage   who this backend is (sealed), made once by a conditional put, before any other object
     <url>/<name>             an object, or a sealed published object
 
 O1  publishing is the store's own conditional put: create-only, or an update on the ETag that was read. Opening
-    proves on a throw-away object that the store really refuses the second of both; one that does not is refused.
+    to write proves on a throw-away object that the store really refuses the second of both; one that does not is
+    refused. Opening to read writes nothing, and reads who the backend is.
 O2  a conditional put whose answer was lost is settled by reading back: the nonce inside tells whose it is.
 O3  retries are bounded in number and time by the client; what is left becomes `UnavailableError`. Absent is
     `MissingObjectError`, and a missing bucket is not an absent object.
@@ -16,6 +17,7 @@ O5  what is read is kept as a local copy and mapped, when it is large; small obj
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.errors import ConflictError, InvalidError, UnavailableError
+from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.folder import IDENTITY, IDENTITY_FILE, Identity
@@ -37,6 +39,8 @@ from tidegate.storage.backends.port import (
     chunks,
     joined,
     missing,
+    no_state,
+    read_only_error,
     same_bytes,
     total_size,
     view_of,
@@ -69,14 +73,20 @@ class ObjectsBackend:
         *,
         where: str,
         cache: Path,
+        create: bool = True,
+        read_only: bool = False,
         cache_bytes: int = CACHE_BYTES,
         files: Files | None = None,
         randomness: Randomness | None = None,
     ) -> None:
         self._store = store
         self._where = where
+        self.address: str | None = None
+        self._create = create
+        self._read_only = read_only
         self._randomness = randomness or SystemRandomness()
-        self._check_conditional_puts()
+        if not read_only:
+            self._check_conditional_puts()
         self.identity = self._read_or_make_identity()
         self._copies = LocalCopies(
             cache / self.identity,
@@ -91,6 +101,8 @@ class ObjectsBackend:
         url: str,
         *,
         cache: Path,
+        create: bool = True,
+        read_only: bool = False,
         cache_bytes: int = CACHE_BYTES,
         options: Mapping[str, str] | None = None,
         files: Files | None = None,
@@ -98,7 +110,18 @@ class ObjectsBackend:
     ) -> ObjectsBackend:
         """Open `s3://bucket/prefix`, `gs://…`, `az://…`; `options` are the store's own (`endpoint`, `region`, …)."""
         store = _connect(url, dict(options or {}))
-        return cls(store, where=url, cache=cache, cache_bytes=cache_bytes, files=files, randomness=randomness)
+        opened = cls(
+            store,
+            where=url,
+            cache=cache,
+            create=create,
+            read_only=read_only,
+            cache_bytes=cache_bytes,
+            files=files,
+            randomness=randomness,
+        )
+        opened.address = None if options else url
+        return opened
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -106,7 +129,7 @@ class ObjectsBackend:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        self._check(name)
+        self._check_writable(name)
         with self._reaching("put", name):
             try:
                 if total_size(parts) <= WHOLE_PUT_BYTES:
@@ -119,6 +142,18 @@ class ObjectsBackend:
                 pass
         if not same_bytes(parts, self.read(name)):
             raise ConflictError(f"{name} exists already on {self._where} with other bytes; take a fresh name")
+
+    def replace(self, name: str, parts: Sequence[Part]) -> None:
+        """Put other bytes in the place of an object, whole or not at all: for `signed.resign` alone."""
+        import obstore
+
+        self._check_writable(name)
+        with self._reaching("put", name):
+            if total_size(parts) <= WHOLE_PUT_BYTES:
+                obstore.put(self._store, name, b"".join(map(view_of, parts)))
+            else:
+                obstore.put(self._store, name, chunks(parts, CHUNK_BYTES), use_multipart=True)
+        self._copies.drop(name)
 
     def read(self, name: str) -> pa.Buffer:
         import obstore
@@ -148,7 +183,7 @@ class ObjectsBackend:
     def delete(self, name: str) -> None:
         import obstore
 
-        self._check(name, temporary=True)
+        self._check_writable(name, temporary=True)
         try:
             with self._reaching("delete", name):
                 obstore.delete(self._store, name)
@@ -180,7 +215,7 @@ class ObjectsBackend:
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        self._check(name)
+        self._check_writable(name)
         nonce = self._randomness.uuid().hex
         sealed = seal_published(name, nonce, data)
         mode: Any = "create"
@@ -255,18 +290,44 @@ class ObjectsBackend:
             raise NotImplementedError(str(error)) from error
 
     def _read_or_make_identity(self) -> str:
+        sealed = self._read_identity()
+        if sealed is None and next(self.list(""), None) is not None:
+            sealed = self._read_identity()  # once more: another process may just have made it, and them
+            if sealed is None:
+                raise CorruptError(
+                    f"{IDENTITY_FILE} is missing although {self._where} holds objects; restore it from a copy, or give "
+                    f"tidegate an empty prefix",
+                    path=IDENTITY_FILE,
+                    kafka_name=None,
+                )
+        if sealed is None:
+            sealed = self._make_identity()
+        return unseal(IDENTITY, sealed, Identity, name=f"{self._where}/{IDENTITY_FILE}").identity
+
+    def _read_identity(self) -> bytes | None:
+        import obstore
+
+        try:
+            with self._reaching("read", IDENTITY_FILE):
+                return bytes(obstore.get(self._store, IDENTITY_FILE).bytes())
+        except FileNotFoundError:
+            return None
+
+    def _make_identity(self) -> bytes:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        name = IDENTITY_FILE
+        if not self._create:
+            raise no_state(self._where)
         fresh = seal(IDENTITY, Identity(self._randomness.uuid().hex))
-        with self._reaching("open", name):
+        with self._reaching("open", IDENTITY_FILE):
             try:
-                obstore.put(self._store, name, fresh, mode="create")
-            except AlreadyExistsError:
-                pass
-            sealed = bytes(obstore.get(self._store, name).bytes())
-        return unseal(IDENTITY, sealed, Identity, name=f"{self._where}/{name}").identity
+                obstore.put(self._store, IDENTITY_FILE, fresh, mode="create")
+            except (
+                AlreadyExistsError
+            ):  # made at the same time by another process, or by a put whose answer was lost
+                fresh = bytes(obstore.get(self._store, IDENTITY_FILE).bytes())
+        return fresh
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -274,6 +335,11 @@ class ObjectsBackend:
         if name == IDENTITY_FILE or name.startswith(PROBE_PREFIX):
             raise InvalidError(f"object name {name!r} is the backend's own; take another")
         return check_name(name, temporary=temporary)
+
+    def _check_writable(self, name: str, *, temporary: bool = False) -> None:
+        self._check(name, temporary=temporary)
+        if self._read_only:
+            raise read_only_error(self._where, name)
 
     def _exists(self, name: str) -> bool:
         import obstore
@@ -322,7 +388,7 @@ def _connect(url: str, options: dict[str, str]) -> ObjectStore:
     except ImportError as error:
         raise InvalidError("object stores need an extra: pip install 'tidegate[objects]'") from error
     client: Any = {"timeout": "60s", "connect_timeout": "10s"}
-    if options.get("endpoint", "").startswith("http://"):
+    if _has_plain_endpoint(options):
         client["allow_http"] = True
     retries: Any = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)}
     settings: Any = {"config": options} if options else {}
@@ -332,6 +398,17 @@ def _connect(url: str, options: dict[str, str]) -> ObjectStore:
         raise InvalidError(
             f"{url} cannot be opened: {_first_line(error)}; check the address and the options"
         ) from error
+
+
+def _has_plain_endpoint(options: Mapping[str, str]) -> bool:
+    """Whether an endpoint that was named, here or in the environment, is `http://`: then that is what is meant."""
+    named = [value for name, value in options.items() if "endpoint" in name.lower()]
+    if not named:
+        clouds = ("AWS_", "AZURE_", "GOOGLE_")
+        named = [
+            value for name, value in os.environ.items() if name.startswith(clouds) and "ENDPOINT" in name
+        ]
+    return any(value.startswith("http://") for value in named)
 
 
 def _first_line(error: Exception) -> str:

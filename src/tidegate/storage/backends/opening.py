@@ -1,7 +1,25 @@
-"""From an address to a backend: a folder, an object store, or memory."""
+"""From an address to a backend: a folder, an object store, or memory. All state is opened here.
+
+    ./data/state, file:///…        a folder
+    s3://BUCKET/PREFIX, gs://…     an object store; its settings come from `options`, else from the environment
+    memory://                      this process's memory, for tests
+
+A1  without `create` an address without state is `NoStateError`, and stays as it is. With `read_only` nothing is made
+    either, and every write is refused: it takes no right to write, and of an object store one request.
+A2  what is stored is signed and verified with the keys that the environment names (`state_keys`, `signed`); what is in
+    memory is not.
+A3  copies of an object store's packs lie in `TIDEGATE_CACHE`, else in a folder of this user's among the temporary
+    files. All processes of one user on a machine share them. A folder that belongs to somebody else is refused.
+
+Thread rule: pure functions.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,38 +31,88 @@ from tidegate.randomness import Randomness
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.signed import SignedBackend
+from tidegate.storage.backends.state_keys import FILE_VARIABLE, KEY_VARIABLE, StateKeys, state_keys
+
+CACHE_VARIABLE = "TIDEGATE_CACHE"
 
 
 def open_backend(
     address: str | Path,
     *,
+    create: bool = True,
+    read_only: bool = False,
     cache: Path | None = None,
     cache_bytes: int | None = None,
     options: Mapping[str, str] | None = None,
+    key_id: str | None = None,
     files: Files | None = None,
     clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> StorageBackend:
     """Open a path or `file://` as a folder, `memory://` in memory, any other URL as an object store.
 
-    An object store needs `cache`, a local folder for the packs that are read; `options` are the store's own.
+    With `create=False` or `read_only=True` state must be there; with the latter nothing is written (A1). `cache` is the
+    local folder for copies of what is read from an object store (A3), `options` are the store's own settings. `key_id`
+    names the key that must sign here, because another process of the same work signs with it (empty: no key).
     """
-    url = str(address)
+    url, create = str(address), create and not read_only
+    keys = state_keys()
+    if key_id is not None:
+        _require_key(url, keys, key_id)
     scheme = urlsplit(url).scheme if "://" in url else ""
     if scheme in ("", "file"):
         path = Path(unquote(urlsplit(url).path)) if scheme else Path(address)
-        return FolderBackend(path, files=files, clock=clock, randomness=randomness)
+        folder = FolderBackend(
+            path, create=create, read_only=read_only, files=files, clock=clock, randomness=randomness
+        )
+        return SignedBackend(folder, keys, where=folder.address, read_only=read_only)
     if scheme == "memory":
         return MemoryBackend(clock=clock, randomness=randomness)
-    if cache is None:
-        raise InvalidError(f"{url} needs a local folder for copies of what is read: give cache=…")
     from tidegate.storage.backends.objects import CACHE_BYTES, ObjectsBackend
 
-    return ObjectsBackend.open(
+    store = ObjectsBackend.open(
         url,
-        cache=cache,
+        create=create,
+        read_only=read_only,
+        cache=copies_folder(url) if cache is None else cache,
         cache_bytes=CACHE_BYTES if cache_bytes is None else cache_bytes,
         options=options,
         files=files,
         randomness=randomness,
     )
+    return SignedBackend(store, keys, where=url, read_only=read_only)
+
+
+def _require_key(where: str, keys: StateKeys | None, key_id: str) -> None:
+    """Refuse work from a process that signs with another key than this one (A2)."""
+    here = "" if keys is None else keys.id
+    if here != key_id:
+        there, here = (f"key {each}" if each else "no key" for each in (key_id, here))
+        raise InvalidError(
+            f"the driver signs {where} with {there}, and this process with {here}: give both the same {KEY_VARIABLE} "
+            f"or {FILE_VARIABLE}; Spark's executors get it by spark.executorEnv.{FILE_VARIABLE}"
+        )
+
+
+def copies_folder(address: str) -> Path:
+    """Where copies of an object store's packs lie on this machine, for this user (A3)."""
+    store = hashlib.sha256(address.encode()).hexdigest()[:16]
+    given = os.environ.get(CACHE_VARIABLE)
+    if given:
+        return Path(given).absolute() / store
+    try:
+        shared = Path(tempfile.gettempdir()) / f"tidegate-{os.getuid()}"
+        shared.mkdir(mode=0o700, exist_ok=True)
+        found = shared.lstat()
+    except OSError as error:
+        raise InvalidError(
+            f"{address} is read through local copies, and there is no folder for them: {error.strerror}; name one that "
+            f"can be written in {CACHE_VARIABLE}"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise InvalidError(
+            f"{shared} can be changed by other users, so copies of {address} are not safe in it; make it yours "
+            f"(chmod 700), or name another folder in {CACHE_VARIABLE}"
+        )
+    return shared / store

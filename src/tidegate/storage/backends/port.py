@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -37,6 +37,10 @@ ALIGNMENT = 64
 GROUP_BYTES = 1 << 19
 GROUP_PARTS = 512  # Linux takes 1024 in one call
 
+MAX_STATE_NAME = 150  # what is derived from it, such as `orders_v12-3`, still fits into a component
+RESERVED_APP_NAMES = ("apps", "tables")  # folders of the state beside those of apps
+
+_STATE_NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_STATE_NAME - 1}}}")
 _COMPONENT = re.compile(r"[A-Za-z0-9_%=+@~,-][A-Za-z0-9._%=+@~,-]*\Z")
 
 
@@ -46,6 +50,22 @@ class MissingObjectError(CorruptError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message, path=name, kafka_name=None)
         self.name = name
+
+
+class NoStateError(InvalidError):
+    """Nothing was ever stored at an address that is only read, or only changed."""
+
+
+def no_state(where: str) -> NoStateError:
+    """The error for an address where nothing was ever stored."""
+    return NoStateError(
+        f"there is no state in {where}; run an app or push a table first, or say where its state is kept"
+    )
+
+
+def read_only_error(where: str, name: str) -> InvalidError:
+    """The error for a write through a backend that was opened to be read."""
+    return InvalidError(f"{where} was opened to be read, so {name} cannot be changed; open it for writing")
 
 
 class ObjectInfo(NamedTuple):
@@ -64,6 +84,11 @@ class StorageBackend(Protocol):
 
     @property
     def identity(self) -> str: ...
+
+    @property
+    def address(self) -> str | None:
+        """What `open_backend` opens it by in another process; None when only this process can."""
+        ...
 
     @property
     def is_remote(self) -> bool:
@@ -118,6 +143,19 @@ def check_name(name: str, *, temporary: bool = False) -> str:
     if name.endswith(TEMPORARY) and not temporary:
         raise InvalidError(f"object name {name!r}: names ending in {TEMPORARY} are the backend's own")
     return name
+
+
+def check_state_name(kind: Literal["app", "table"], name: object) -> str:
+    """The name of an app or a table that keeps state, or `InvalidError`: the one rule for both."""
+    reserved = RESERVED_APP_NAMES if kind == "app" else ()
+    if isinstance(name, str) and _STATE_NAME.fullmatch(name) and name not in reserved:
+        return name
+    shown = repr(name) if len(repr(name)) <= 60 else f"{repr(name)[:50]}… of {len(str(name))} characters"
+    taken = f", nor {' or '.join(reserved)}, which are folders of the state" if reserved else ""
+    raise InvalidError(
+        f"{kind} name {shown} is not allowed: use 1 to {MAX_STATE_NAME} of the characters a-z A-Z 0-9 . _ -, "
+        f"no dot in front{taken}"
+    )
 
 
 def check_prefix(prefix: str) -> str:

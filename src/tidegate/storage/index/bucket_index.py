@@ -46,7 +46,7 @@ from tidegate.storage.index.rules import (
     stored_cells,
 )
 from tidegate.storage.index.totals import Noted, Totals
-from tidegate.storage.spec import LOWEST, Cursor, StoreSpec
+from tidegate.storage.spec import Cursor, StoreSpec
 
 MAX_DERIVED = 16
 WORTH_MERGING = (
@@ -154,32 +154,6 @@ class BucketIndex:
         """Buckets that may hold a row with start_ts ≤ ts ≤ end_ts, ascending."""
         with self._lock:
             return [self._buckets[each] for each in self._between(self.spec.bucket_of(start_ts), end_ts)]
-
-    def delta_span(self, previous: Cursor | None, new: Cursor) -> tuple[int, int] | None:
-        """The first and last bucket that may hold rows after `previous` up to and with `new`; None if none may."""
-        lowest = LOWEST if previous is None else previous
-        if new <= lowest:
-            return None
-        with self._lock:
-            found = self._between(self.spec.bucket_of(lowest.ts), new.ts)
-            return (found[0], found[-1]) if found else None
-
-    def rows_tail(self, end_ts: int, count: int, within: int | None = None) -> list[int]:
-        """The fewest newest buckets sure to hold the last `count` rows up to `end_ts`; ascending starts.
-
-        `within` is the earliest bucket to go back to. The bucket `end_ts` lies in may hold rows after it, and
-        then promises none: it is named, but counts for nothing.
-        """
-        with self._lock:
-            last = bisect_right(self._starts, end_ts)
-            first = last
-            covered = 0
-            while first > 0 and covered < count and (within is None or self._starts[first - 1] >= within):
-                first -= 1
-                bucket = self._buckets[self._starts[first]]
-                if bucket.max_ts <= end_ts:
-                    covered += bucket.row_count
-            return self._starts[first:last]
 
     def should_compact(self, bucket: int, *, max_deltas: int = MAX_DELTAS) -> bool:
         """Whether merging this bucket's runs pays: `rules.pays_to_compact`."""

@@ -16,9 +16,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import count
 
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor
+
+_TICKS = count(1)
+
+
+def next_tick() -> int:
+    """A number that was never given before in this process, larger than all others: an id, and a moment."""
+    return next(_TICKS)
 
 
 class Tenant(StrEnum):
@@ -40,7 +48,7 @@ class StoredRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HotCopy:
-    """A run's place in memory. `id` is the cache's own and is never used again in the process."""
+    """A run's place in memory. `id` is never used again in the process; a later copy has a larger one."""
 
     tenant: Tenant
     id: int

@@ -1,1 +1,1 @@
-"""Bounded memory: the pool, the two caches of runs, scratch permits, the backlog, the clock of keys."""
+"""Bounded memory: the pool, the two caches of runs, scratch permits, the backlog, last uses of keys."""

@@ -7,13 +7,17 @@ B1  used = the sum of what each task acquired and did not release (INV-14); neve
 B2  first come, first served; no lost wake-up (`waiting`, W1).
 B3  more than the limit is admitted alone, when nothing else is in; more than `largest_bytes` never fits in
     memory beside the pool and is an `InvalidError`.
-B4  no hang: every wait is bounded, and when all tasks that hold backlog have said that they have nothing left
-    to prune, nobody can ever make room, so those who wait get `retention_exceeds_backlog` at once.
+B4  no hang: every wait is bounded, and when nobody can ever make room those who wait get
+    `retention_exceeds_backlog` at once: when all tasks that hold backlog have said that they have nothing left to
+    prune, or when all threads that append and prune wait themselves (`expect_jobs`).
+B5  before a caller waits, it cleans up (`make_room`): what merging makes unreachable is no reason to refuse.
 
 Safe from any thread. Nobody may hold a lock that pruning needs while calling `acquire` (INV-16).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
@@ -34,9 +38,22 @@ class BacklogBudget:
         self._exhausted: set[str] = set()
         self._used = 0
         self._waits = 0
+        self._threads: int | None = None  # None: it is not known who makes room
+        self._jobs = 0
 
-    def acquire(self, nbytes: int, timeout_ms: int | None = None, *, task: str = "") -> None:
-        """Take room for `nbytes`, waiting for it in line; `OverloadError` when it does not come."""
+    def acquire(
+        self,
+        nbytes: int,
+        timeout_ms: int | None = None,
+        *,
+        task: str = "",
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take room for `nbytes`, waiting for it in line; `OverloadError` when it does not come.
+
+        `make_room` is called first where there is none, without locks; True when others still work on making some,
+        so that the wait is worth it whoever waits.
+        """
         _check(nbytes)
         if nbytes == 0:
             return
@@ -49,10 +66,13 @@ class BacklogBudget:
         with self._line.lock:
             if not len(self._line) and self._admit(task, nbytes):
                 return
+        is_worth_it = make_room()
+        with self._line.lock:
+            if not len(self._line) and self._admit(task, nbytes):
+                return
             self._waits += 1
-            if self._line.enter(
-                lambda: self._admit(task, nbytes), bound_ms, refuse=lambda: self._refuse(task, nbytes)
-            ):
+            refuse = None if is_worth_it else lambda: self._refuse(task, nbytes)
+            if self._line.enter(lambda: self._admit(task, nbytes), bound_ms, refuse=refuse):
                 return
             used = self._used
         raise OverloadError(
@@ -60,12 +80,6 @@ class BacklogBudget:
             "and nothing was pruned meanwhile. Let consumers catch up, then retry; or raise backlog_limit_bytes",
             reason="backlog_full",
         )
-
-    def try_acquire(self, nbytes: int, *, task: str = "") -> bool:
-        """Take room if there is some and nobody waits for it."""
-        _check(nbytes)
-        with self._line.lock:
-            return nbytes == 0 or (not len(self._line) and self._admit(task, nbytes))
 
     def force(self, nbytes: int, *, task: str = "") -> None:
         """Take room without asking: restored rows are there already."""
@@ -106,6 +120,21 @@ class BacklogBudget:
             self._exhausted.add(task)
             self._line.stir_all()
 
+    def expect_jobs(self, threads: int, jobs: int) -> None:
+        """Say that all who append and prune now are these jobs, done by so many threads (`job_done` when one ends).
+
+        When as many wait as can be at work, a blocked `acquire` raises instead of waiting.
+        """
+        with self._line.lock:
+            self._threads, self._jobs = threads, jobs
+            self._line.stir_all()
+
+    def job_done(self) -> None:
+        """One of the jobs came to its end."""
+        with self._line.lock:
+            self._jobs -= 1
+            self._line.stir_all()
+
     @property
     def used(self) -> int:
         return self._used
@@ -135,7 +164,8 @@ class BacklogBudget:
         return True
 
     def _refuse(self, task: str, nbytes: int) -> None:
-        if self._used and self._held.keys() <= self._exhausted:
+        all_wait = self._threads is not None and len(self._line) >= min(self._threads, self._jobs)
+        if self._used and (all_wait or self._held.keys() <= self._exhausted):
             raise OverloadError(
                 f"task {task!r} needs {nbytes} bytes of backlog and {self._used} of {self._limit} are in use by rows "
                 "that must be kept and cannot be pruned: the retained window is larger than the budget. Raise "

@@ -101,7 +101,7 @@ class WorkerMemoryPool:
         )
 
     def reserve_over_limit(self, task: str, tenant: Tenant, nbytes: int) -> None:
-        """Take the bytes whatever the total is; relief follows from those who look at `over_total`."""
+        """Take the bytes whatever the total is; the next relief takes them back."""
         _check(nbytes)
         with self._line.lock:
             self._add(task, tenant, nbytes)
@@ -135,11 +135,6 @@ class WorkerMemoryPool:
         return self._config.worker_total_bytes
 
     @property
-    def over_total(self) -> int:
-        """Bytes above the worker total, taken by `reserve_over_limit`."""
-        return max(0, self._total - self._config.worker_total_bytes)
-
-    @property
     def waiting(self) -> int:
         """How many wait for room now."""
         return len(self._line)
@@ -154,22 +149,24 @@ class WorkerMemoryPool:
         with self._line.lock:
             return {task: dict(tenants) for task, tenants in self._used.items()}
 
-    def is_above_soft(self, task: str, tenant: Tenant) -> bool:
-        """Strictly above: exactly the soft max calls for nothing."""
-        return self.used(task, tenant) > self._config.limits(tenant).soft_max_bytes
+    def is_above_soft(self, task: str, tenant: Tenant, incoming_bytes: int = 0) -> bool:
+        """Strictly above, with what is about to come: exactly the soft max calls for nothing."""
+        return self.used(task, tenant) + incoming_bytes > self._config.limits(tenant).soft_max_bytes
 
-    def relief_need(self, task: str, tenant: Tenant) -> int:
-        """Bytes to take back so that a tenant above its soft max is at its low watermark; 0 when it is not."""
-        used = self.used(task, tenant)
-        if used <= self._config.limits(tenant).soft_max_bytes:
+    def relief_need(self, task: str, tenant: Tenant, incoming_bytes: int = 0) -> int:
+        """Bytes to take back so that a tenant that is (or is about to be) above its soft max is at its low watermark;
+        0 when it is not. Never more than it has."""
+        if not self.is_above_soft(task, tenant, incoming_bytes):
             return 0
-        return used - self._config.relief_target(tenant)
+        used = self.used(task, tenant)
+        return min(used, used + incoming_bytes - self._config.relief_target(tenant))
 
-    def above_reserve(self, task: str, tenant: Tenant | None = None) -> int:
-        """Bytes that others' needs may take from a task: what each tenant has above its reserve."""
-        held = self.ledger().get(task, {})
-        tenants = tuple(Tenant) if tenant is None else (tenant,)
-        return sum(max(0, held.get(each, 0) - self._config.limits(each).reserve_bytes) for each in tenants)
+    def has_room(self, task: str, tenant: Tenant, nbytes: int) -> bool:
+        """Whether so many bytes more stay at or below the low watermark, of the tenant's soft max and of the total."""
+        most = self._config.worker_total_bytes * self._config.low_watermark_permille // 1000
+        with self._line.lock:
+            used = self._used.get(task, {}).get(tenant, 0)
+            return self._total + nbytes <= most and used + nbytes <= self._config.relief_target(tenant)
 
     def shares(self, need_bytes: int) -> list[ReliefShare]:
         """Whom to take `need_bytes` from, and how much of each; less when there is not so much above reserves."""

@@ -1,10 +1,15 @@
-"""Permits for short-lived working memory: how many loads and maintenance operations run at once.
+"""Permits for short-lived working memory: how many loads and maintenance operations run at once, in how many bytes.
 
-Counts operations, not bytes. Readers and maintenance have slots of their own, so neither starves the other.
-A permit is shared by all views of one load and its slot is free when the last of them is closed.
+Readers and maintenance have slots of their own, so neither starves the other. A permit is shared by all views of
+one load and its slot is free when the last of them is closed.
+
+What a merge of rows takes depends on the rows: one window of `collect` can be larger than all memory. Whoever
+merges asks for the bytes first (`hold`), waits for others who hold some, and is refused when it can never have them.
 
 S1  a slot is given back exactly once, when the last holder closes, whatever path led there (INV-13).
-S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once.
+S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once, and a thread
+    that holds bytes never waits for more.
+S3  a merge that needs more than the limit is refused before anything of it is copied.
 
 Safe from any thread; a permit may be closed on another thread than the one that took it.
 """
@@ -12,12 +17,18 @@ Safe from any thread; a permit may be closed on another thread than the one that
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 
 from tidegate.clock import Clock
 from tidegate.errors import OverloadError
 from tidegate.storage.memory.waiting import Line
+
+COPIES = 3  # of what is merged: put behind each other, in order, and cut into rows again
+SORT_BYTES = 64  # for each value of a list: ranks, order and groups, sorted
+SMALL_BYTES = 1 << 20  # below this nobody asks
 
 
 class Scratch(StrEnum):
@@ -68,11 +79,67 @@ class Permit:
 class ScratchLimiter:
     """The slots of one worker."""
 
-    def __init__(self, clock: Clock, *, reader_slots: int, maintenance_slots: int, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        reader_slots: int,
+        maintenance_slots: int,
+        timeout_ms: int,
+        working_bytes: int = 1 << 40,
+    ) -> None:
         self._slots = {Scratch.READER: reader_slots, Scratch.MAINTENANCE: maintenance_slots}
         self._lines = {kind: Line(clock) for kind in Scratch}
         self._taken: dict[Scratch, list[_Slot]] = {kind: [] for kind in Scratch}
         self._timeout_ms = timeout_ms
+        self.working_bytes = working_bytes
+        self._bytes_line = Line(clock)
+        self._bytes_held = 0
+        self._mine = threading.local()
+
+    @contextmanager
+    def hold(self, nbytes: int, what: Callable[[], str]) -> Iterator[None]:
+        """Have so many bytes of working memory for a while; `OverloadError` when that can never be (S3).
+
+        `what` says what they are for, as the beginning of a sentence.
+        """
+        self.check(nbytes, what)
+        holding = getattr(self._mine, "bytes", 0)
+        if nbytes < SMALL_BYTES:
+            yield
+            return
+        with self._bytes_line.lock:
+            if not holding and not self._bytes_line.enter(lambda: self._fits(nbytes), self._timeout_ms):
+                raise OverloadError(
+                    f"{what()} needs {nbytes} bytes of working memory, and others held {self._bytes_held} of "
+                    f"{self.working_bytes} for {self._timeout_ms} ms. Run fewer tasks in one worker, or raise "
+                    "memory_ceiling_bytes",
+                    reason="scratch",
+                )
+            self._bytes_held += nbytes
+        self._mine.bytes = holding + nbytes
+        try:
+            yield
+        finally:
+            self._mine.bytes = holding
+            with self._bytes_line.lock:
+                self._bytes_held -= nbytes
+                self._bytes_line.stir()
+
+    def check(self, nbytes: int, what: Callable[[], str]) -> None:
+        """`OverloadError` when so many bytes are more than there can be."""
+        if nbytes > self.working_bytes:
+            more = -(-2 * (nbytes - self.working_bytes) >> 20)
+            raise OverloadError(
+                f"{what()} needs about {nbytes >> 20} MiB of working memory, and there are {self.working_bytes >> 20} "
+                f"MiB: half of what memory_ceiling_bytes leaves besides worker_total_bytes. Raise memory_ceiling_bytes "
+                f"of the app's storage by {more} MiB or more, or have windows keep less: shorter ones, "
+                "collect(…, limit=…), approx_count_distinct instead of count_distinct",
+                reason="window_state",
+            )
+
+    def _fits(self, nbytes: int) -> bool:
+        return self._bytes_held + nbytes <= self.working_bytes
 
     def permit(self, kind: Scratch = Scratch.READER, *, timeout_ms: int | None = None) -> Permit:
         """Take a slot, waiting for one as long as the configuration allows, then `OverloadError`."""

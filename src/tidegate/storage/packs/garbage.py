@@ -13,6 +13,7 @@ G3  objects of other tasks, also of those whose id begins the same, are never lo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from tidegate.storage.backends.port import ObjectInfo, StorageBackend
 from tidegate.storage.packs.layout import belongs_to, task_prefix
 from tidegate.storage.packs.manifest import ManifestChain, ManifestFiles
 from tidegate.storage.packs.token import Token
+
+_OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.manifest[^/]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,11 @@ def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
         chain = ManifestChain.follow(files, token)
         named.update(chain.names(), chain.packs())
     return named
+
+
+def is_task_object(name: str) -> bool:
+    """Whether an object is a pack or a manifest of some task, whole or half written."""
+    return _OF_A_TASK.fullmatch(name) is not None
 
 
 def _remove(

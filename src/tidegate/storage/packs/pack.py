@@ -233,6 +233,8 @@ class PackReader:
             raise self._bad_slot(number, slot, str(error)) from error
         if (run.bucket, run.row_count, run.key_count) != (slot.bucket, slot.rows, slot.keys):
             raise self._bad_slot(number, slot, f"it holds {run.row_count} rows of bucket {run.bucket}")
+        if not checked and run.row_count and (run.min_ts, run.max_ts) != (slot.min_ts, slot.max_ts):
+            raise self._bad_slot(number, slot, f"its rows are from {run.min_ts} to {run.max_ts}")
         self._verified.add(number)
         if self._earlier is not None:
             run = Run(run.bucket, run.directory, self._earlier.grow(run.rows))

@@ -11,9 +11,12 @@ The arrays are those of the directory, then of the rows, each followed by its ch
 dictionary's values come last. The schema is not here but in the pack's footer, once for all slots.
 
 Writing copies nothing but what an array slice forces (offsets that do not start at 0, bits that do not start
-at a byte). Reading copies nothing. A slot is verified by the pack before anything here sees a byte of it; what is
-checked here (P1) is that every length fits its type and the slot, so that bytes which were wrong before they were
-sealed are refused too, and nothing is allocated from a number in a file.
+at a byte). Reading copies nothing. The pack verifies a slot's checksum before anything here sees a byte of it. A
+checksum says that bytes are as they were written, not that they are sound, so the content is checked as well:
+
+P1  every length fits its type and the slot; nothing is allocated from a number in a file.
+P2  at its first use in a process a slot is validated in full: every offset, index and null bit (Arrow's full
+    validation), no nulls where the schema allows none, and the order that lookups rely on (`_check_order`).
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from tidegate.storage.packs.arrow_layouts import (
 )
 from tidegate.storage.packs.layout import ALIGNMENT, padding
 from tidegate.storage.packs.steps import BadSlot, made_of, numbers_of, step_of
+from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.runs.run import DIRECTORY, Run
 
 _LENGTH = struct.Struct("<I")
@@ -263,18 +267,46 @@ def read_slot(slot: pa.Buffer, schema: pa.Schema, *, checked: bool = False) -> R
         )
         reader.finish()
         if not checked:
-            directory.validate()
-            rows.validate()
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            validate(directory)
+            validate(rows)
+    except (pa.ArrowException, OverflowError) as error:
         raise BadSlot(str(error)) from error
     run = Run(described.bucket, directory, rows)
     run.__dict__["made_bytes"] = reader.made_bytes
-    if checked:
-        return run
-    starts = run.starts
-    if described.keys and (starts[0] != 0 or bool((np.diff(starts) <= 0).any())):
-        raise BadSlot("its directory does not ascend")
+    if not checked:
+        _check_order(run)
     return run
+
+
+def validate(batch: pa.RecordBatch) -> None:
+    """Check every offset, index and null of a batch whose buffers come from a file; `ArrowInvalid` if one is wrong."""
+    batch.validate(full=True)
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise pa.ArrowInvalid(f"column {field.name} has {column.null_count} nulls and may have none")
+
+
+def _check_order(run: Run) -> None:
+    """P2: the hashes are those of the keys, the directory ascends, and so do the rows of every key."""
+    starts, hashes = run.starts, run.hashes
+    if not run.key_count:
+        if run.row_count:
+            raise BadSlot("it has rows of no key")
+        return
+    if starts[0] != 0 or bool((np.diff(starts) <= 0).any()):
+        raise BadSlot("its directory does not ascend")
+    if not np.array_equal(hash_keys(run.keys), hashes):
+        raise BadSlot("its hashes are not those of its keys")
+    if bool((hashes[1:] < hashes[:-1]).any()):
+        raise BadSlot("its keys are not in order")
+    for place in np.flatnonzero(hashes[1:] == hashes[:-1]).tolist():
+        if not run.keys[place].as_py() < run.keys[place + 1].as_py():
+            raise BadSlot("its keys are not in order")
+    ts, seq = run.ts, run.seq
+    ascends = (ts[1:] > ts[:-1]) | ((ts[1:] == ts[:-1]) & (seq[1:] > seq[:-1]))
+    ascends[starts[1:-1] - 1] = True  # the first row of a key follows the last one of another
+    if not ascends.all():
+        raise BadSlot("the rows of a key are not in order")
 
 
 class _Buffers:

@@ -1,8 +1,7 @@
 """What a load answers: the rows of every request, as views of one key each or as one table.
 
 Keyed requests are answered key by key, in the order their keys were given; a key asked for twice is answered
-twice, a key without rows has an empty view. A request for `ALL` keys has no views: its rows come by bucket,
-then by (hash, key, ts, seq), as a scan gives them.
+twice, a key without rows has an empty view.
 
 Close it, best with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken.
 
@@ -11,7 +10,7 @@ Thread rule: one thread at a time; closing is safe from any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -48,9 +47,6 @@ class Answer:
         return pa.array([self.single], pa.binary()) if self.keys is None else self.keys
 
 
-ScanBatches = Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
-
-
 def result_schema(spec: StoreSpec) -> pa.Schema:
     """The columns of a row that is read: cursor and payload; tombstones are never read."""
     return pa.schema([field for field in spec.rows if field.name != "deleted"])
@@ -62,7 +58,7 @@ class LoadedRanges:
     __slots__ = ("_answers", "_closed", "_hides", "_holding", "_schema")
 
     def __init__(
-        self, spec: StoreSpec, schema: pa.Schema, answers: Sequence[Answer | ScanBatches], holding: Holding
+        self, spec: StoreSpec, schema: pa.Schema, answers: Sequence[Answer], holding: Holding
     ) -> None:
         self._hides = spec.merge is Merge.LAST
         self._schema = schema
@@ -92,10 +88,6 @@ class LoadedRanges:
         """The rows of the request's key number `key`."""
         self._check_open()
         answer = self._answers[request]
-        if not isinstance(answer, Answer):
-            raise InvalidError(
-                f"request {request} asks for all keys: read its table, or name the keys to get views"
-            )
         if not 0 <= key < answer.key_count:
             raise InvalidError(f"request {request} has {answer.key_count} keys; there is no number {key}")
         if answer.keys is None:
@@ -108,11 +100,10 @@ class LoadedRanges:
         return SortedRangeView(found, stretches, rows, name, self._schema, self._holding, self._hides)
 
     def views(self) -> Iterator[SortedRangeView]:
-        """The view of every key of every keyed request, in order."""
+        """The view of every key of every request, in order."""
         for request, answer in enumerate(self._answers):
-            if isinstance(answer, Answer):
-                for key in range(answer.key_count):
-                    yield self.view(request, key)
+            for key in range(answer.key_count):
+                yield self.view(request, key)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows of all requests, in bounded pieces.
@@ -122,12 +113,7 @@ class LoadedRanges:
         schema = columns_of(numbered_schema(self._schema), columns)
         for request, answer in enumerate(self._answers):
             self._check_open()
-            if isinstance(answer, Answer):
-                yield from self._answer_batches(request, answer, schema)
-                continue
-            wanted = [name for name in schema.names if name != "request"]
-            for batch in answer(wanted or ["ts"]):
-                yield _batch(schema, request, batch, batch.num_rows)
+            yield from self._answer_batches(request, answer, schema)
 
     def _answer_batches(self, request: int, answer: Answer, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         wanted = pa.schema([field for field in self._schema if field.name in schema.names])
@@ -175,7 +161,7 @@ class LoadedPoint(LoadedRanges):
         self._closed = False
 
     @property
-    def _answers(self) -> Sequence[Answer | ScanBatches]:  # type: ignore[override]
+    def _answers(self) -> Sequence[Answer]:  # type: ignore[override]
         return (Answer(None, ((0, self._found),), self._key),)
 
     def view(self, request: int = 0, key: int = 0) -> SortedRangeView:
@@ -214,9 +200,7 @@ def columns_of(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def _batch(
-    schema: pa.Schema, request: int, columns: Mapping[str, pa.Array] | pa.RecordBatch, rows: int
-) -> pa.RecordBatch:
+def _batch(schema: pa.Schema, request: int, columns: Mapping[str, pa.Array], rows: int) -> pa.RecordBatch:
     arrays = [
         pa.array(np.full(rows, request, np.int32)) if name == "request" else columns[name]
         for name in schema.names

@@ -46,9 +46,10 @@ from tidegate.kernels.run_table import (
     WIDTH,
 )
 from tidegate.storage.index.entries import Bucket, RunEntry
+from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.reading.loading import RunLoader
 from tidegate.storage.runs.assembling import gather as gather_column
-from tidegate.storage.runs.assembling import gather_keys
+from tidegate.storage.runs.assembling import gather_keys, merge_needs, picked_need, window_words
 from tidegate.storage.runs.hashing import UInt64s, binary_parts, hash_parts
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 from tidegate.storage.spec import Merge, StoreSpec
@@ -159,10 +160,12 @@ def span_of(buckets: Sequence[Bucket]) -> Span:
 # ── looking up ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def find_point(span: Span, spec: StoreSpec, key: bytes, first: int, last: int) -> tuple[Found | None, int]:
+def find_point(
+    span: Span, spec: StoreSpec, key: bytes, first: int, last: int, scratch: ScratchLimiter
+) -> tuple[Found | None, int]:
     """One key without any backend, None when a stored copy has to be asked; and its hash."""
     if spec.merge is Merge.FOLD:
-        return _find_folded(span, spec, key, first, last)
+        return _find_folded(span, spec, key, first, last, scratch)
     kind, room = 0 if spec.merge is Merge.APPEND else 1, FEW
     while True:
         out = np.empty(3 * room, np.int32)
@@ -175,7 +178,9 @@ def find_point(span: Span, spec: StoreSpec, key: bytes, first: int, last: int) -
     return Found(span.runs, out[: 3 * count].reshape(count, 3), (count,), (rows,)), hashed & _64_BITS
 
 
-def _find_folded(span: Span, spec: StoreSpec, key: bytes, first: int, last: int) -> tuple[Found | None, int]:
+def _find_folded(
+    span: Span, spec: StoreSpec, key: bytes, first: int, last: int, scratch: ScratchLimiter
+) -> tuple[Found | None, int]:
     hashed = np.empty(1, np.uint64)
     data = np.frombuffer(key, np.uint8) if key else _NO_BYTES
     room = tie_room = POINT_ROOM
@@ -200,7 +205,7 @@ def _find_folded(span: Span, spec: StoreSpec, key: bytes, first: int, last: int)
         room, tie_room = max(room, count), max(tie_room, tied)
     found = Found(span.runs, stretches[:count], (count,), (rows,))
     if tied:
-        found.patch = _merge_ties(spec, found, ties[:tied], groups)
+        found.patch = _merge_ties(spec, found, ties[:tied], groups, scratch)
     return found, int(hashed[0])
 
 
@@ -233,6 +238,7 @@ class _Loaded:
         self.runs = list(span.runs) if span.has_stored else span.runs
         self.table = span.table.copy() if span.has_stored else span.table
         self._load = load
+        self.scratch = load.scratch
 
     def need(self, low: Int32s, first: int, last: int) -> bool:
         """Load the stored runs that `low` has no answer for; whether there are any."""
@@ -269,6 +275,9 @@ def _find_piece(
     if len(loaded.runs) == 1 and (kind != KINDS[Merge.LAST] or not loaded.table[0, DELETED]):
         return _found_in_one(loaded, low.reshape(-1), high.reshape(-1))
     most = int((high.astype(np.int64) - low).sum())
+    if not most:
+        none = np.zeros(count, np.int64)
+        return Found(loaded.runs, np.empty((0, 3), np.int32), none, none)
     room = min(most, max(4096, 2 * int(np.count_nonzero(high > low))))
     tie_room = most if spec.merge is Merge.FOLD else 0
     key_starts, key_ends, key_rows = (np.empty(count, np.int64) for _ in range(3))
@@ -294,7 +303,7 @@ def _find_piece(
     lay_out(stretches.reshape(-1), key_starts, key_ends, ordered.reshape(-1))
     found = Found(loaded.runs, ordered, key_ends, key_rows)
     if tied:
-        found.patch = _merge_ties(spec, found, ties[:tied], groups)
+        found.patch = _merge_ties(spec, found, ties[:tied], groups, loaded.scratch)
     return found
 
 
@@ -384,16 +393,30 @@ def _gather_rows(rows: pa.RecordBatch, stretches: Int32s, lengths: Int32s, total
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
-def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int) -> Run:
+def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int, scratch: ScratchLimiter) -> Run:
     """One row for each group of rows with one identity: their states merged."""
     turns = np.argsort(ties[:, 0], kind="stable")
     ties = ties[turns]
     lines, firsts = np.unique(ties[:, 0], return_index=True)
     stops = [*firsts[1:].tolist(), len(ties)]
-    pieces = [
-        found.run_of(line).rows.take(pa.array(ties[first:stop, 1]))
+    chosen = [
+        (found.run_of(line), ties[first:stop, 1])
         for line, first, stop in zip(lines.tolist(), firsts.tolist(), stops, strict=True)
     ]
+    sizes = [picked_need(run, rows) for run, rows in chosen]
+
+    def largest() -> str:
+        run, rows = chosen[int(np.argmax(sizes))]
+        row = int(rows[np.argmax(merge_needs(run.rows.columns)[rows])])
+        line = int(np.searchsorted(run.starts, row, side="right")) - 1
+        key = run.keys[line].as_py() if run.key_count else None
+        return f"store {spec.name}: " + window_words(key, int(run.ts[row]))
+
+    with scratch.hold(sum(sizes), largest):
+        return _merged_ties(spec, [run.rows.take(pa.array(rows)) for run, rows in chosen], ties, groups)
+
+
+def _merged_ties(spec: StoreSpec, pieces: list[pa.RecordBatch], ties: Int32s, groups: int) -> Run:
     rows, members = pa.concat_batches(pieces), np.ascontiguousarray(ties[:, 2])
     _, example = np.unique(members, return_index=True)
     columns = [rows.column(at).take(pa.array(example)) for at in (0, 1)]

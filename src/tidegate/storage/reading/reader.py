@@ -8,7 +8,7 @@ A read of hot rows takes no pin, no permit and no lock: buckets are values, and 
 last reader is used again until the index changes.
 
 Keys that are read count as accessed (one call for a load), and stay in use until the load is closed, so that
-pressure chooses others. Scans and `ALL` requests touch no key: a sweep over everything says nothing about any.
+pressure chooses others. Scans touch no key: a sweep over everything says nothing about any.
 
 Thread rule: safe from any thread; so is each load, by one thread at a time.
 """
@@ -33,30 +33,25 @@ from tidegate.storage.reading.loaded import (
     Answer,
     LoadedPoint,
     LoadedRanges,
-    ScanBatches,
     columns_of,
     keyed_schema,
     result_schema,
 )
 from tidegate.storage.reading.loading import Loaded, RunLoader
-from tidegate.storage.reading.lookup import Found, Span, find_keys, find_point, span_of
+from tidegate.storage.reading.lookup import Span, find_keys, find_point, span_of
 from tidegate.storage.reading.plan import (
-    ALL,
     EARLIEST,
     LATEST,
     All,
-    AllKeys,
     Bounds,
     RangeRequest,
     RangesLoadPlan,
-    RowsTail,
     Time,
     check_requests,
     key_column,
     time_span,
 )
 from tidegate.storage.reading.scan import BATCH_ROWS, RangeScan, scan_buckets
-from tidegate.storage.reading.tails import find_tails
 from tidegate.storage.reading.view import Holding, KeyHolding, KeyUse, release_all
 from tidegate.storage.runs.hashing import UInt64s, hash_keys
 from tidegate.storage.spec import Merge
@@ -73,7 +68,7 @@ class StorageReader:
         scratch: ScratchLimiter,
         key_use: Callable[[str], KeyUse | None] = lambda task: None,
         overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
-        loaded: Loaded = lambda task, runs, nbytes: None,
+        loaded: Loaded = lambda task, runs, nbytes, store, buckets: None,
     ) -> None:
         self._packs = packs
         self._pins = pins
@@ -94,7 +89,7 @@ class StorageReader:
         if len(requests) == 1:
             request = requests[0]
             key = request.keys
-            if type(key) is bytes and request.hashes is None and type(request.bounds) is not RowsTail:
+            if type(key) is bytes and request.hashes is None:
                 return self._load_point(plan, request, key)
         return self._load_ranges(plan)
 
@@ -111,19 +106,17 @@ class StorageReader:
 
         Columns are key, ts, seq and payload, or those asked for; others are not made.
         """
-        if isinstance(bounds, RowsTail) or batch_rows < 1:
-            raise InvalidError(
-                "a scan goes over all keys: bound it by time, and ask for batches of at least a row"
-            )
+        if batch_rows < 1:
+            raise InvalidError(f"a scan in batches of {batch_rows} rows; ask for at least one")
         index = state.index
         names = columns_of(keyed_schema(self._schema(index)), columns).names
         first, last = time_span(bounds)
         taken = _Taken(self._scratch)
         try:
             buckets = self._capture(task, index, first, last, taken)
-            load = self._loader(task, index, taken)
+            load = self._loader(task, index, taken, is_sweep=True)
             batches = scan_buckets(index.spec, _each_once(buckets), load, first, last, batch_rows, names)
-            return RangeScan(batches, taken.holding())
+            return RangeScan(batches, taken.holding(), taken)
         except BaseException:
             taken.release()
             raise
@@ -140,8 +133,6 @@ class StorageReader:
 
         Rows are copied, and nothing is held afterwards. Only keys that have rows count as accessed.
         """
-        if isinstance(bounds, RowsTail):
-            raise InvalidError("a join reads all rows of its keys inside bounds of time, not a tail")
         index, taken = state.index, _Taken(self._scratch)
         first, last = time_span(bounds)
         try:
@@ -166,7 +157,7 @@ class StorageReader:
         span: Span | None = index.recall(first // width * width, last // width * width)
         if span is None or span.has_stored:
             return self._load_cold_point(plan, span, key, first, last)
-        found, key_hash = find_point(span, spec, key, first, last)
+        found, key_hash = find_point(span, spec, key, first, last, self._scratch)
         if found is None:  # cannot be: nothing of the span is only stored
             return self._load_cold_point(plan, None, key, first, last)
         use = self._key_use(plan.task)
@@ -186,7 +177,7 @@ class StorageReader:
                 span = span_of(buckets)
                 width = spec.bucket_ms
                 index.remember(version, first // width * width, last // width * width, span)
-            found, key_hash = find_point(span, spec, key, first, last)
+            found, key_hash = find_point(span, spec, key, first, last, self._scratch)
             if found is None:
                 hashed, load = np.array([key_hash], np.uint64), self._loader(plan.task, index, taken)
                 ((_, found),) = find_keys(span, spec, key_column(key), hashed, first, last, load)
@@ -205,54 +196,30 @@ class StorageReader:
         """One critical section for all requests: the buckets between the earliest and the latest bound."""
         index, taken = plan.index, _Taken(self._scratch)
         try:
-            answers: list[Answer | ScanBatches] = []
+            answers: list[Answer] = []
             if plan.requests:
                 spans = [time_span(request.bounds) for request in plan.requests]
                 first, last = min(span[0] for span in spans), max(span[1] for span in spans)
                 captured = _Captured(index, self._capture(plan.task, index, first, last, taken))
                 load = self._loader(plan.task, index, taken)
-                keys = [None if each.keys is ALL else key_column(each.keys) for each in plan.requests]
+                keys = [key_column(request.keys) for request in plan.requests]
                 hashes = [
-                    None
-                    if column is None
-                    else hash_keys(column)
-                    if request.hashes is None
-                    else request.hashes
+                    hash_keys(column) if request.hashes is None else request.hashes
                     for request, column in zip(plan.requests, keys, strict=True)
                 ]
-                self._use_keys(plan.task, [each for each in hashes if each is not None], taken)
-                for request, column, numbers in zip(plan.requests, keys, hashes, strict=True):
-                    if column is None or numbers is None:
-                        answers.append(self._scan_later(index, captured, load, request))
-                    else:
-                        answers.append(Answer(column, self._find(captured, request, column, numbers, load)))
+                self._use_keys(plan.task, hashes, taken)
+                for (start, end), column, numbers in zip(spans, keys, hashes, strict=True):
+                    span = captured.span(start, end)
+                    found = find_keys(span, index.spec, column, numbers, start, end, load)
+                    answers.append(Answer(column, list(found)))
             return LoadedRanges(index.spec, self._schema(index), answers, taken.holding())
         except BaseException:
             taken.release()
             raise
 
-    def _find(
-        self, captured: _Captured, request: RangeRequest, keys: pa.Array, hashes: UInt64s, load: RunLoader
-    ) -> list[tuple[int, Found]]:
-        spec, bounds = captured.index.spec, request.bounds
-        first, last = time_span(bounds)
-        if isinstance(bounds, RowsTail):
-            return [
-                (0, find_tails(captured.index, captured.between(first, last), keys, hashes, bounds, load))
-            ]
-        return list(find_keys(captured.span(first, last), spec, keys, hashes, first, last, load))
-
-    def _scan_later(
-        self, index: BucketIndex, captured: _Captured, load: RunLoader, request: RangeRequest
-    ) -> ScanBatches:
-        first, last = time_span(request.bounds)
-        buckets = captured.between(first, last)
-        spec = index.spec
-        return lambda columns: scan_buckets(spec, iter(buckets), load, first, last, BATCH_ROWS, columns)
-
     def _use_keys(self, task: str, hashes: Sequence[UInt64s], taken: _Taken) -> None:
         use = self._key_use(task)
-        if use is None or not hashes:
+        if use is None:
             return
         every = hashes[0] if len(hashes) == 1 else np.concatenate(hashes)
         if len(every):
@@ -270,7 +237,7 @@ class StorageReader:
         taken.add_lease(lease)
         return buckets
 
-    def _loader(self, task: str, index: BucketIndex, taken: _Taken) -> RunLoader:
+    def _loader(self, task: str, index: BucketIndex, taken: _Taken, *, is_sweep: bool = False) -> RunLoader:
         def admit() -> None:
             try:
                 taken.need_scratch()
@@ -278,7 +245,7 @@ class StorageReader:
                 self._overloaded(task, error.reason)
                 raise
 
-        return RunLoader(self._packs, task, index.spec, admit, self._loaded)
+        return RunLoader(self._packs, task, index.spec, admit, self._loaded, self._scratch, is_sweep=is_sweep)
 
     def _schema(self, index: BucketIndex) -> pa.Schema:
         known = self._schemas.get(id(index.spec))
@@ -291,32 +258,30 @@ class _Captured:
     """The buckets of one critical section, and the tables made of parts of them."""
 
     def __init__(self, index: BucketIndex, buckets: Sequence[Bucket]) -> None:
-        self.index = index
+        self._index = index
         self._buckets = buckets
         self._starts = [bucket.start for bucket in buckets]
         self._spans: dict[tuple[int, int], Span] = {}
 
-    def between(self, first: int, last: int) -> Sequence[Bucket]:
-        start = bisect_left(self._starts, self.index.spec.bucket_of(first))
-        return self._buckets[start : bisect_right(self._starts, last)]
-
     def span(self, first: int, last: int) -> Span:
-        width = self.index.spec.bucket_ms
+        width = self._index.spec.bucket_ms
         key = (first // width, last // width)
         span = self._spans.get(key)
         if span is None:
-            span = self._spans[key] = span_of(self.between(first, last))
+            start = bisect_left(self._starts, self._index.spec.bucket_of(first))
+            span = self._spans[key] = span_of(self._buckets[start : bisect_right(self._starts, last)])
         return span
 
 
 class _Taken:
     """What a load has taken so far."""
 
-    __slots__ = ("_holding", "_permit", "_releases", "_scratch")
+    __slots__ = ("_holding", "_permit", "_releases", "_rests", "_scratch")
 
     def __init__(self, scratch: ScratchLimiter) -> None:
         self._scratch = scratch
         self._permit: Permit | None = None
+        self._rests = False
         self._holding: Holding | None = None
         self._releases: list[Callable[[], None]] = []
 
@@ -333,7 +298,25 @@ class _Taken:
             raise InvalidError("this load is closed, and its packs may be gone: load again")
         if self._permit is None:
             self._permit = self._scratch.permit(Scratch.READER)
-            self._releases.append(self._permit.close)
+            if self._give_back not in self._releases:
+                self._releases.append(self._give_back)
+
+    def rest(self) -> None:
+        """Give the permit back until more is read."""
+        if self._permit is not None:
+            self._rests = True
+            self._give_back()
+
+    def go_on(self) -> None:
+        """Take a permit again, if one was given back."""
+        if self._rests:
+            self._rests = False
+            self.need_scratch()
+
+    def _give_back(self) -> None:
+        permit, self._permit = self._permit, None
+        if permit is not None:
+            permit.close()
 
     def holding(self) -> Holding:
         """Hand everything over; what is taken later still ends up with it."""
@@ -350,6 +333,3 @@ def _each_once(buckets: list[Bucket]) -> Iterator[Bucket]:
     buckets.reverse()
     while buckets:
         yield buckets.pop()
-
-
-__all__ = ["ALL", "AllKeys", "KeyUse", "StorageReader"]

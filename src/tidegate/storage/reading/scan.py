@@ -6,6 +6,8 @@ bucket, inside one by (hash, key, ts, seq), merged by kind. A bucket too large f
 bucket is let go after it was read, so a scan keeps alive at most what was hot when it began, and adds one batch and
 one bucket's open runs.
 
+Between two batches a scan holds its packs and no scratch permit: whoever takes long over a batch keeps nobody waiting.
+
 Columns: key, ts, seq and payload, or those asked for; a column nobody asked for costs nothing. Without `key`, a bucket
 of one run is not cut at all: its columns are the run's own.
 
@@ -17,18 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.storage.index.entries import Bucket, RunEntry
+from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.reading.loaded import columns_of, keyed_schema, result_schema
 from tidegate.storage.reading.loading import RunLoader
 from tidegate.storage.reading.row_keys import row_keys
 from tidegate.storage.reading.view import Holding
-from tidegate.storage.runs.merging import merge_runs, slice_rows
+from tidegate.storage.runs.merging import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 
@@ -66,7 +69,7 @@ def scan_buckets(
         runs = [
             entry.hot.run if entry.hot is not None and entry.is_hot else next(stored) for entry in entries
         ]
-        for run, first, stop in _pieces(spec, runs, batch_rows, "key" in schema.names):
+        for run, first, stop in _pieces(spec, runs, batch_rows, "key" in schema.names, load.scratch):
             if first < stop:
                 batch, rows = _batch(schema, run, first, stop), run.rows.slice(first, stop - first)
                 if cut:
@@ -95,7 +98,7 @@ def _inside(bucket: Bucket, first_ts: int, last_ts: int) -> list[RunEntry]:
 
 
 def _pieces(
-    spec: StoreSpec, runs: Sequence[Run], limit: int, with_keys: bool
+    spec: StoreSpec, runs: Sequence[Run], limit: int, with_keys: bool, scratch: ScratchLimiter
 ) -> Iterator[tuple[Run, int, int]]:
     """Rows to read, each piece as (run, first row, row after the last): of a single run where they lie."""
     if len(runs) == 1:
@@ -106,8 +109,20 @@ def _pieces(
             yield run, first, min(first + step, run.row_count)
         return
     for cut in _steps([Part(run, 0, run.key_count) for run in runs if run.row_count], limit):
-        for merged in merge_runs(spec, cut, max_rows=NO_LIMIT, drop_tombstones=True):
-            yield merged, 0, merged.row_count
+        for piece in _fitting(cut, scratch.working_bytes):
+            for merged in merge_runs(spec, piece, max_rows=NO_LIMIT, drop_tombstones=True, scratch=scratch):
+                yield merged, 0, merged.row_count
+
+
+def _fitting(cut: list[Run], most_bytes: int) -> Iterator[list[Run]]:
+    """The runs cut further, as long as merging them takes too much and there is more than one identity."""
+    rows = sum(run.row_count for run in cut)
+    if rows <= len(cut) or merge_bytes(cut) <= most_bytes:
+        yield cut
+        return
+    pieces = list(_steps([Part(run, 0, run.key_count) for run in cut], max(1, rows // 2)))
+    for piece in pieces:
+        yield from _fitting(piece, most_bytes) if len(pieces) > 1 else [piece]
 
 
 def _steps(parts: Sequence[Part], limit: int) -> Iterator[list[Run]]:
@@ -194,12 +209,21 @@ def _batch(schema: pa.Schema, run: Run, first: int, stop: int) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+class Resting(Protocol):
+    """The scratch permit of a scan, which it has while it reads."""
+
+    def rest(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
 class RangeScan:
     """An open scan: iterate it once; close it, best with `with`."""
 
-    def __init__(self, batches: Iterator[pa.RecordBatch], holding: Holding) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch], holding: Holding, scratch: Resting) -> None:
         self._batches = batches
         self._holding = holding
+        self._scratch = scratch
         self._closed = False
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -209,10 +233,13 @@ class RangeScan:
         if self._closed:
             raise StopIteration
         try:
+            self._scratch.go_on()
             return next(self._batches)
         except BaseException:  # the end, or an error: either way nothing more will be read
             self.close()
             raise
+        finally:
+            self._scratch.rest()
 
     def __enter__(self) -> RangeScan:
         return self

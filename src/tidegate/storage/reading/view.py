@@ -1,8 +1,6 @@
-"""One key's rows in one range: ordered, each once, with seeks; and what keeps a load valid while it is read.
+"""One key's rows in one range: ordered, each once; and what keeps a load valid while it is read.
 
-A position is a row's number in the view, 0 up to `len(view)`. Every seek answers a position, or None when
-no row of the view will do; moving by a number of rows stops at the ends. A view of nothing answers None to
-every seek. All of them see the view's bounds only.
+A position is a row's number in the view, 0 up to `len(view)`.
 
 Rows are read where they lie: a view holds stretches of runs, and copies them only when asked for a batch.
 
@@ -154,62 +152,16 @@ class SortedRangeView:
 
     # ── seeking ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def first(self) -> int | None:
-        return 0 if self.rows else None
-
-    @property
-    def last(self) -> int | None:
-        return self.rows - 1 if self.rows else None
-
     def cursor(self, position: int) -> Cursor:
         """The cursor of the row at this position."""
         line, row = self._locate(position)
         run = self._found.run_of(line)
         return Cursor(int(run.ts[row]), int(run.seq[row]))
 
-    def seek_ge(self, cursor: Cursor) -> int | None:
-        """The first row at or after the cursor."""
-        return self._inside(self._before(cursor))
-
-    def seek_gt(self, cursor: Cursor) -> int | None:
-        """The first row after the cursor."""
-        return self._inside(self._through(cursor))
-
-    def seek_le(self, cursor: Cursor) -> int | None:
-        """The last row at or before the cursor."""
-        return self._inside(self._through(cursor) - 1)
-
-    def seek_lt(self, cursor: Cursor) -> int | None:
-        """The last row before the cursor."""
-        return self._inside(self._before(cursor) - 1)
-
     def seek_eq(self, cursor: Cursor) -> int | None:
-        """The row with this very cursor."""
-        position = self._inside(self._before(cursor))
-        return position if position is not None and self.cursor(position) == cursor else None
-
-    def next(self, position: int) -> int | None:
-        return self._inside(position + 1)
-
-    def previous(self, position: int) -> int | None:
-        return self._inside(position - 1)
-
-    def forward(self, position: int, count: int) -> int | None:
-        """`count` rows on, or the last row if there are fewer."""
-        return min(max(position + count, 0), self.rows - 1) if self.rows else None
-
-    def back(self, position: int, count: int) -> int | None:
-        """`count` rows back, or the first row if there are fewer."""
-        return self.forward(position, -count)
-
-    def from_end(self, count: int) -> int | None:
-        """The row with `count` rows after it, or the first row if there are fewer."""
-        return self.forward(self.rows - 1, -count)
-
-    def count_between(self, first: Cursor, last: Cursor) -> int:
-        """Rows from `first` to `last`, both inclusive."""
-        return max(0, self._through(last) - self._before(first))
+        """The position of the row with this cursor; None when the view has no such row."""
+        position = bisect_left(range(self.rows), cursor, key=self.cursor)
+        return position if position < self.rows and self.cursor(position) == cursor else None
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -265,15 +217,6 @@ class SortedRangeView:
         at = bisect_right(ends, position)
         line, _, stop = self._stretches[at].tolist()
         return line, stop - (ends[at] - position)
-
-    def _before(self, cursor: Cursor) -> int:
-        return bisect_left(range(self.rows), cursor, key=self.cursor)
-
-    def _through(self, cursor: Cursor) -> int:
-        return bisect_right(range(self.rows), cursor, key=self.cursor)
-
-    def _inside(self, position: int) -> int | None:
-        return position if 0 <= position < self.rows else None
 
     def _numbers(self, name: str) -> Int64s:
         self._check_open()

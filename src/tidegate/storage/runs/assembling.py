@@ -6,13 +6,15 @@ Thread rule: pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.kernels.run_merge import (
@@ -23,6 +25,7 @@ from tidegate.kernels.run_merge import (
     measure_keys,
     measure_lines,
 )
+from tidegate.storage.memory.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 from tidegate.storage.runs.hashing import Int32s, UInt64s, aligned, binary_parts
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 
@@ -138,6 +141,54 @@ def _nbytes(column: pa.Array) -> int:
     if is_word(column.type) and column.buffers()[0] is None:
         return 8 * len(column)
     return int(column.nbytes)
+
+
+def list_bytes(columns: Iterable[pa.Array]) -> int:
+    """The bytes of all lists in these columns: what grows with the records of a window, and not only with windows."""
+    return sum(int(column.nbytes) for column in columns if _is_list(column.type))
+
+
+def merge_need(columns: Iterable[pa.Array]) -> int:
+    """What merging these columns' lists takes: copies of them, and numbers to sort their values by."""
+    lists = [column for column in columns if _is_list(column.type)]
+    return COPIES * list_bytes(lists) + SORT_BYTES * max(
+        (len(column.flatten()) for column in lists), default=0
+    )
+
+
+def merge_needs(columns: Sequence[pa.Array]) -> Int64s:
+    """About what each row has of `merge_need`: of every list its share of the values' bytes."""
+    sizes, most = np.zeros(len(columns[0]) if columns else 0, np.int64), np.int64(0)
+    for column in columns:
+        if _is_list(column.type) and len(column.values):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            sizes += (lengths * (COPIES * column.values.nbytes / len(column.values))).astype(np.int64)
+            most = np.maximum(most, lengths)
+    return sizes + SORT_BYTES * most
+
+
+def picked_need(run: Run, rows: Int32s) -> int:
+    """What merging these rows of a run takes, or more; looked at one by one only where the run is large."""
+    whole = COPIES * run.nbytes
+    if whole <= SMALL_BYTES:
+        return whole
+    lists = list_bytes(run.rows.columns)
+    own = (whole - COPIES * lists) * len(rows) // max(1, run.row_count)
+    return own + int(merge_needs(run.rows.columns)[rows].sum()) if lists else own
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def window_words(key: bytes | None, start_ms: int, end_ms: int | None = None) -> str:
+    """A window as messages name it."""
+    start = f"{start_ms} ms"
+    with suppress(ArithmeticError, ValueError):  # a time that no calendar has stays a number
+        start = str(np.datetime64(start_ms, "ms"))[:19] + "Z"
+    return f"the window of key {key!r} from {start}" + (
+        "" if end_ms is None else f", {end_ms - start_ms} ms long,"
+    )
 
 
 def numbers_column(type_: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:

@@ -12,6 +12,7 @@ Thread rule: pure; the loops run without the interpreter lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -28,14 +29,19 @@ from tidegate.kernels.run_merge import (
     merge_lines,
     settle_keys,
 )
+from tidegate.storage.memory.scratch import COPIES, ScratchLimiter
 from tidegate.storage.runs.assembling import (
     KeySource,
     assemble,
     gather,
     keys_between,
+    list_bytes,
     make_run,
+    merge_need,
+    merge_needs,
     numbers_column,
     own_slice,
+    window_words,
     words,
 )
 from tidegate.storage.runs.hashing import Int32s, UInt64s, binary_parts
@@ -48,13 +54,20 @@ DELETED = 2  # the place of the tombstone mark among the rows' columns
 
 
 def merge_runs(
-    spec: StoreSpec, runs: Sequence[Run], *, max_rows: int, drop_tombstones: bool = False, join: bool = False
+    spec: StoreSpec,
+    runs: Sequence[Run],
+    *,
+    max_rows: int,
+    drop_tombstones: bool = False,
+    join: bool = False,
+    scratch: ScratchLimiter | None = None,
 ) -> list[Run]:
     """The content of `runs`, given in order of arrival, as runs ascending by (hash, key, ts, seq).
 
     Runs that overlap none of the others come back as they are, without a copy; with `join`, neighbours become
     one as long as they have at most `max_rows` rows together. Runs of more rows are cut. `drop_tombstones` is
     for merges that include the oldest run of the bucket: nothing is left then that a tombstone could hide.
+    `scratch` is asked for the memory of each merge; `OverloadError` names the key and time that has most of it.
     """
     if max_rows < 1:
         raise InvalidError(f"store {spec.name}: max_rows is {max_rows}; a run needs at least one row")
@@ -64,10 +77,30 @@ def merge_runs(
     merged: list[Run] = []
     for cluster in _clusters([run for run in runs if run.row_count], max_rows if join else 0):
         if len(cluster) > 1 or (drop_tombstones and _has_tombstones(spec, cluster[0])):
-            merged += _merge(spec, cluster, max_rows, drop_tombstones)
+            if scratch is None:
+                merged += _merge(spec, cluster, max_rows, drop_tombstones)
+                continue
+            with scratch.hold(merge_bytes(cluster), partial(_largest, spec, cluster)):
+                merged += _merge(spec, cluster, max_rows, drop_tombstones)
         else:
             merged += _cut(cluster[0], max_rows)
     return merged
+
+
+def merge_bytes(runs: Sequence[Run]) -> int:
+    """What merging the runs takes besides them."""
+    lists = [merge_need(run.rows.columns) - COPIES * list_bytes(run.rows.columns) for run in runs]
+    return COPIES * sum(run.nbytes for run in runs) + sum(lists)
+
+
+def _largest(spec: StoreSpec, runs: Sequence[Run]) -> str:
+    """Whose rows have most of what is to be merged."""
+    run = max(runs, key=lambda each: each.nbytes)
+    row = int(np.argmax(merge_needs(run.rows.columns)))
+    line = int(np.searchsorted(run.starts, row, side="right")) - 1
+    return f"store {spec.name}: {len(runs)} pieces of " + window_words(
+        run.keys[line].as_py(), int(run.ts[row])
+    )
 
 
 def select_keys(run: Run, hashes: UInt64s, *, keep: bool) -> Run | None:

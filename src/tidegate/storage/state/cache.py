@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.state.ports import BlobShelf, StateCodec, Value
 from tidegate.storage.state.residents import Entry, Residents, among
@@ -56,7 +56,7 @@ class StateCache(Generic[Value]):
         pool: WorkerMemoryPool,
         clock: Clock,
         *,
-        key_clock: KeyClock | None = None,
+        key_lru: KeyLru | None = None,
         timeout_ms: int = 30_000,
         overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
     ) -> None:
@@ -72,12 +72,17 @@ class StateCache(Generic[Value]):
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._writes = threading.Lock()
-        self._here = Residents(task, codec, pool, key_clock)
+        self._here = Residents(task, codec, pool, key_lru)
         self._flights: dict[bytes, _Flight] = {}
-        if key_clock is not None:
-            key_clock.settle_with(self._settle)
+        if key_lru is not None:
+            key_lru.settle_with(self._settle)
 
     # one key
+
+    def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Hash and bytes of every resident value."""
+        with self._lock:
+            return self._here.weights()
 
     def peek(self, key: bytes) -> Value | None:
         """The value if it is resident; nothing is loaded, nothing counts as use."""

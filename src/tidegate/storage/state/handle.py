@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import HotKeys, KeyLru, key_weights
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.state.cache import StateCache
 from tidegate.storage.state.ports import BlobShelf, StateCodec, Value
@@ -118,14 +118,14 @@ class StateCaches:
         pool: WorkerMemoryPool,
         clock: Clock,
         *,
-        key_clock: Callable[[str], KeyClock | None] = lambda task: None,
+        key_lru: Callable[[str], KeyLru | None] = lambda task: None,
         timeout_ms: int = 30_000,
         overloaded: Callable[[str, str | None], None] = lambda task, reason: None,
     ) -> None:
         self._shelf = shelf
         self._pool = pool
         self._clock = clock
-        self._key_clock = key_clock
+        self._key_lru = key_lru
         self._timeout_ms = timeout_ms
         self._overloaded = overloaded
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class StateCaches:
                     self._shelf,
                     self._pool,
                     self._clock,
-                    key_clock=self._key_clock(task),
+                    key_lru=self._key_lru(task),
                     timeout_ms=self._timeout_ms,
                     overloaded=self._overloaded,
                 )
@@ -170,6 +170,11 @@ class StateCaches:
     def evict(self, task: str, hashes: npt.NDArray[np.uint64]) -> int:
         """Take these keys' values, of all namespaces, out of memory; the bytes that came free."""
         return sum(cache.evict(hashes) for cache in self.of(task))
+
+    def hot_keys(self, task: str) -> HotKeys:
+        """What each key of the task has in these caches, of all namespaces."""
+        found = [cache.weights() for cache in self.of(task)]
+        return key_weights([hashes for hashes, _ in found], [nbytes for _, nbytes in found])
 
     def dirty(self, task: str) -> int:
         return sum(cache.dirty for cache in self.of(task))

@@ -1,6 +1,6 @@
 """The resident values of a state cache: what is here, how large, and which changes the shelf does not have yet.
 
-Owns the accounting: every resident value is in the pool (tenant `STATE_CACHE`) and in the task's key clock with the
+Owns the accounting: every resident value is in the pool (tenant `STATE_CACHE`) and in the task's key LRU with the
 same bytes, from `install` to `discard`. Knows nothing of loading and saving.
 
 Thread rule: none of its own; the cache calls it under its lock.
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from tidegate.errors import InternalError
 from tidegate.storage.index.entries import Tenant
-from tidegate.storage.memory.key_clock import KeyClock
+from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.hashing import BinaryParts, hash_parts
 from tidegate.storage.state.ports import StateCodec, Value
 
 ENTRY_BYTES = 256  # what Python needs for a resident entry besides key and value
-TOUCHES = 256  # touches handed to the key clock at once
+TOUCHES = 256  # touches handed to the key LRU at once
 TENANT = Tenant.STATE_CACHE
 
 
@@ -52,7 +52,7 @@ class Residents(Generic[Value]):
     """Entries by key; `dirty` and `deleted` are the changes to save. Versions never repeat."""
 
     def __init__(
-        self, task: str, codec: StateCodec[Value], pool: WorkerMemoryPool, key_clock: KeyClock | None
+        self, task: str, codec: StateCodec[Value], pool: WorkerMemoryPool, key_lru: KeyLru | None
     ) -> None:
         self.entries: dict[bytes, Entry[Value]] = {}
         self.dirty: dict[bytes, None] = {}
@@ -60,7 +60,7 @@ class Residents(Generic[Value]):
         self._task = task
         self._codec = codec
         self._pool = pool
-        self._key_clock = key_clock
+        self._key_lru = key_lru
         self._versions = count(1)
         self._by_hash: dict[int, tuple[bytes, ...]] = {}
         self._touched: list[int] = []
@@ -70,9 +70,8 @@ class Residents(Generic[Value]):
         key_hash, nbytes = hash_of(key), self._size(key, value)
         entry = Entry(value, key_hash, next(self._versions), nbytes)
         self._pool.reserve_over_limit(self._task, TENANT, nbytes)
-        if self._key_clock is not None:
-            self._key_clock.add_bytes(*_one(key_hash, nbytes), self._key_clock.tick(), state=True)
         self.entries[key] = entry
+        self.touch(entry)
         self._by_hash[key_hash] = (*self._by_hash.get(key_hash, ()), key)
         self.deleted.pop(key, None)
         if clean:
@@ -95,8 +94,6 @@ class Residents(Generic[Value]):
         elif growth < 0:
             self._pool.release(self._task, TENANT, -growth)
         entry.nbytes += growth
-        if growth and self._key_clock is not None:
-            self._key_clock.add_bytes(*_one(entry.hash, growth), state=True)
         self.touch(entry)
 
     def discard(self, keys: Iterable[bytes]) -> int:
@@ -109,12 +106,8 @@ class Residents(Generic[Value]):
             others = tuple(each for each in self._by_hash.pop(entry.hash) if each != key)
             if others:
                 self._by_hash[entry.hash] = others
-        sizes = np.array([entry.nbytes for _, entry in gone], np.int64)
-        nbytes = int(sizes.sum())
+        nbytes = sum(entry.nbytes for _, entry in gone)
         self._pool.release(self._task, TENANT, nbytes)
-        if self._key_clock is not None:
-            hashes = np.array([entry.hash for _, entry in gone], np.uint64)
-            self._key_clock.remove_bytes(hashes, sizes, state=True)
         return nbytes
 
     def delete(self, key: bytes) -> None:
@@ -124,15 +117,23 @@ class Residents(Generic[Value]):
 
     def hold(self, entry: Entry[Value]) -> None:
         entry.holders += 1
-        if self._key_clock is not None:
-            self._key_clock.hold(np.array([entry.hash], np.uint64))
+        if self._key_lru is not None:
+            self._key_lru.begin_use(entry.hash)
 
     def unhold(self, entry: Entry[Value]) -> None:
         if entry.holders == 0:
             raise InternalError(f"a state value of task {self._task} is let go and nobody holds it")
         entry.holders -= 1
-        if self._key_clock is not None:
-            self._key_clock.unhold(np.array([entry.hash], np.uint64))
+        if self._key_lru is not None:
+            self._key_lru.end_use(entry.hash)
+
+    def weights(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Hash and bytes of every value."""
+        entries = list(self.entries.values())
+        return (
+            np.fromiter((entry.hash for entry in entries), np.uint64, len(entries)),
+            np.fromiter((entry.nbytes for entry in entries), np.int64, len(entries)),
+        )
 
     def idle(self, hashes: npt.NDArray[np.uint64]) -> list[bytes]:
         """The resident keys of these hashes that nobody holds."""
@@ -140,16 +141,16 @@ class Residents(Generic[Value]):
         return [key for key in keys if self.entries[key].holders == 0]
 
     def touch(self, entry: Entry[Value]) -> None:
-        """The value was used; the key clock hears of it soon."""
-        if self._key_clock is not None:
+        """The value was used; the key LRU hears of it soon."""
+        if self._key_lru is not None:
             self._touched.append(entry.hash)
             if len(self._touched) >= TOUCHES:
                 self.settle()
 
     def settle(self) -> None:
-        """Tell the key clock of touches that were put off."""
-        if self._touched and self._key_clock is not None:
-            self._key_clock.touch(np.array(self._touched, np.uint64), self._key_clock.tick())
+        """Tell the key LRU of touches that were put off."""
+        if self._touched and self._key_lru is not None:
+            self._key_lru.touch(np.array(self._touched, np.uint64), in_order=True)
             self._touched.clear()
 
     def newer(self, keys: pa.BinaryArray) -> tuple[list[int], list[Entry[Value] | None]]:
@@ -181,7 +182,3 @@ def among(keys: pa.BinaryArray, known: Mapping[bytes, object]) -> list[tuple[int
 def hash_of(key: bytes) -> int:
     """The hash of one key."""
     return int(hash_parts(BinaryParts(np.frombuffer(key, np.uint8), np.array([0, len(key)], np.int32)))[0])
-
-
-def _one(key_hash: int, nbytes: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    return np.array([key_hash], np.uint64), np.array([nbytes], np.int64)

@@ -11,6 +11,8 @@ M4  publish, then retire the inputs' packs and drop their hot copies; lost, the 
 M5  a merge that rests between its strips keeps nobody from the bucket meanwhile: it lets go of permit and lock, and
     goes on only if the bucket is as it was. What it stored before a checkpoint is not named by that one; it is
     published only while nobody can take it for garbage.
+M6  where one key alone is more than working memory can merge, it is left in pieces: only tiers small enough are
+    merged, so pieces are few and each is large. Reading that key is then refused, or needs more memory.
 
 A generator: phases `captured`, `merged` (one for each strip) or `resting`, `placed`; see `operations`.
 """
@@ -26,15 +28,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidegate.storage.index.entries import Bucket, HotCopy, RunEntry, StoredRef, Tenant
-from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.index.entries import Bucket, HotCopy, RunEntry, StoredRef
+from tidegate.storage.memory.scratch import COPIES, SORT_BYTES, Scratch
 from tidegate.storage.parts import StorageParts
-from tidegate.storage.runs.merging import merge_runs, slice_rows
+from tidegate.storage.runs.merging import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge
 from tidegate.storage.tasks import AttachedStore, TaskStorage
 from tidegate.storage.upkeep.operations import RESTING, WAITING, Operation, Undo, undoing
-from tidegate.storage.upkeep.tiers import Tier, choose_window, hot_window, is_unsettled, tiers_of
+from tidegate.storage.upkeep.tiers import (
+    Tier,
+    choose_window,
+    hot_window,
+    is_unsettled,
+    small_window,
+    tiers_of,
+)
 
 Choice = Callable[[Sequence[Tier]], "tuple[int, int] | None"]
 SAMPLE_LINES = 1024  # of directories looked at for each strip, to cut strips of about the same size
@@ -70,6 +79,9 @@ def compact(
         found = captured[0]
         tiers = tiers_of(found.runs)
         window = choose(tiers)
+        if window is not None and not _fits(parts, task, store, tiers[slice(*window)]):
+            most = parts.scratch.working_bytes // (4 * COPIES)
+            window = small_window(tiers, most, max_tiers=parts.config.max_deltas)
         if window is None:
             return False
         started = parts.clock.monotonic_ms()
@@ -88,6 +100,18 @@ def compact(
         return True
 
 
+def reclaim(parts: StorageParts, task: TaskStorage) -> Operation[bool]:
+    """Merge what is in memory next to rows that it overwrites or folds into, so that their backlog is released.
+
+    Whether somebody else is at work on a bucket of the task, and may release more.
+    """
+    for store in task.attached():
+        if store.spec.merge is not Merge.APPEND:
+            for bucket in store.state.index.crowded_buckets():
+                yield from compact(parts, task, store, bucket, whole=True)
+    return parts.locks.held(task.task) > 0
+
+
 def _by_size(parts: StorageParts, merge: Merge) -> Choice:
     def choose(tiers: Sequence[Tier]) -> tuple[int, int] | None:
         if is_unsettled(merge, [run for tier in tiers for run in tier.runs]):
@@ -95,6 +119,22 @@ def _by_size(parts: StorageParts, merge: Merge) -> Choice:
         return choose_window(tiers, max_tiers=parts.config.max_deltas)
 
     return choose
+
+
+def _fits(parts: StorageParts, task: TaskStorage, store: AttachedStore, tiers: Sequence[Tier]) -> bool:
+    """Whether no strip of the tiers takes more than there is to merge it in (M6)."""
+    inputs = [run for tier in tiers for run in tier.runs]
+    weight, most = sum(run.nbytes for run in inputs), parts.scratch.working_bytes
+    if (COPIES + SORT_BYTES) * weight <= most:  # values of a byte each would take that
+        return True
+    runs = parts.load_all(task, store.spec, inputs)
+    return all(merge_bytes(strip) <= most for strip in _strips(runs, _strip_count(parts, weight, None)))
+
+
+def _strip_count(parts: StorageParts, weight: int, rest_bytes: int | None) -> int:
+    """Into how many strips so many bytes are cut to be merged."""
+    most = min(parts.config.max_batch_bytes, parts.scratch.working_bytes // (2 * COPIES))
+    return -(-weight // max(1, most if rest_bytes is None else min(most, rest_bytes)))
 
 
 class _Claim:
@@ -188,16 +228,19 @@ def _merge(
     spec, config = store.spec, parts.config
     runs = parts.load_all(task, spec, inputs)
     weight, most = sum(run.nbytes for run in inputs), config.max_batch_bytes
-    strips = -(-weight // (most if pause is None else min(most, pause.strip_bytes)))
+    strips = _strip_count(parts, weight, None if pause is None else pause.strip_bytes)
     order = inputs[-1].order
     outputs: list[RunEntry] = []
     stored_ms: int | None = None
     for number, strip in enumerate(_strips(runs, strips)):
         if number and pause is not None and not (yield from pause.rest()):
             return None
-        merged = merge_runs(
-            spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
-        )
+        if merge_bytes(strip) > parts.scratch.working_bytes:
+            return None  # one key has more than can be merged (M6)
+        with parts.scratch.hold(merge_bytes(strip), lambda: f"compaction of store {spec.name}"):
+            merged = merge_runs(
+                spec, strip, max_rows=config.max_run_rows, drop_tombstones=drop_tombstones, join=True
+            )
         if weight > most and merged:
             stored_ms = parts.clock.monotonic_ms() if stored_ms is None else stored_ms
             refs = parts.store(task, spec, spec.segment_of(merged[0].bucket), merged)
@@ -205,7 +248,7 @@ def _merge(
             outputs += [_entry(run, order, stored=ref) for run, ref in zip(merged, refs, strict=True)]
         else:
             for run in merged:
-                hot = parts.put_hot(task, Tenant.BASE_RUNS, run)
+                hot = parts.base_runs.put(task.task, run)
                 undo.push(partial(parts.drop_hot, task, [hot]))
                 outputs.append(_entry(run, order, hot=hot))
         yield "merged"

@@ -133,8 +133,9 @@ def _publish(
     pairs: list[tuple[RunEntry, RunEntry]] = []
     for each in chosen:
         rest = select_keys(each.hot.run, hashes, keep=False)
-        smaller = parts.shrink_hot(task, each.hot, each.lines, rest)
-        if smaller is not None:
+        smaller = None
+        if rest is not None:
+            smaller = parts.cache_of(each.hot.tenant).shrink(task.task, each.hot, rest)
             undo.push(partial(parts.cache_of(smaller.tenant).remove, task.task, smaller), name=smaller.id)
         stored = each.entry.stored or places[id(each.entry)]
         pairs.append((each.entry, replace(each.entry, hot=smaller, stored=stored)))
@@ -150,7 +151,7 @@ def _publish(
             continue
         if old.stored is None:
             undo.withdraw(new.stored)
-        freed += parts.drop_shrunk(task, each.hot, each.lines, new.hot)
+        freed += parts.drop_hot(task, [each.hot]) - (0 if new.hot is None else new.hot.run.nbytes)
     if not published:
         parts.stats.lost(task.task, "evict")
         return None

@@ -73,10 +73,6 @@ class BucketLocks:
 
         return unlock
 
-    def is_locked(self, task: str, store: str, bucket: int) -> bool:
-        with self._guard:
-            return (task, store, bucket) in self._held
-
     def held(self, task: str | None = None) -> int:
         """How many buckets are being worked on (of one task)."""
         with self._guard:

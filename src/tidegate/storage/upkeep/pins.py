@@ -59,10 +59,6 @@ class BatchPins:
             leases.add(lease)
             return lease
 
-    def is_pinned(self, task: str, pack: str) -> bool:
-        with self._lock:
-            return any(pack in lease.packs for lease in self._tasks.get(task, ()))
-
     def pinned(self, task: str) -> frozenset[str]:
         """Every pack of the task that somebody holds now."""
         with self._lock:

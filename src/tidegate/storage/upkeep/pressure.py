@@ -1,9 +1,9 @@
 """Relief: a task above a soft max gives memory back until it is at its low watermark.
 
-First the copies that cost nothing to lose: base runs that are stored too. Then the coldest keys, chosen in one
-vector pass over the task's key clock, with all their rows and their state (`evict`). Relief is asked for by the
-writer after an insert, by the compaction tick, and by the pool when the worker total is reached; then the
-needs are handed in, and reach only what lies above reserves.
+First the copies that cost nothing to lose: base runs that are stored too. Then the coldest keys, weighed and chosen in
+vector passes over the hot runs (`key_lru`), with all their rows and their state (`evict`). Relief is asked for by the
+writer before it takes rows in (`incoming_bytes`), by the compaction tick, and by the pool when the worker total is
+reached; then the needs are handed in, and reach only what lies above reserves.
 
 P1  nothing is done at exactly the soft max, or below.
 P2  a round that frees nothing ends the relief: the writer goes on (the limit is soft) and the shortfall is told.
@@ -13,12 +13,13 @@ A generator: the phases of what it runs, and `round` after each round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tidegate.storage.index.entries import RunEntry, Tenant
+from tidegate.storage.index.entries import HotCopy, RunEntry, Tenant
+from tidegate.storage.memory.key_lru import NO_HASHES, hot_keys
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.tasks import AttachedStore, TaskStorage
 from tidegate.storage.upkeep.evict import Hashes, evict_keys
@@ -41,13 +42,17 @@ class Relief:
 
 
 def relieve(
-    parts: StorageParts, task: TaskStorage, floors: Mapping[Tenant, int] | None = None
+    parts: StorageParts,
+    task: TaskStorage,
+    floors: Mapping[Tenant, int] | None = None,
+    *,
+    incoming_bytes: int = 0,
 ) -> Operation[Relief]:
-    """Bring every tenant of the task to its target: the low watermark if it is above its soft max, or `floors`."""
-    needs = _needs(parts, task, floors)
+    """Bring every tenant of the task to its target: the low watermark if it is above its soft max (the write buffer:
+    with what is about to come), or `floors`."""
+    needs = _needs(parts, task, floors, incoming_bytes)
     result = Relief(needed_bytes=sum(needs.values()))
-    crowded = task.key_clock.crowded
-    if not result.needed_bytes and not crowded:
+    if not result.needed_bytes:
         return result
     exact = floors is not None
     if floors is None:
@@ -55,16 +60,15 @@ def relieve(
         floors = {tenant: parts.pool.used(task.task, tenant) - need for tenant, need in needs.items() if need}
     while result.rounds < MAX_ROUNDS:
         needs = _needs(parts, task, floors)
-        if not any(needs.values()) and not crowded:
+        if not any(needs.values()):
             break
         result.rounds += 1
         freed = yield from _drop_clean_bases(parts, task, needs[Tenant.BASE_RUNS])
         needs = _needs(parts, task, floors)
         rows, state = sum(needs[tenant] for tenant in ROWS), needs[Tenant.STATE_CACHE]
-        hashes = _coldest(task, rows, crowded, exact=exact)
+        hashes = _coldest(task, rows, exact=exact)
         if state:
-            hashes = np.union1d(hashes, task.key_clock.coldest(state, state=True))
-        crowded = 0
+            hashes = np.union1d(hashes, task.key_lru.coldest(parts.states.hot_keys(task.task), state))
         if len(hashes):
             evicted = yield from evict_keys(parts, task, hashes)
             freed += evicted.freed_bytes + evicted.state_bytes
@@ -80,7 +84,7 @@ def relieve(
     return result
 
 
-def _coldest(task: TaskStorage, rows: int, crowded: int, *, exact: bool) -> Hashes:
+def _coldest(task: TaskStorage, rows: int, *, exact: bool) -> Hashes:
     """The keys to evict for `rows` bytes.
 
     Where it takes very many keys, twice the need: the work lies in looking at every run and copying what stays,
@@ -88,20 +92,35 @@ def _coldest(task: TaskStorage, rows: int, crowded: int, *, exact: bool) -> Hash
     bytes are an estimate and a second round would look at every run again. Never more for `exact` needs: there
     somebody's reserve is near.
     """
-    clock = task.key_clock
+    if rows <= 0:
+        return NO_HASHES
+    keys = hot_keys(_hot_copies(task))
     if exact:
-        return clock.coldest(rows, need_keys=crowded)
-    if clock.count >= MANY_KEYS:
-        hashes = clock.coldest(2 * rows, need_keys=crowded)
+        return task.key_lru.coldest(keys, rows)
+    if len(keys.hashes) >= MANY_KEYS:
+        hashes = task.key_lru.coldest(keys, 2 * rows)
         if len(hashes) >= MANY_KEYS:
             return hashes
-    return clock.coldest(rows + rows // 8, need_keys=crowded)
+    return task.key_lru.coldest(keys, rows + rows // 8)
 
 
-def _needs(parts: StorageParts, task: TaskStorage, floors: Mapping[Tenant, int] | None) -> dict[Tenant, int]:
+def _hot_copies(task: TaskStorage) -> Iterator[HotCopy]:
+    for store in task.attached():
+        index = store.state.index
+        for start in index.hot_buckets():
+            bucket = index.snapshot(start)
+            yield from (run.hot for run in (bucket.runs if bucket else ()) if run.hot is not None)
+
+
+def _needs(
+    parts: StorageParts, task: TaskStorage, floors: Mapping[Tenant, int] | None, incoming_bytes: int = 0
+) -> dict[Tenant, int]:
     """Bytes each tenant is to give back."""
     if floors is None:
-        return {tenant: parts.pool.relief_need(task.task, tenant) for tenant in Tenant}
+        incoming = {Tenant.WRITE_BUFFER: incoming_bytes}
+        return {
+            tenant: parts.pool.relief_need(task.task, tenant, incoming.get(tenant, 0)) for tenant in Tenant
+        }
     return {
         tenant: max(0, parts.pool.used(task.task, tenant) - floors[tenant]) if tenant in floors else 0
         for tenant in Tenant

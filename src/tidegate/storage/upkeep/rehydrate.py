@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from tidegate.storage.index.entries import RunEntry, Tenant
+from tidegate.storage.index.entries import RunEntry
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.parts import StorageParts, own_memory
 from tidegate.storage.tasks import AttachedStore, TaskStorage
@@ -33,13 +33,13 @@ def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, buck
         if lease is not None:
             held.callback(lease.close)
         cold = [run for run in captured[0].runs if not run.is_hot] if captured else []
-        if not cold or not _fits(parts, sum(run.nbytes for run in cold)):
+        if not cold or not parts.base_runs.has_room(task.task, sum(run.nbytes for run in cold)):
             return False
         started = parts.clock.monotonic_ms()
         yield "captured"
         pairs: list[tuple[RunEntry, RunEntry]] = []
         for run, stored in zip(cold, parts.load_all(task, store.spec, cold), strict=True):
-            hot = parts.put_hot(task, Tenant.BASE_RUNS, own_memory(stored, run.nbytes))
+            hot = parts.base_runs.put(task.task, own_memory(stored, run.nbytes))
             undo.push(partial(parts.drop_hot, task, [hot]))
             pairs.append((run, replace(run, hot=hot)))
         yield "loaded"
@@ -52,7 +52,3 @@ def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, buck
         nbytes = sum(run.nbytes for run in cold)
         parts.stats.rehydrated(task.task, runs=len(cold), nbytes=nbytes, ms=parts.ms_since(started))
         return True
-
-
-def _fits(parts: StorageParts, nbytes: int) -> bool:
-    return parts.pool.total + nbytes <= parts.pool.limit

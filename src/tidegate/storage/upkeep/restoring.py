@@ -81,11 +81,12 @@ def forget(parts: StorageParts, task: TaskStorage) -> None:
         gone = store.state.index.load((), next_order=0, max_cursor=None)
         parts.use.remove(task.task, gone.stored)
         store.next_seq = 0
+        store.cold_reads.clear()
     parts.use.remove(task.task, _refs(task.restored))
     task.restored, task.cursors = {}, {}
     parts.write_buffer.clear(task.task)
     parts.base_runs.clear(task.task)
-    task.key_clock.clear()
+    task.key_lru.clear()
     parts.retirement.clear(task.task)
     parts.backlog.drop(task.task)
 

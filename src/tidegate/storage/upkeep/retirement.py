@@ -5,7 +5,7 @@ pack is *retired*: put in the queue, where it waits until no reader pins it and 
 does `delete_once` remove it.
 
 R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
-R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded, by `revive` or by `clear`.
+R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded or by `clear`.
 R3  a failed delete is tried again later, each time after a longer pause.
 R4  without `deletes` nothing is ever queued: a master deletes, who knows what other processes need.
 
@@ -151,13 +151,6 @@ class BatchRetirementQueue:
             for pack in packs:
                 queue.setdefault(pack, _Retired())
             return len(queue) - before
-
-    def revive(self, task: str, packs: Iterable[str]) -> None:
-        """Take packs out of the queue: a restore made them live again."""
-        with self._lock:
-            queue = self._tasks.get(task, {})
-            for pack in packs:
-                queue.pop(pack, None)
 
     def delete_once(self, task: str, max_packs: int) -> Deletion:
         """Delete up to so many of the task's packs that nobody needs, oldest first."""

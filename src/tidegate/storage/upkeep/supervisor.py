@@ -1,19 +1,24 @@
 """Who does maintenance and when: in the background for a server, inline with a time budget for a task.
 
 The work of a task is a pass: compaction of its cold buckets and relief, then storing and evicting cold buckets,
-then moving runs out of packs that are mostly dead, then deletion of retired packs. A pass is one generator made of
+then bringing back buckets that readers ask for again and again, then moving runs out of packs that are mostly dead,
+then deletion of retired packs. A pass is one generator made of
 the operations' generators, so it can stop after any phase and go on later, and stopping it for good leaves nothing
 half done.
 
 S1  the newest buckets of a store (`hot_bucket_count`) are left alone: they are still being written. Only when
     one has very many runs that are small or of the same time is it compacted all the same, because reading it would
     suffer (`tiers.is_crowded`).
-S2  an error stops the task with its reason: every later call for the task raises it (see `TaskStorage`).
+S2  an error stops the task with its reason: every later call for the task raises it (see `TaskStorage`). A backend
+    that is out of reach harmed nothing: a background job tries again at its next turn, and stops the task only
+    after `UNAVAILABLE_MS` without success; an inline pass raises it to its caller, who may call again.
 S3  `start` twice is one set of jobs; `stop` returns when none of them runs any more.
 S4  an inline pass stops only where it rests or waits: nothing half done, nothing held that others wait for. So a
     checkpoint need not end it, and work that was begun is not thrown away. What it took beyond its budget, later
     calls do without.
 S5  runs that are stored are merged when they are many, not when they are two: what was written once is written again.
+S6  a bucket that was brought back stays until relief drops it or new rows come; there is never more of them than the
+    low watermarks allow, so that bringing back is no reason for relief.
 
 Background jobs run on the injected scheduler; no thread is started here.
 """
@@ -33,12 +38,15 @@ from tidegate.storage.upkeep.compact import compact
 from tidegate.storage.upkeep.dump import dump
 from tidegate.storage.upkeep.operations import RESTING, WAITING, Operation
 from tidegate.storage.upkeep.pressure import relieve
+from tidegate.storage.upkeep.rehydrate import rehydrate
 from tidegate.storage.upkeep.repack import measure, repack, sparse_segments
 from tidegate.storage.upkeep.tiers import is_crowded, is_unsettled
 
 CROWDED_HOT = 4  # times max_deltas runs, and a bucket is compacted although it is among the newest
 DUMP_BUCKETS = 64  # buckets stored in one round, so that a pass has many places to stop
 REST_BYTES = 4 << 20  # merged at a time by an inline pass: some 20 ms
+UNAVAILABLE_MS = 60_000  # how long a background job goes on trying while the backend is out of reach
+UNAVAILABLE_TRIES = 4  # and how often at least, where its turns are further apart
 
 
 @dataclass(slots=True)
@@ -107,13 +115,23 @@ class MaintenanceSupervisor:
     def _job(
         self, task: TaskStorage, upkeep: Upkeep, make: Callable[[TaskStorage], Operation[None]]
     ) -> Callable[[], None]:
+        tries, first_ms = 0, 0  # those that found the backend out of reach, since one that did not
+
         def run() -> None:
+            nonlocal tries, first_ms
             with upkeep.working:
                 if upkeep.stopping.is_set() or task.failure is not None:
                     return
                 operation = make(task)
                 try:
                     self._drive(operation, upkeep)
+                    tries = 0
+                except UnavailableError as error:
+                    now_ms = self._parts.clock.monotonic_ms()
+                    tries, first_ms = tries + 1, first_ms if tries else now_ms
+                    self._parts.stats.retried(task.task)
+                    if tries >= UNAVAILABLE_TRIES and now_ms - first_ms >= UNAVAILABLE_MS:
+                        self._failed(task, error)
                 except Exception as error:  # noqa: BLE001 - a job's edge: kept, and raised by the task's next call
                     self._failed(task, error)
                 finally:
@@ -202,13 +220,20 @@ class MaintenanceSupervisor:
         yield RESTING
 
     def dumping(self, task: TaskStorage) -> Operation[None]:
-        """Store cold buckets and let their hot copies go."""
+        """Store cold buckets and drop their hot copies; bring back those that are read again and again, as far as
+        there is room (S6)."""
         for store in task.attached():
             index = store.state.index
-            hot = self._cold(store, index.hot_buckets())
+            found = index.hot_buckets()
+            kept = store.cold_reads.kept(found) - set(index.unstored_buckets())
+            hot = [bucket for bucket in self._cold(store, found) if bucket not in kept]
             for start in range(0, len(hot), DUMP_BUCKETS):
                 some = hot[start : start + DUMP_BUCKETS]
                 yield from dump(self._parts, task, [(store, some)], evict=True)
+                yield RESTING
+            for bucket in store.cold_reads.take():
+                if (yield from rehydrate(self._parts, task, store, bucket)):
+                    store.cold_reads.keep(bucket)
                 yield RESTING
 
     def repacking(self, task: TaskStorage) -> Operation[None]:

@@ -80,6 +80,29 @@ def hot_window(tiers: Sequence[Tier]) -> tuple[int, int] | None:
     return best
 
 
+def small_window(
+    tiers: Sequence[Tier], most_bytes: int, *, max_tiers: int = MAX_TIERS
+) -> tuple[int, int] | None:
+    """As `choose_window`, but nothing of more than half of `most_bytes` is merged, and no more than that together.
+
+    For buckets of which not everything can be merged at once: what stays apart is few runs for its size.
+    """
+    stop = len(tiers)
+    while stop > 1:
+        first = stop
+        while first > 0 and 2 * tiers[first - 1].nbytes <= most_bytes:
+            first -= 1
+        window = choose_window(tiers[first:stop], max_tiers=max_tiers)
+        if window is not None:
+            low, high = first + window[0], first + window[1]
+            while sum(tier.nbytes for tier in tiers[low:high]) > most_bytes:
+                low += 1
+            if high - low > 1:
+                return low, high
+        stop = first - 1
+    return None
+
+
 def is_unsettled(merge: Merge, runs: Sequence[RunEntry]) -> bool:
     """Whether much of a small bucket may be unreachable once merged: tombstones, overwritten rows, partials.
 

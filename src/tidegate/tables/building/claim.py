@@ -99,6 +99,7 @@ class Claim:
             scheduler=self._scheduler,
             metrics=metrics,
         )
+        runtime.backlog.expect_jobs(1, 1)  # the drainer appends and prunes: while it waits, nobody makes room
         try:
             task = task_of(rules.shape)
             tokens = [commit.token for commit in known]

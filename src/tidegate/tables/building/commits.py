@@ -14,13 +14,11 @@ Thread rule: the draining thread's; `load` from any.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tidegate.errors import CommitGoneError, ConflictError, CorruptError, FencedError, InvalidError
+from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError, SignatureError
 from tidegate.tables.building.shape import TableShape
 
 if TYPE_CHECKING:
@@ -73,6 +71,8 @@ def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] 
             return None
         data, version = found
         commits = msgspec.msgpack.decode(data, type=CommitList)
+    except SignatureError:
+        raise
     except (CorruptError, msgspec.DecodeError) as error:
         raise CorruptError(
             f"the commits of table {table} cannot be read ({error}); restore them from a copy, or build the table anew "
@@ -86,21 +86,6 @@ def load_commits(backend: StorageBackend, table: str) -> tuple[CommitList, str] 
             f"{VERSION}): use that release, or a later one"
         )
     return commits, version
-
-
-@contextmanager
-def kept_commit(backend: StorageBackend, table: str, commit: Commit) -> Iterator[None]:
-    """Read a commit inside this: what is missing of one that is not kept any more raises `CommitGoneError`."""
-    try:
-        yield
-    except CorruptError as error:
-        found = load_commits(backend, table)
-        if found is not None and commit in found[0].commits:
-            raise  # damage
-        raise CommitGoneError(
-            f"commit {commit.number} of table {table} is not kept any more: its builder has made more than {KEPT} "
-            "newer ones while it was read; read the table again"
-        ) from error
 
 
 def next_epoch(backend: StorageBackend, table: str) -> int:

@@ -9,14 +9,13 @@ Thread rule: a value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
 from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
 from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.rules import policy_of
-from tidegate.tables.serdes.dead_letters import DeadLetterPolicy
+from tidegate.integrity.rules import OnError, policy_of, require_new_names
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
 
@@ -25,11 +24,12 @@ from tidegate.tables.serdes.windowed import require_raw
 class Consumed:
     """`Consumed(String(), Long())`.
 
-    `on_bad_value`: a value that its serde cannot read stops the table (`fail`) or becomes a dead letter (`skip`).
+    `on_value_error`: a value that its serde cannot read stops the table (`fail`), is left out and counted (`drop`) or
+    becomes a dead letter (`keep`).
     `on_gap`: when records aged out of the topic before the table saw them, go on at the earliest one there is, with
     a warning and a count (`earliest`), or stop (`fail`). `advance` is what every window start is a multiple of,
     where that is known: keys that break it are refused. Of dead letters at most `dead_letter_bytes` are kept; those
-    beyond are counted. `on_fault`: a record that is not what its producer sent becomes a dead letter (`keep`), is left
+    beyond are counted. `on_error`: a record that is not what its producer sent becomes a dead letter (`keep`), is left
     out (`drop`) or stops the table (`fail`), as in `Stream.validate`; before a push has ended every fault stops it.
     Producers silent for longer than `max_age` are forgotten, None for never.
     """
@@ -37,23 +37,30 @@ class Consumed:
     key: Serde[Any] | None = None
     value: Serde[Any] | None = None
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
-    on_bad_value: DeadLetterPolicy | str = DeadLetterPolicy.FAIL
+    on_value_error: OnError | str = OnError.FAIL
     on_gap: Literal["earliest", "fail"] = "earliest"
     advance: int | None = None
     dead_letter_bytes: int = 64 << 20
-    on_fault: str | Mapping[str, str] = "keep"
+    on_error: str | Mapping[str, str] = "keep"
     max_age: DurationLike | None = "7d"
+    on_fault: InitVar[object] = None  # old names: refused with the new one
+    on_bad_value: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, on_fault: object, on_bad_value: object) -> None:
+        if on_fault is not None:
+            require_new_names("Consumed(…, ", {"on_fault": on_fault}, {"on_fault": "on_error"})
+        if on_bad_value is not None:
+            given, new = {"on_bad_value": on_bad_value}, {"on_bad_value": "on_value_error"}
+            require_new_names("Consumed(…, ", given, new, {"skip": "keep"})
         for serde in (self.key, self.value):
             if serde is not None:
                 require_raw(serde)
-        object.__setattr__(self, "on_bad_value", DeadLetterPolicy.of(self.on_bad_value))
+        object.__setattr__(self, "on_value_error", OnError.of(self.on_value_error))
         if self.isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidError(f"isolation={self.isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         if self.on_gap not in ("earliest", "fail"):
             raise InvalidError(f"on_gap={self.on_gap!r}: choose 'earliest' or 'fail'")
-        policy_of(self.on_fault)
+        policy_of(self.on_error)
         max_age_of(self.max_age)
         if self.dead_letter_bytes < 0:
             raise InvalidError(f"dead_letter_bytes={self.dead_letter_bytes}: give 0 or more")

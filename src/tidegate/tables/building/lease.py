@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tidegate.clock import Clock
-from tidegate.errors import ConflictError, CorruptError, FencedError
+from tidegate.errors import ConflictError, CorruptError, FencedError, SignatureError
 from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Lease:
         self._owner = randomness.uuid().hex
         self._version: str | None = None
         self.epoch = 0
+        self.was_left = False  # whether it was taken from an owner who had not given it up
         self._renew_at = 0
         self._duty, self._remedy = duty, remedy
 
@@ -70,6 +71,7 @@ class Lease:
         if held is not None and self.is_alive(held):
             return held
         self.epoch = max(at_least, 1 if held is None else held.epoch + 1)
+        self.was_left = held is not None and bool(held.owner)
         try:
             self._publish(version)
         except ConflictError:
@@ -107,6 +109,15 @@ class Lease:
         self._version = self._backend.publish(self._name, msgspec.msgpack.encode(held), expected=expected)
         self._renew_at = now_ms + self._ttl_ms // 3
 
+    def overdue_owner(self) -> Held | None:
+        """Who did not renew in time, yet is a living process of this machine: stopped, or very busy; None: nobody."""
+        found = read_lease(self._backend, self._name)
+        if found is None or not found[0].owner or found[0].owner == self._owner:
+            return None
+        held = found[0]
+        is_over = held.until_ms <= self._clock.now_ms()
+        return held if is_over and held.host == socket.gethostname() and _runs(held.pid) else None
+
     def is_alive(self, held: Held) -> bool:
         """Whether whoever has it may still be at work."""
         if not held.owner or held.until_ms <= self._clock.now_ms():
@@ -118,6 +129,8 @@ def read_lease(backend: StorageBackend, name: str) -> tuple[Held, str] | None:
     """Who has the lease, and its version; None when nobody ever had."""
     try:
         found = backend.read_published(name)
+    except SignatureError:
+        raise
     except CorruptError as error:
         raise CorruptError(f"{name} is damaged; {_REMEDY}", path=name, kafka_name=None) from error
     if found is None:

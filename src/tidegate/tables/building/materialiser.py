@@ -24,28 +24,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.clock import Clock
-from tidegate.errors import (
-    FencedError,
-    UnavailableError,
-)
+from tidegate.errors import FencedError, OverloadError, UnavailableError
+from tidegate.integrity.rules import OnError
 from tidegate.integrity.validator import Judged, reasons_of
 from tidegate.metrics import Metrics
-from tidegate.tables.building.applying import Letters, take_records
+from tidegate.tables.building.applying import Int64s, Letters, Taken, count_put, take_records, warn_about
 from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT, Commit, Commits
 from tidegate.tables.building.consuming import TopicTail, TopicWatch
 from tidegate.tables.building.lease import Lease
 from tidegate.tables.building.letter_box import LetterBox
 from tidegate.tables.building.order_watch import OrderWatch
-from tidegate.tables.building.partition_state import Counts, PartitionState
+from tidegate.tables.building.partition_state import Counts, PartitionState, open_store
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.building.validating import Validation
 from tidegate.tables.queries.changes import ChangeHub
-from tidegate.tables.serdes.dead_letters import DeadLetterPolicy, DeadLetters
-from tidegate.windows.stores.time_segments import TimeSegments
+from tidegate.tables.serdes.dead_letters import DeadLetters
+from tidegate.windows.stores.segmented_store import PreparedPut
 
 PAUSE_MS = 50
 MAINTAIN_MS = 20
@@ -92,9 +89,10 @@ class Materialiser:
         self._clock = clock
         self._cadence = cadence
         self._letters = Letters.of(source.rules)
-        self._faulty = DeadLetters(source.rules.shape.topic, DeadLetterPolicy.SKIP)
+        self._faulty = DeadLetters(source.rules.shape.topic, OnError.KEEP)
         self._box = LetterBox(source)
-        self._segments = {state.partition: _opened_segments(source, state) for state in source.partitions}
+        context = source.runtime.context(source.task)
+        self._stores = {state.partition: open_store(context, state) for state in source.partitions}
         self._order = OrderWatch(source, clock)
         self._states = {state.partition: state for state in source.partitions}
         now_ms = clock.now_ms()
@@ -316,28 +314,37 @@ class Materialiser:
         if records.num_rows == 0:
             return
         taken = take_records(self.source.rules, records, state.observed_ms, state.newest_ms, self._letters)
-        self._order.look(state, taken)
-        changed = self.changes.before(state, taken.rows)
-        writer, task, rows = self.source.runtime.writer(), self.source.task, taken.rows
-        if len(taken.seen.ts):
-            # As a store's put does: enter the time segments first (which drops expired ones), write second.
-            self._segments[state.partition].enter_segments(taken.seen.ts, taken.observed_ms)
-            first = state.expiry.first_live_ts(taken.observed_ms)
-            if int(taken.seen.ts.min()) < first:
-                rows = rows.filter(pc.greater_equal(rows.column("ts"), first))
-        appended = writer.append(task, state, rows) if rows.num_rows else None
+        prepared = self._prepare(state, taken)
+        try:
+            rows, seen = count_put(state.shape, taken, prepared.result)
+            self._order.look(state, rows)
+            changed = self.changes.before(state, rows)
+        except BaseException:
+            prepared.undo()
+            raise
         with self.source.cut:
-            if appended is not None:
-                state.index.insert(appended)
             state.observed_ms, state.newest_ms = taken.observed_ms, taken.newest_ms
-        state.cells.note(*taken.seen, state.readable_from)
+            prepared.commit()
+        state.cells.note(*seen, state.readable_from)
         taken.counts.letters_not_kept = self._box.put(self._letters.keys) + self._box.put(
             self._letters.values
         )
-        self._count(state, taken.counts)
-        if writer.is_over_limit(task):
-            writer.relieve(task)
+        self._count(state, taken.counts, taken.dropped)
         self.changes.publish(changed)
+
+    def _prepare(self, state: PartitionState, taken: Taken) -> PreparedPut:
+        """Give the rows to the store.
+
+        When there is no room, the time segments that these rows make old are dropped first: a builder that has to stop
+        all the same goes back to its last commit, which has them.
+        """
+        store = self._stores[state.partition]
+        try:
+            return store.prepare(taken.rows, stream_time=taken.stream_time)
+        except OverloadError:
+            if not store.advance(taken.observed_ms):
+                raise
+        return store.prepare(taken.rows, stream_time=taken.stream_time)
 
     def _set_aside(self, state: PartitionState, records: pa.RecordBatch, judged: Judged) -> None:
         """Keep the faulty records of a batch as dead letters, and count them and those that are dropped."""
@@ -353,9 +360,12 @@ class Materialiser:
             keys=records.column("key"),
             values=records.column("value"),
         )
-        self._count(state, Counts(faulty=faulty, letters_not_kept=self._box.put(self._faulty)))
+        offsets = records.column("offset").to_numpy()[judged.aside | judged.dropped]
+        kept = Counts(faulty=faulty, letters_not_kept=self._box.put(self._faulty))
+        self._count(state, kept, {"faulty": offsets})
 
-    def _count(self, state: PartitionState, counts: Counts) -> None:
+    def _count(self, state: PartitionState, counts: Counts, dropped: Mapping[str, Int64s]) -> None:
+        warn_about(self.source.rules, state, dropped)
         for outcome in counts.__struct_fields__:
             number = getattr(counts, outcome)
             if number:
@@ -368,15 +378,6 @@ class Materialiser:
                 return
             if not self._threads:  # one thread does both: make room itself
                 self.drain_once()
-
-
-def _opened_segments(source: TableSource, state: PartitionState) -> TimeSegments:
-    """The time segments that the restored rows lie in, but for those that are too old."""
-    context = source.runtime.context(source.task)
-    segments = TimeSegments(context, state, state.expiry)
-    if state.shape.is_windowed:
-        segments.open_existing(state.observed_ms)
-    return segments
 
 
 def kept_checkpoints() -> int:

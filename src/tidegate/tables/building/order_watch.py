@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.storage import RangeRequest, Time
-from tidegate.tables.building.applying import Taken
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.source import TableSource
 
@@ -36,9 +35,8 @@ class OrderWatch:
         self._clock = clock
         self._told: dict[int, int] = {}
 
-    def look(self, state: PartitionState, taken: Taken) -> None:
+    def look(self, state: PartitionState, rows: pa.RecordBatch) -> None:
         """`state` is as it was before the batch."""
-        rows = taken.rows
         if rows.num_rows == 0:
             return
         times = rows.column("value_ts").to_numpy()

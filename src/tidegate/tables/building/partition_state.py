@@ -27,10 +27,14 @@ import msgspec
 import pyarrow as pa
 
 from tidegate.errors import CorruptError
-from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.tables.building.cells import Cell, OffsetCells
 from tidegate.tables.building.shape import TableShape
 from tidegate.windows.stores.expiry import NOTHING_OBSERVED
+from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.session_store import SessionStore
+from tidegate.windows.stores.state import StoreState
+from tidegate.windows.stores.window_store import WindowStore
 
 NEVER: Final = -1
 EARLIEST: Final = -(2**63)
@@ -75,14 +79,14 @@ class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     verdicts: dict[str, int] | None = None
 
 
-class PartitionState:
-    """A `BucketIndexState` with its progress."""
+class PartitionState(StoreState):
+    """A store's state with its progress."""
 
     def __init__(self, shape: TableShape, partition: int) -> None:
         self.shape = shape
         self.partition = partition
         width = shape.segment_ms if shape.is_windowed else KEY_BUCKET_MS
-        self._index = BucketIndex(
+        super().__init__(
             StoreSpec(
                 name=f"partition-{partition}",
                 merge=Merge.LAST,
@@ -106,8 +110,9 @@ class PartitionState:
         self._is_frozen = False
 
     @property
-    def index(self) -> BucketIndex:
-        return self._index
+    def stream_time(self) -> int:
+        """The observed time: the largest window start (session end) of its records."""
+        return self.observed_ms
 
     @property
     def readable_from(self) -> int:
@@ -148,8 +153,11 @@ class PartitionState:
         return self._saved
 
     def restore_extra(self, data: bytes) -> None:
-        if not data:
-            return
+        if data:
+            self._restore(data)
+        self.restored()
+
+    def _restore(self, data: bytes) -> None:
         try:
             found = msgspec.msgpack.decode(data, type=Progress)
         except msgspec.DecodeError as error:
@@ -166,3 +174,13 @@ class PartitionState:
         self.next_offset, self.observed_ms = found.next_offset, found.observed_ms
         self.newest_ms, self.drainer, self.counts = found.newest_ms, found.drainer, found.counts
         self.cells.cells, self.live, self.verdicts = found.cells, found.live, found.verdicts
+
+
+def open_store(context: RuntimeContext, state: PartitionState) -> WindowStore | SessionStore | KeyValueStore:
+    """The store that the builder writes a partition through; opening it drops expired time segments."""
+    shape = state.shape
+    if shape.kind == "key":
+        return KeyValueStore(context, state)
+    if shape.kind == "session":
+        return SessionStore(context, state, retention=shape.retention_ms)
+    return WindowStore(context, state, retention=shape.retention_ms)

@@ -15,7 +15,6 @@ they are read. A windowed topic in a key-value store would lose its retention an
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -25,6 +24,7 @@ import msgspec
 from tidegate.durations import DurationLike, duration_ms, format_duration
 from tidegate.errors import InvalidError
 from tidegate.log.topics.topics import check_topic_name
+from tidegate.storage.backends.port import check_state_name
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import (
     KeyValueSupplier,
@@ -38,7 +38,6 @@ from tidegate.windows.stores.expiry import Expiry, default_interval_ms
 
 Kind = Literal["window", "session", "key"]
 DEFAULT_RETENTION_MS: Final = 86_400_000
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,149}\Z")
 _SUPPLIER_OF = {"window": WindowSupplier, "session": SessionSupplier, "key": KeyValueSupplier}
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class TableRules:
     key: Serde[Any]
     value: Serde[Any]
     consumed: Consumed
-    on_bad_key: str
+    on_key_error: str
 
     @property
     def key_format(self) -> KeyFormat:
@@ -111,7 +110,7 @@ def table_rules(
     materialized: Materialized | None = None,
     key_format: str = "changelog",
     retention: DurationLike | None = None,
-    on_bad_key: str = "fail",
+    on_key_error: str = "fail",
 ) -> TableRules:
     """The table asked for, or the error that says what is wrong with it."""
     consumed = Consumed() if consumed is None else consumed
@@ -123,8 +122,8 @@ def table_rules(
     check_topic_name(topic)
     size_ms = _window_size(size) if kind == "window" else 0
     _check_supplier(kind, materialized, size_ms)
-    if on_bad_key not in ("fail", "skip"):
-        raise InvalidError(f"on_bad_key={on_bad_key!r}: choose 'fail' or 'skip'")
+    if on_key_error not in ("fail", "drop", "keep"):
+        raise InvalidError(f"on_key_error={on_key_error!r}: choose 'fail', 'drop' or 'keep'")
     if key_format not in ("changelog", "topic"):
         raise InvalidError(f"key_format={key_format!r}: choose 'changelog' or 'topic'")
     retention_ms = 0 if kind == "key" else _retention(topic, size_ms, retention, materialized)
@@ -132,7 +131,7 @@ def table_rules(
     value = materialized.value or consumed.value or Bytes()
     shape = TableShape(
         kind=kind,
-        name=_name(materialized.store_name or topic),
+        name=check_state_name("table", materialized.store_name or topic),
         topic=topic,
         partitions=partitions,
         key_format={"session": "session", "key": ""}.get(kind, key_format),
@@ -146,7 +145,7 @@ def table_rules(
         logger.info(
             "topic %s is read with key_format=%r; if its keys are refused, try %r", topic, key_format, other
         )
-    return TableRules(shape, key, value, consumed, on_bad_key)
+    return TableRules(shape, key, value, consumed, on_key_error)
 
 
 def _window_size(size: DurationLike | None) -> int:
@@ -199,11 +198,3 @@ def _retention(topic: str, size_ms: int, retention: DurationLike | None, materia
     retention_ms = max(size_ms, DEFAULT_RETENTION_MS)
     logger.info("table over %s keeps windows for %s (the default)", topic, format_duration(retention_ms))
     return retention_ms
-
-
-def _name(name: str) -> str:
-    if name == ".checkpoint" or not _NAME.match(name):
-        raise InvalidError(
-            f"table name {name!r}: use letters, digits, '.', '_' and '-', not starting with a dot"
-        )
-    return name

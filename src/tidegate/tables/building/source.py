@@ -11,22 +11,27 @@ Thread rule: reading from any thread; `Snapshot.show` and `close` by one at a ti
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import BucketIndex, Merge, StorageConfig, StoreSpec, WorkerStorageRuntime
-from tidegate.tables.building.commits import Commit
+from tidegate.tables.building.commits import KEPT, Commit, load_commits
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
+
+READERS: Final = 32  # loads at once: they mostly wait for files, and what they merge is bounded apart
+At = TypeVar("At")
+Source = TypeVar("Source")
 
 LETTERS = StoreSpec(
     name="dead-letters",
@@ -120,35 +125,94 @@ def task_of(shape: TableShape) -> str:
     return shape.name
 
 
-class Snapshot:
-    """A table as one of its commits left it."""
+class Snapshot(Generic[At, Source]):
+    """A table as one commit left it: metadata restored from the tokens of its storage tasks, nothing ever written."""
 
-    def __init__(self, backend: StorageBackend, rules: TableRules, commit: Commit, *, clock: Clock) -> None:
-        self._rules = rules
+    def __init__(
+        self,
+        backend: StorageBackend,
+        config: StorageConfig,
+        commit: At,
+        tokens: Mapping[str, bytes],
+        attach: Callable[[WorkerStorageRuntime], Source],
+        *,
+        clock: Clock,
+    ) -> None:
+        """`attach` gives the restored runtime the stores of the table; what it returns is what is read."""
         self.backend = backend
+        config = replace(config, max_inflight_loads=READERS)
         self._runtime = WorkerStorageRuntime.open(
-            StorageConfig(retained_checkpoints=2), kept_open(backend), clock=clock, scheduler=NoScheduler()
+            config, kept_open(backend), clock=clock, scheduler=NoScheduler()
         )
-        self._source: TableSource | None = None
-        self.commit = commit
-        self.show(commit)
+        try:
+            self.show(commit, tokens)
+            self.source = attach(self._runtime)
+        except BaseException:
+            self._runtime.close()
+            raise
 
-    @property
-    def source(self) -> TableSource:
-        if self._source is None:
-            raise RuntimeError("a snapshot shows a commit from its first line on")
-        return self._source
-
-    def show(self, commit: Commit) -> None:
-        """Move to another commit; packs that are open stay open."""
-        task = task_of(self._rules.shape)
-        self._runtime.apply_checkpoint(task, commit.token)
+    def show(self, commit: At, tokens: Mapping[str, bytes]) -> None:
+        """Move to another commit of the same tasks; packs that are open stay open."""
+        for task, token in tokens.items():
+            self._runtime.apply_checkpoint(task, token or None)
         self.commit = commit
-        if self._source is None:
-            self._source = attach(self._runtime, self._rules)
 
     def close(self) -> None:
         self._runtime.close()
+
+
+def stored_snapshot(
+    backend: StorageBackend, rules: TableRules, commit: Commit, *, clock: Clock
+) -> StoredSnapshot:
+    """A table that is built from a topic, as this commit left it."""
+    tokens = {task_of(rules.shape): commit.token}
+    config = StorageConfig(retained_checkpoints=2)
+    return Snapshot(backend, config, commit, tokens, partial(attach, rules=rules), clock=clock)
+
+
+StoredCommit: TypeAlias = tuple[TableShape, Commit]
+StoredSnapshot: TypeAlias = "Snapshot[Commit, TableSource]"
+
+
+class StoredCommits:
+    """The commits of a table that is built from a topic, for a `CommitFollower`."""
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        name: str,
+        rules_of: Callable[[TableShape], TableRules],
+        *,
+        clock: Clock,
+        only: StoredCommit | None = None,
+    ) -> None:
+        """`rules_of` gives the rules to read a stored shape with; with `only` that commit is served, whatever comes."""
+        self.name = name
+        self._backend, self._rules_of, self._clock, self._only = backend, rules_of, clock, only
+
+    def newest(self) -> StoredCommit | None:
+        if self._only is not None:
+            return self._only
+        found = load_commits(self._backend, self.name)
+        return None if found is None or not found[0].commits else (found[0].shape, found[0].commits[-1])
+
+    def open(self, commit: StoredCommit) -> StoredSnapshot:
+        return stored_snapshot(self._backend, self._rules_of(commit[0]), commit[1], clock=self._clock)
+
+    def fits(self, view: StoredSnapshot, commit: StoredCommit) -> bool:
+        return view.source.rules.shape == commit[0]
+
+    def show(self, view: StoredSnapshot, commit: StoredCommit) -> None:
+        view.show(commit[1], {task_of(commit[0]): commit[1].token})
+
+    def gone(self, commit: StoredCommit) -> str:
+        found = load_commits(self._backend, self.name)
+        if found is not None and commit[1] in found[0].commits:
+            return ""
+        return (
+            f"commit {commit[1].number} of table {self.name} is not kept any more: its builder has made more than "
+            f"{KEPT} newer ones while it was read; read the table again"
+        )
 
 
 class _KeptOpen:

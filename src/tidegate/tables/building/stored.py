@@ -5,27 +5,25 @@ For looking around and for tools; an application opens its table with the log it
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.tables.building.commits import Commit, load_commits, stored_tables
+from tidegate.tables.building.commits import load_commits, stored_tables
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import Snapshot
-from tidegate.tables.key_table import KeyTableAt
+from tidegate.tables.building.source import StoredCommit, StoredCommits, StoredSnapshot
+from tidegate.tables.commit_follower import CommitFollower, PinnedCommit
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.sessioned_table import SessionedTableAt
-from tidegate.tables.table import TableAt
-from tidegate.tables.windowed_table import WindowedTableAt
+from tidegate.tables.topic_table import TableAt
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
-__all__ = ["SERDES", "open_commit", "open_committed", "serde_named", "stored_tables"]
+__all__ = ["SERDES", "follow_stored", "open_committed", "serde_named", "stored_tables", "table_at"]
 
-KINDS: dict[str, type[TableAt]] = {"window": WindowedTableAt, "session": SessionedTableAt, "key": KeyTableAt}
 _ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
 SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
 
@@ -52,27 +50,29 @@ def open_committed(
         raise InvalidError(
             f"commit {number} of table {name} is not kept; there are {commits[0].number} to {commits[-1].number}"
         )
-    return open_commit(backend, shape, chosen, clock=clock, key=key, value=value)
+    rules_of = partial(stored_rules, key=key, value=value)
+    only = StoredCommits(backend, name, rules_of, clock=clock, only=(shape, chosen))
+    return TableAt(CommitFollower(only, clock))
 
 
-def open_commit(
-    backend: StorageBackend,
-    shape: TableShape,
-    commit: Commit,
-    *,
-    clock: Clock,
-    key: Serde[Any] | None = None,
-    value: Serde[Any] | None = None,
-) -> TableAt:
-    """A stored table as this commit left it, whatever its list of commits says by now."""
-    rules = TableRules(
-        shape,
-        key or serde_named(shape.key_serde),
-        value or serde_named(shape.value_serde),
-        Consumed(),
-        "fail",
-    )
-    return KINDS[shape.kind](Snapshot(backend, rules, commit, clock=clock), rules)
+def follow_stored(
+    backend: StorageBackend, name: str, *, clock: Clock
+) -> CommitFollower[StoredCommit, StoredSnapshot]:
+    """A stored table at its newest commit, also where it is made anew as another kind of table."""
+    return CommitFollower(StoredCommits(backend, name, stored_rules, clock=clock), clock)
+
+
+def table_at(snapshot: StoredSnapshot) -> TableAt:
+    """The queries of a snapshot that is pinned."""
+    return TableAt(PinnedCommit(snapshot))
+
+
+def stored_rules(
+    shape: TableShape, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None
+) -> TableRules:
+    """How a table is read by somebody who knows no more than its list of commits says."""
+    key, value = key or serde_named(shape.key_serde), value or serde_named(shape.value_serde)
+    return TableRules(shape, key, value, Consumed(), "fail")
 
 
 def serde_named(written: str) -> Serde[Any]:

@@ -41,7 +41,7 @@ class Validation:
         self, log: Any, state: PartitionState, *, now_ms: int, metrics: Metrics, consumed: Consumed
     ) -> None:
         topic = state.shape.topic
-        rules = replace(rules_of(log, topic, state.partition), otherwise=policy_of(consumed.on_fault))
+        rules = replace(rules_of(log, topic, state.partition), otherwise=policy_of(consumed.on_error))
         self.replica = Replica(
             topic, state.partition, rules=rules, max_age_ms=max_age_of(consumed.max_age), metrics=metrics
         )

@@ -34,7 +34,7 @@ from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.queries.reading import rows_of_key
-from tidegate.tables.queries.results import Row, Rows, window_of
+from tidegate.tables.queries.results import Row, Rows, StoredForm, window_of
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, encode_key
 
 MOST_WAITING: Final = 100_000  # offsets beyond the table's position that are looked at
@@ -178,7 +178,7 @@ def explain(source: TableSource, log: Any, key: bytes, ts: int, seq: int) -> Exp
 
 def _present(source: TableSource, key: bytes, ts: int, seq: int) -> Rows:
     batches = [batch.filter(pc.equal(batch.column("seq"), seq)) for batch in rows_of_key(source, key, ts, ts)]
-    return Rows.of(batches, source.rules)
+    return Rows.of(batches, StoredForm(source.rules))
 
 
 def _raw_key(shape: TableShape, key: bytes, ts: int, seq: int) -> bytes:

@@ -11,7 +11,7 @@ from tidegate.errors import TidegateError
 from tidegate.notebook import SHOWN_ROWS, cell, facts_html, grid_html, grid_text
 
 if TYPE_CHECKING:
-    from tidegate.tables.table import Table
+    from tidegate.tables.topic_table import TopicTable
 
 
 def rows_html(table: pa.Table, total: int | None) -> str:
@@ -25,7 +25,7 @@ def rows_text(table: pa.Table, total: int | None) -> str:
     return grid_text(table.column_names, _values(table), total=total)
 
 
-def table_html(table: Table) -> str:
+def table_html(table: TopicTable) -> str:
     """What the table is and some of its rows: the first batch of a scan, no more."""
     shape = table.rules.shape
     told = facts_html(
@@ -45,7 +45,7 @@ def table_html(table: Table) -> str:
     return told + ("<p>no rows</p>" if shown is None else rows_html(shown, None))
 
 
-def some_rows(table: Table) -> pa.Table | None:
+def some_rows(table: TopicTable) -> pa.Table | None:
     """The first batch of a scan, no more; None when there is nothing."""
     first = next(table.batches(batch_rows=SHOWN_ROWS, timeout=0), None)
     return None if first is None else pa.Table.from_batches([first]).slice(0, SHOWN_ROWS)

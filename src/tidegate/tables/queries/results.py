@@ -1,8 +1,9 @@
 """The answer to a query: rows of a table as Python values, Arrow, pandas or polars.
 
-Columns: key, window_start, window_end (not for plain keys), value, timestamp, partition, offset. Keys and values are
-read with the table's serdes; a value of declared JSON fields is a struct. `timestamp` is that of the record that set
-the value, null where it had none.
+A `RowForm` says what a kind of table stores and how that becomes values. The columns of a table over a topic: key,
+window_start, window_end (not for plain keys), value, timestamp, partition, offset. Keys and values are read with the
+table's serdes; a value of declared JSON fields is a struct. `timestamp` is that of the record that set the value, null
+where it had none.
 
 Thread rule: values.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import pyarrow as pa
@@ -27,43 +28,62 @@ RAW_NAMES = ("key", "ts", "seq", "value", "value_ts", "offset", "partition")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One window of one key; `window` is None in a table of plain keys."""
+    """One window of one key; `window` is None in a table of plain keys.
+
+    `partition` and `offset` are whole numbers, those of the record that set the value; None where many make it.
+    """
 
     key: Any
     window: TimeWindow | SessionWindow | None
     value: Any
     timestamp: int | None
-    partition: int
-    offset: int
+    partition: Any = None
+    offset: Any = None
 
 
-def window_of(shape: TableShape, ts: int, seq: int) -> TimeWindow | SessionWindow | None:
-    """The window of a stored row."""
-    if shape.kind == "window":
-        return TimeWindow(ts, min(ts + shape.size_ms, LATEST))
-    return SessionWindow(seq, ts) if shape.kind == "session" else None
+class RowForm(Protocol):
+    """How the stored rows of one kind of table become values."""
+
+    @property
+    def name(self) -> str:
+        """The table's."""
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns of rows as they are found."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that rows of an answer are sorted by."""
+
+    def typed(self, stored: pa.Table) -> pa.Table:
+        """Rows as users see them."""
+
+    def values(self, stored: pa.Table) -> Iterator[Row]:
+        """The same as Python values."""
 
 
 class Rows(Sequence[Row]):
     """The rows of an answer: iterate them, or take them as a table."""
 
-    def __init__(self, raw: pa.Table, rules: TableRules) -> None:
-        self._raw = raw
-        self._rules = rules
+    def __init__(self, stored: pa.Table, form: RowForm) -> None:
+        self._stored = stored
+        self._form = form
         self._table: pa.Table | None = None
 
     @classmethod
-    def of(cls, batches: Sequence[pa.RecordBatch], rules: TableRules, *, backward: bool = False) -> Rows:
-        """Rows in order of key bytes, then window; backwards if asked."""
-        raw = pa.Table.from_batches(batches, RAW_SCHEMA)
-        if raw.num_rows > 1:
+    def of(cls, batches: Sequence[pa.RecordBatch], form: RowForm, *, backward: bool = False) -> Rows:
+        """Rows in order of key, then window; backwards if asked."""
+        stored = pa.Table.from_batches(batches, form.stored)
+        if stored.num_rows > 1:
             direction = "descending" if backward else "ascending"
-            names = ("key", "ts", "seq", "partition")
-            raw = raw.take(pc.sort_indices(raw, sort_keys=[(name, direction) for name in names]))
-        return cls(raw, rules)
+            stored = stored.take(
+                pc.sort_indices(stored, sort_keys=[(name, direction) for name in form.order])
+            )
+        return cls(stored, form)
 
     def __len__(self) -> int:
-        return int(self._raw.num_rows)
+        return int(self._stored.num_rows)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -73,43 +93,36 @@ class Rows(Sequence[Row]):
 
     def __getitem__(self, index: int | slice) -> Row | Rows:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            return Rows(self._raw.take(pa.array(range(start, stop, step), pa.int64())), self._rules)
+            rows = pa.array(range(*index.indices(len(self))), pa.int64())
+            return Rows(self._stored.take(rows), self._form)
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        return next(iter(Rows(self._raw.slice(index % len(self), 1), self._rules)))
+        return next(self._form.values(self._stored.slice(index % len(self), 1)))
 
     def __iter__(self) -> Iterator[Row]:
-        shape, value_of = self._rules.shape, self._rules.value.decode
-        key_of = self._rules.key.decode
-        for row in self._raw.to_pylist():
-            yield Row(
-                key_of(row["key"]),
-                window_of(shape, row["ts"], row["seq"]),
-                value_of(row["value"]),
-                None if row["value_ts"] < 0 else row["value_ts"],
-                row["partition"],
-                row["offset"],
-            )
+        return self._form.values(self._stored)
 
     def __repr__(self) -> str:
-        return f"Rows({len(self)} of {self._rules.shape.name})"
+        return f"Rows({len(self)} of {self._form.name})"
 
     def _repr_html_(self) -> str:
         from tidegate.tables.queries.html import rows_html
 
-        return rows_html(Rows(self._raw.slice(0, SHOWN_ROWS), self._rules).to_arrow(), len(self))
+        return rows_html(self._first(), len(self))
 
     def show(self) -> None:
         """Print the first rows."""
         from tidegate.tables.queries.html import rows_text
 
-        print(rows_text(Rows(self._raw.slice(0, SHOWN_ROWS), self._rules).to_arrow(), len(self)))
+        print(rows_text(self._first(), len(self)))
+
+    def _first(self) -> pa.Table:
+        return self._form.typed(self._stored.slice(0, SHOWN_ROWS))
 
     def to_arrow(self) -> pa.Table:
         """One table with typed keys and values."""
         if self._table is None:
-            self._table = typed(self._raw, self._rules)
+            self._table = self._form.typed(self._stored)
         return self._table
 
     def to_pandas(self) -> Any:
@@ -123,6 +136,47 @@ class Rows(Sequence[Row]):
                 "polars is not installed: pip install 'tidegate[polars]', then try again"
             ) from None
         return polars.from_arrow(self.to_arrow())
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """Rows of a table over a topic: bytes, read with the table's serdes."""
+
+    rules: TableRules
+
+    @property
+    def name(self) -> str:
+        return self.rules.shape.name
+
+    @property
+    def stored(self) -> pa.Schema:
+        return RAW_SCHEMA
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return ("key", "ts", "seq", "partition")
+
+    def typed(self, stored: pa.Table) -> pa.Table:
+        return typed(stored, self.rules)
+
+    def values(self, stored: pa.Table) -> Iterator[Row]:
+        shape, key_of, value_of = self.rules.shape, self.rules.key.decode, self.rules.value.decode
+        for row in stored.to_pylist():
+            yield Row(
+                key_of(row["key"]),
+                window_of(shape, row["ts"], row["seq"]),
+                value_of(row["value"]),
+                None if row["value_ts"] < 0 else row["value_ts"],
+                row["partition"],
+                row["offset"],
+            )
+
+
+def window_of(shape: TableShape, ts: int, seq: int) -> TimeWindow | SessionWindow | None:
+    """The window of a stored row."""
+    if shape.kind == "window":
+        return TimeWindow(ts, min(ts + shape.size_ms, LATEST))
+    return SessionWindow(seq, ts) if shape.kind == "session" else None
 
 
 def typed(raw: pa.Table, rules: TableRules) -> pa.Table:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import InvalidError, TidegateWarning
+from tidegate.errors import TidegateWarning, UnsupportedError
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.serdes.named import serde_from
 
@@ -29,15 +28,10 @@ def spark_frame(
 ) -> Any:
     """The table at a commit; the last one when none is given.
 
-    Executors open the table themselves, so it must lie in a folder that they share. Serdes travel as their names; what
-    no name says is left as bytes, with a warning.
+    Executors open the table themselves, so it must lie in a folder that they share, or in an object store whose
+    settings are in their environment. Serdes travel as their names; what no name says is left as bytes, with a warning.
     """
-    root: Path | None = getattr(backend, "root", None)
-    if root is None:
-        raise InvalidError(
-            f"table {rules.shape.name} lies in a backend of kind {backend.kind}, which Spark's processes cannot open "
-            "from here; of an object store read spark.read.format('tidegate.table').option('state', ADDRESS)"
-        )
+    address = address_for_spark(backend, rules.shape.name)
     serdes: dict[str, str] = {}
     for name, serde in (("key", rules.key), ("value", rules.value)):
         if serde_from(repr(serde)) is None:
@@ -48,4 +42,15 @@ def spark_frame(
             )
         serdes[name] = repr(serde) if serde_from(repr(serde)) is not None else "bytes"
     frame = import_module("tidegate.spark.tables.source").table_frame
-    return frame(spark, str(root.absolute()), rules.shape.name, commit=commit, columns=columns, **serdes)
+    return frame(spark, address, rules.shape.name, commit=commit, columns=columns, **serdes)
+
+
+def address_for_spark(backend: StorageBackend, table: str) -> str:
+    """Where Spark's processes find the table."""
+    if backend.address is None:
+        raise UnsupportedError(
+            f"table {table} lies in a backend of kind {backend.kind} that Spark's processes cannot open by its "
+            "address; of an object store with settings of its own read "
+            "spark.read.format('tidegate.table').option('state', ADDRESS).option('storage.…', …)"
+        )
+    return backend.address

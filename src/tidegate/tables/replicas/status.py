@@ -129,7 +129,7 @@ def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
         if published is not None:
             try:
                 found.append(msgspec.json.decode(published[0], type=ReplicaStatus))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue  # news of another release: the next one will be readable, or not be asked
     return sorted(found, key=lambda status: status.replica)
 

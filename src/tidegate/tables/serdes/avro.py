@@ -18,6 +18,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -42,17 +43,34 @@ _LOGICAL: Final = {
 
 
 class Avro:
-    """Avro values of one declared schema, under one subject (for values of a topic: `<topic>-value`)."""
+    """Avro values of one declared schema, under one subject (for values of a topic: `<topic>-value`).
+
+    A stream does not start where a field that its state depends on is null in every sampled record; `optional` names
+    the fields that may be.
+    """
 
     name = "avro"
     fixed_bytes: int | None = None
 
-    def __init__(self, schema: str | dict[str, Any], *, registry: SchemaRegistry, subject: str) -> None:
+    def __init__(
+        self,
+        schema: str | dict[str, Any],
+        *,
+        registry: SchemaRegistry,
+        subject: str,
+        optional: Collection[str] = (),
+    ) -> None:
         self._fastavro = _load_fastavro()
         self.text = schema if isinstance(schema, str) else json.dumps(schema)
         self.schema = self._parse(self.text, "the declared schema")
         self.registry, self.subject = registry, subject
         self.arrow_type: pa.DataType = arrow_type_of(json.loads(self.text))
+        self.optional = frozenset([optional] if isinstance(optional, str) else optional)
+        fields = [each.name for each in self.arrow_type] if pa.types.is_struct(self.arrow_type) else []
+        if unknown := sorted(self.optional.difference(fields)):
+            raise InvalidError(
+                f"optional names {unknown[0]!r}, which is no field of the Avro schema; its fields are {fields}"
+            )
         self._writers: dict[int, Any] = {}
 
     def encode(self, value: Any) -> bytes | None:
@@ -120,6 +138,7 @@ class Avro:
             return self._fastavro.parse_schema(json.loads(text))
         except (
             ValueError,
+            RecursionError,
             self._fastavro.schema.SchemaParseException,
             self._fastavro.schema.UnknownType,
         ) as error:

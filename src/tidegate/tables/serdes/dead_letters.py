@@ -6,9 +6,10 @@
 | reason | what is wrong with it, in words |
 | key, value | its bytes, as they came |
 
-I1  with policy `fail` the first such record stops the work, and nothing of its batch is taken.
-I2  with policy `skip` every one of them is kept until it is taken away; none is dropped. When too many bytes are
-    waiting, adding more is refused.
+I1  with `fail` the first such record stops the work, and nothing of its batch is taken.
+I2  with `keep` every one of them is kept until it is taken away; none is dropped. When too many bytes are waiting,
+    adding more is refused.
+I3  with `drop` they are counted, and nothing of them is kept.
 
 Thread rule: one owner, the operator's thread.
 """
@@ -16,7 +17,6 @@ Thread rule: one owner, the operator's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
+from tidegate.integrity.rules import OnError
 
 DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
@@ -37,32 +38,18 @@ DEAD_LETTER_SCHEMA: Final = pa.schema(
 LARGEST_BYTES: Final = 64 << 20
 
 
-class DeadLetterPolicy(StrEnum):
-    """What a record that cannot be read does: stop the work, or be set aside."""
-
-    FAIL = "fail"
-    SKIP = "skip"
-
-    @classmethod
-    def of(cls, written: str) -> DeadLetterPolicy:
-        try:
-            return cls(written)
-        except ValueError:
-            raise InvalidError(f"{written!r} is no policy for bad records; write 'fail' or 'skip'") from None
-
-
 class DeadLetters:
     """The dead letters of one topic that nobody has taken away yet."""
 
     def __init__(
         self,
         topic: str,
-        policy: DeadLetterPolicy | str = DeadLetterPolicy.FAIL,
+        policy: OnError | str = OnError.FAIL,
         *,
         limit_bytes: int = LARGEST_BYTES,
     ) -> None:
         self.topic = topic
-        self.policy = DeadLetterPolicy.of(policy)
+        self.policy = OnError.of(policy)
         self.limit_bytes = limit_bytes
         self.total = 0
         self._waiting: list[pa.RecordBatch] = []
@@ -81,7 +68,7 @@ class DeadLetters:
         keys: pa.BinaryArray,
         values: pa.BinaryArray,
     ) -> None:
-        """Set these rows of a batch aside; under policy `fail` raises about the first of them instead.
+        """Set these rows of a batch aside, or only count them (`drop`); with `fail` raise about the first of them.
 
         `rows` are positions in the other columns, which are those of the whole batch.
         """
@@ -89,15 +76,18 @@ class DeadLetters:
             raise InvalidError(f"{len(reasons)} reasons for {len(rows)} rows")
         if len(rows) == 0:
             return
-        if self.policy is DeadLetterPolicy.FAIL:
+        if self.policy is OnError.FAIL:
             offset, partition = int(offsets[rows[0]]), int(partitions[rows[0]])
             raise CorruptError(
                 f"topic {self.topic} partition {partition} offset {offset} cannot be read: {reasons[0]}"
                 f"{f' (and {len(rows) - 1} more in this batch)' if len(rows) > 1 else ''}. Mend the producer, declare"
-                " the value as it is, or set such records aside with the policy 'skip'",
+                " the value as it is, or set such records aside with Consumed(…, on_value_error='keep')",
                 offset=offset,
                 kafka_name=None,
             )
+        if self.policy is OnError.DROP:
+            self.total += len(rows)
+            return
         picked = pa.array(rows)
         batch = pa.record_batch(
             [

@@ -119,6 +119,10 @@ class Json:
         return f"Json({', '.join(f'{name}={declared!r}' for name, declared in self.fields.items())})"
 
 
+_IN_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+_FIRST_DAY, _LAST_DAY = -719_528, 2_932_896  # 0000-01-01 and 9999-12-31, in days since 1970
+
+
 def encode_objects(batch: pa.RecordBatch) -> pa.BinaryArray:
     """One JSON object a row, with the columns as fields, in their order."""
     if not batch.num_columns:
@@ -142,11 +146,35 @@ def _texts(column: pa.Array, name: str) -> pa.StringArray:
     if pa.types.is_decimal(kind):
         return _plain_decimals(column)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        _require_four_digit_years(column, name)
         written = _moments(column) if pa.types.is_timestamp(kind) else column.cast(pa.string())
         return pc.binary_join_element_wise('"', written, '"', "")
-    nested = [None if one is None else json.dumps(one, separators=(",", ":"), ensure_ascii=False, allow_nan=False,
-                                                  default=str) for one in column.to_pylist()]  # fmt: skip
+    try:
+        nested = [None if one is None else json.dumps(one, separators=(",", ":"), ensure_ascii=False,
+                                                      allow_nan=False, default=str)
+                  for one in column.to_pylist()]  # fmt: skip
+    except ValueError as error:
+        raise InvalidError(f"field {name!r} has a value that JSON cannot say: {error}") from None
     return pa.array(nested, pa.string())
+
+
+def _require_four_digit_years(column: pa.Array, name: str) -> None:
+    """Refuse moments that ISO 8601 has no text for: before the year 0 and after 9999."""
+    if pa.types.is_timestamp(column.type):
+        in_a_day, days = _IN_A_DAY[column.type.unit], column.view(pa.int64())
+    elif pa.types.is_date64(column.type):
+        in_a_day, days = _IN_A_DAY["ms"], column.view(pa.int64())
+    else:
+        in_a_day, days = 1, column.view(pa.int32())
+    bounds = pc.min_max(days).as_py()
+    if bounds["min"] is None:
+        return
+    for number in (bounds["min"], bounds["max"]):
+        if not _FIRST_DAY <= number // in_a_day <= _LAST_DAY:
+            row = int(pc.index(days, number).as_py())
+            raise InvalidError(
+                f"row {row}: field {name!r} is {number} as a {column.type}, which lies outside of the years 0 to 9999"
+            )
 
 
 def _moments(column: pa.Array) -> pa.StringArray:

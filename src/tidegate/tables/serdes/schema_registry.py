@@ -97,7 +97,7 @@ class SchemaRegistry:
             )
         try:
             answer = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise UnavailableError(

@@ -20,7 +20,7 @@ from tidegate.log.access.partitioner import partitions_of_column
 from tidegate.storage import Time
 from tidegate.tables.building.source import task_of
 from tidegate.tables.queries.reading import LATEST
-from tidegate.tables.versions.reading import VersionView, view_version
+from tidegate.tables.versions.reading import VersionSnapshot, view_version
 from tidegate.tables.versions.record import TableVersion
 
 if TYPE_CHECKING:
@@ -102,20 +102,22 @@ def diff_versions(
     return found
 
 
-def _shares(one: VersionView, other: VersionView, share_bytes: int) -> Iterator[tuple[pa.Table, pa.Table]]:
+def _shares(
+    one: VersionSnapshot, other: VersionSnapshot, share_bytes: int
+) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The rows of both sides, share by share; a key is in the same share of both."""
-    alike = one.version.partitions == other.version.partitions
+    alike = one.commit.version.partitions == other.commit.version.partitions
     groups: list[list[int] | None] = (
-        [[number] for number in range(one.version.partitions)] if alike else [None]
+        [[number] for number in range(one.commit.version.partitions)] if alike else [None]
     )
-    largest = max(one.version.nbytes, other.version.nbytes) // len(groups)
+    largest = max(one.commit.version.nbytes, other.commit.version.nbytes) // len(groups)
     shares = 1 + largest // share_bytes
     for group in groups:
         for share in range(shares):
             yield _rows(one, group, share, shares), _rows(other, group, share, shares)
 
 
-def _rows(view: VersionView, group: list[int] | None, share: int, shares: int) -> pa.Table:
+def _rows(view: VersionSnapshot, group: list[int] | None, share: int, shares: int) -> pa.Table:
     source, batches = view.source, []
     for state in source.partitions:
         if group is not None and state.partition not in group:

@@ -49,12 +49,13 @@ from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
-from tidegate.tables.building.applying import Letters, take_records
+from tidegate.tables.building.applying import Letters, count_put, take_records, warn_about
 from tidegate.tables.building.commits import Commits, lease_name, next_epoch
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.consuming import TopicWatch
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, Lease
 from tidegate.tables.building.materialiser import kept_checkpoints
+from tidegate.tables.building.partition_state import open_store
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import TableSource, attach, kept_open, task_of
 from tidegate.tables.serdes.plain import Bytes
@@ -126,6 +127,7 @@ def ingest_partition(
         runtime = WorkerStorageRuntime.open(
             chosen.storage, kept_open(backend), clock=clock, randomness=randomness, scheduler=NoScheduler()
         )
+        runtime.backlog.expect_jobs(1, 1)  # one thread appends and prunes: while it waits, nobody makes room
         try:
             if known:
                 runtime.apply_checkpoint(task_of(shape), known[-1].token)
@@ -165,6 +167,7 @@ class _Ingest:
         self._log, self._version, self._source, self._clock = log, version, source, clock
         self._commits, self._lease = commits, lease
         (self._state,) = source.partitions
+        self._key_store = open_store(source.runtime.context(source.task), self._state)
         self.partition = self._state.partition
         self._letters = Letters.of(source.rules)
         self._cadence = CheckpointCadence(pushing_bytes=settings.commit_bytes, settled_bytes=-1)
@@ -290,20 +293,20 @@ class _Ingest:
             [batch.select(["offset", "timestamp", "key", "value"]) for batch in self._waiting]
         ).combine_chunks()
         self._waiting, self._waiting_bytes = [], 0
-        state, writer, task = self._state, self._source.runtime.writer(), self._source.task
+        state = self._state
         for records in table.to_batches():
             taken = take_records(
                 self._source.rules, records, state.observed_ms, state.newest_ms, self._letters
             )
-            if taken.rows.num_rows:
-                state.index.insert(writer.append(task, state, taken.rows))
+            count_put(
+                state.shape, taken, self._key_store.put_batch(taken.rows, stream_time=taken.stream_time)
+            )
             state.newest_ms = taken.newest_ms
+            warn_about(self._source.rules, state, taken.dropped)
             for outcome in taken.counts.__struct_fields__:
                 setattr(
                     state.counts, outcome, getattr(state.counts, outcome) + getattr(taken.counts, outcome)
                 )
-        if writer.is_over_limit(task):
-            writer.relieve(task)
 
     def _commit_if_due(self, judged: Judged, size: int) -> None:
         now_ms, phase = self._clock.now_ms(), self._replica.drainer.state.phase

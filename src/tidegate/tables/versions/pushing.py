@@ -35,7 +35,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
-from tidegate.storage.backends.port import TEMPORARY
+from tidegate.storage.backends.port import TEMPORARY, check_state_name
 from tidegate.tables.building.commits import load_commits
 from tidegate.tables.building.lease import Lease, read_lease
 from tidegate.tables.versions import deleting
@@ -74,7 +74,7 @@ class PushPlan:
     """How long an attempt that is still at a partition is waited for (P3)."""
 
     def __post_init__(self) -> None:
-        check_topic_name(self.table)
+        check_state_name("table", self.table)
         if self.partitions < 1:
             raise InvalidError(f"partitions={self.partitions}: a table has at least one")
         if self.retain is not None and self.retain < 1:
@@ -250,6 +250,7 @@ class VersionPush:
             partitions=self.plan.partitions,
             guid=self._guid,
             positions=self._positions,
+            app=f"push into {self.plan.table}",
             clock=self.clock,
             randomness=self._randomness,
         )

@@ -10,88 +10,54 @@ R2  the record of versions is looked at before a question is answered, at most t
 R3  a version whose files were deleted while it was read is told as `CommitGoneError`; a question that has given no
     answer yet begins again with the version that is current by then.
 
-Thread rule: questions from any thread; `close` when nobody asks any more.
+Thread rule: that of `CommitFollower`.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from msgspec.structs import replace
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.durations import DurationLike
-from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
-from tidegate.scheduling import NoScheduler
+from tidegate.durations import DurationLike, MomentLike
+from tidegate.errors import InvalidError, UnavailableError, UnsupportedError
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.tables.building.commits import Commit, load_commits
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableRules
-from tidegate.tables.building.source import LettersState, TableSource, kept_open, task_of
-from tidegate.tables.queries.forms import TRIES, KeyQueries, Positions
+from tidegate.tables.building.source import LettersState, Snapshot, TableSource, task_of
+from tidegate.tables.commit_follower import TRIES, CommitFollower
+from tidegate.tables.queries.stored_rows import StoredRows
 from tidegate.tables.serdes.named import serde_from
 from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.tables.table import Positions, Table
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.record import State, TableVersion, VersionList
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
 
-LOOK_AGAIN_MS: Final = 100
 _TASK_BYTES: Final = 224 << 20
 
 
-class VersionView:
-    """One version with each partition at one commit; closed when the last who reads it lets go."""
+@dataclass(frozen=True, slots=True)
+class VersionCommit:
+    """One version with each partition at one commit."""
 
-    def __init__(
-        self,
-        backend: StorageBackend,
-        version: TableVersion,
-        commits: Sequence[Commit],
-        rules: TableRules,
-        clock: Clock,
-    ) -> None:
-        self.version = version
-        self.rules = rules
-        self.commits = tuple(commits)
-        tasks = max(4, version.partitions)
-        runtime = WorkerStorageRuntime.open(
-            StorageConfig(
-                max_tasks=tasks,
-                worker_total_bytes=tasks * _TASK_BYTES,
-                memory_ceiling_bytes=tasks * _TASK_BYTES + (128 << 20),
-                retained_checkpoints=2,
-            ),
-            kept_open(backend),
-            clock=clock,
-            scheduler=NoScheduler(),
-        )
-        try:
-            states = []
-            for partition, commit in enumerate(commits):
-                shape = version.shape(partition)
-                runtime.apply_checkpoint(task_of(shape), commit.token)
-                states.append(PartitionState(shape, partition))
-                runtime.attach(task_of(shape), states[-1])
-            letters, first = LettersState(), task_of(version.shape(0))
-            runtime.attach(first, letters)
-            self.source = TableSource(runtime, first, states, letters, rules)
-        except BaseException:
-            runtime.close()
-            raise
-        self._closing = weakref.finalize(self.source, runtime.close)
+    version: TableVersion
+    commits: tuple[Commit, ...]
 
     @property
-    def marks(self) -> tuple[int, ...]:
-        """What tells this view from another one of the same version."""
-        return tuple(commit.number for commit in self.commits)
+    def tokens(self) -> dict[str, bytes]:
+        return {task_of(self.version.shape(number)): each.token for number, each in enumerate(self.commits)}
 
     @property
     def commit(self) -> Commit:
@@ -101,8 +67,30 @@ class VersionView:
         rows = sum(commit.rows for commit in self.commits)
         return Commit(self.version.number, positions, newest, rows, b"")
 
-    def close(self) -> None:
-        self._closing()
+
+VersionSnapshot: TypeAlias = Snapshot[VersionCommit, TableSource]
+
+
+def open_version(
+    backend: StorageBackend, commit: VersionCommit, rules: TableRules, clock: Clock
+) -> VersionSnapshot:
+    version, tasks = commit.version, max(4, commit.version.partitions)
+    config = StorageConfig(
+        max_tasks=tasks,
+        worker_total_bytes=tasks * _TASK_BYTES,
+        memory_ceiling_bytes=tasks * _TASK_BYTES + (128 << 20),
+        retained_checkpoints=2,
+    )
+
+    def attach(runtime: WorkerStorageRuntime) -> TableSource:
+        states = [PartitionState(version.shape(number), number) for number in range(version.partitions)]
+        for state in states:
+            runtime.attach(task_of(state.shape), state)
+        letters, first = LettersState(), task_of(version.shape(0))
+        runtime.attach(first, letters)
+        return TableSource(runtime, first, states, letters, rules)
+
+    return Snapshot(backend, config, commit, commit.tokens, attach, clock=clock)
 
 
 def version_rules(
@@ -122,17 +110,17 @@ def view_version(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
     clock: Clock | None = None,
-) -> VersionView:
+) -> VersionSnapshot:
     """One version that is ready, each partition as its last commit left it."""
     if version.state is not State.READY:
         raise InvalidError(
             f"{version.name} is {version.state.value}; only a version that is ready can be read"
         )
-    rules = version_rules(version, key, value)
-    return VersionView(backend, version, _last_commits(backend, version), rules, clock or SystemClock())
+    commit = VersionCommit(version, _last_commits(backend, version))
+    return open_version(backend, commit, version_rules(version, key, value), clock or SystemClock())
 
 
-def _last_commits(backend: StorageBackend, version: TableVersion) -> list[Commit]:
+def _last_commits(backend: StorageBackend, version: TableVersion) -> tuple[Commit, ...]:
     commits = []
     for partition in range(version.partitions):
         found = load_commits(backend, version.shape(partition).name)
@@ -141,10 +129,75 @@ def _last_commits(backend: StorageBackend, version: TableVersion) -> list[Commit
                 f"partition {partition} of {version.name} is not there any more; ask again, or push again"
             )
         commits.append(found[0].commits[-1])
-    return commits
+    return tuple(commits)
 
 
-class VersionedTable(KeyQueries):
+class VersionCommits:
+    """The current version of a table, or a certain one, for a `CommitFollower`."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        backend: StorageBackend,
+        number: int | None,
+        rules_of: Callable[[TableVersion], TableRules],
+        clock: Clock,
+    ) -> None:
+        self.name = versions.table
+        self._versions, self._backend, self._number = versions, backend, number
+        self._rules_of, self._clock = rules_of, clock
+
+    def newest(self) -> VersionCommit:
+        for _ in range(TRIES):
+            wanted = self._wanted(self._versions.require())
+            try:
+                return VersionCommit(wanted, _last_commits(self._backend, wanted))
+            except UnavailableError:
+                if self._wanted(self._versions.require()) == wanted:
+                    raise
+        raise UnavailableError(f"table {self.name} changes faster than it can be opened here; try again")
+
+    def open(self, commit: VersionCommit) -> VersionSnapshot:
+        return open_version(self._backend, commit, self._rules_of(commit.version), self._clock)
+
+    def fits(self, view: VersionSnapshot, commit: VersionCommit) -> bool:
+        return view.commit.version == commit.version
+
+    def show(self, view: VersionSnapshot, commit: VersionCommit) -> None:
+        view.show(commit, commit.tokens)
+
+    def gone(self, commit: VersionCommit) -> str:
+        try:
+            version = self._ready(self._versions.require().get(commit.version.number))
+            if _last_commits(self._backend, version) == commit.commits:
+                return ""
+        except (InvalidError, UnavailableError):
+            pass
+        return (
+            f"{commit.version.name} was deleted while it was read; read the table again, and keep more versions if it "
+            "comes again (`retain`)"
+        )
+
+    def _wanted(self, known: VersionList) -> TableVersion:
+        if self._number is not None:
+            return self._ready(known.get(self._number))
+        current = known.current_version
+        if current is None:
+            raise UnavailableError(
+                f"table {self.name} has no version to show yet; push one, or swap one in: "
+                f"`tidegate table versions {self.name}` lists them"
+            )
+        return current
+
+    def _ready(self, version: TableVersion) -> TableVersion:
+        if version.state is not State.READY:
+            raise UnavailableError(
+                f"{version.name} is {version.state.value}; only a version that is ready can be read"
+            )
+        return version
+
+
+class VersionedTable(Table):
     """The current version of a table, and whichever is current later. Use it with `with`, or close it."""
 
     def __init__(
@@ -158,23 +211,13 @@ class VersionedTable(KeyQueries):
         clock: Clock | None = None,
         owns_backend: bool = False,
     ) -> None:
+        clock = clock or SystemClock()
         self.versions = Versions(backend, table, clock=clock)
-        self._backend = backend
-        self._number = number
-        self._serdes = (key, value)
-        self._clock = clock or SystemClock()
-        self._owns_backend = owns_backend
-        self._lock = threading.RLock()
-        self._shown: VersionView | None = None
-        self._looked_ms: int | None = None
-        self._closed = False
+        self._backend, self._owns_backend, self._closed = backend, owns_backend, False
+        rules_of = partial(version_rules, key=key, value=value)
+        commits = VersionCommits(self.versions, backend, number, rules_of, clock)
+        self._follower = CommitFollower(commits, clock)
         self.refresh()
-
-    def __enter__(self) -> VersionedTable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"VersionedTable({self.name!r}, version {self.version.number})"
@@ -184,20 +227,26 @@ class VersionedTable(KeyQueries):
         return self.versions.table
 
     @property
+    def _shown(self) -> VersionSnapshot:
+        with self._follower.pinned() as shown:
+            return shown
+
+    @property
+    def rules(self) -> TableRules:
+        return self._shown.source.rules
+
+    @property
     def version(self) -> TableVersion:
         """The version that answers."""
-        with self._lock:
-            return self._look(force=False).version
+        return self._shown.commit.version
 
     @property
     def commit(self) -> Commit:
-        with self._lock:
-            return self._look(force=False).commit
+        return self._shown.commit.commit
 
     @property
     def source(self) -> TableSource:
-        with self._lock:
-            return self._look(force=False).source
+        return self._shown.source
 
     @property
     def position(self) -> dict[int, int]:
@@ -206,93 +255,51 @@ class VersionedTable(KeyQueries):
 
     def refresh(self) -> TableVersion:
         """Look for another version now; the one that is shown then."""
-        with self._lock:
-            return self._look(force=True).version
+        self._follower.refresh()
+        return self.version
+
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """The version that answers now, as a Spark DataFrame; with `columns`, only they are read."""
+        from tidegate.tables.queries.spark_frame import spark_frame
+
+        shown = self._shown
+        frames = [
+            spark_frame(
+                spark,
+                self._backend,
+                dataclasses.replace(shown.source.rules, shape=shown.commit.version.shape(number)),
+                commit.number,
+                columns=columns,
+            )
+            for number, commit in enumerate(shown.commit.commits)
+        ]
+        return reduce(lambda one, other: one.unionAll(other), frames)
+
+    def explain(self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None) -> Any:
+        raise UnsupportedError(
+            f"a row of {self.name} is the one its push sent last for the key; see its records in topic "
+            f"{self.version.topic}"
+        )
 
     def close(self) -> None:
-        """Let go; fine to call twice."""
+        """Close what is open; fine to call twice."""
         if self._closed:
             return
         self._closed = True
-        if self._shown is not None:
-            self._shown.close()
+        self._follower.close()
         if self._owns_backend:
             self._backend.close()
-
-    # -- inside ----------------------------------------------------------------------------------
 
     @contextmanager
     def _pinned(
         self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
-    ) -> Iterator[TableSource]:
+    ) -> Iterator[StoredRows]:
         if at_least:
             raise InvalidError(
                 f"table {self.name} is pushed in versions, whose topics differ; at_least is for tables that follow one"
             )
-        with self._lock:
-            shown = self._look(force=is_retry)
-        try:
-            yield shown.source
-        except CorruptError as error:  # deleted under us, or damaged: another look tells which (R3)
-            if self._is_kept(shown):
-                raise
-            raise CommitGoneError(
-                f"{shown.version.name} was deleted while it was read; read the table again, and keep more versions "
-                "if it comes again (`retain`)"
-            ) from error
-
-    def _is_kept(self, shown: VersionView) -> bool:
-        try:
-            version = self._ready(self.versions.require().get(shown.version.number))
-            return _last_commits(self._backend, version) == list(shown.commits)
-        except (InvalidError, UnavailableError):
-            return False
-
-    def _look(self, *, force: bool) -> VersionView:
-        if self._closed:
-            raise InvalidError(f"table {self.name} is closed")
-        now_ms = self._clock.monotonic_ms()
-        fresh = self._looked_ms is not None and now_ms - self._looked_ms < LOOK_AGAIN_MS
-        if self._shown is not None and fresh and not force:
-            return self._shown
-        for _ in range(TRIES):
-            wanted = self._wanted(self.versions.require())
-            self._looked_ms = now_ms
-            try:
-                commits = _last_commits(self._backend, wanted)
-                marks = tuple(commit.number for commit in commits)
-                if self._shown is None or (self._shown.version.number, self._shown.marks) != (
-                    wanted.number,
-                    marks,
-                ):
-                    rules = version_rules(wanted, *self._serdes)
-                    # The view before is not closed: who reads it still holds it (R2).
-                    self._shown = VersionView(self._backend, wanted, commits, rules, self._clock)
-                    self.rules = rules
-            except (CorruptError, UnavailableError):
-                if self._wanted(self.versions.require()) == wanted:
-                    raise
-                continue  # it went while it was opened
-            return self._shown
-        raise UnavailableError(f"table {self.name} changes faster than it can be opened here; try again")
-
-    def _wanted(self, known: VersionList) -> TableVersion:
-        if self._number is not None:
-            return self._ready(known.get(self._number))
-        current = known.current_version
-        if current is None:
-            raise UnavailableError(
-                f"table {self.name} has no version to show yet; push one, or swap one in: "
-                f"tidegate table versions {self.name}"
-            )
-        return current
-
-    def _ready(self, version: TableVersion) -> TableVersion:
-        if version.state is not State.READY:
-            raise UnavailableError(
-                f"{version.name} is {version.state.value}; only a version that is ready can be read"
-            )
-        return version
+        with self._follower.pinned(refresh=is_retry) as shown:
+            yield StoredRows(shown.source)
 
 
 def versioned_table(
@@ -306,7 +313,7 @@ def versioned_table(
     """A table that is pushed, kept in the folder (or object store) `state`: the current version, or one certain one."""
     from tidegate.storage import open_backend
 
-    backend = open_backend(str(state))
+    backend = open_backend(str(state), read_only=True)
     try:
         return VersionedTable(backend, table, number=version, key=key, value=value, owns_backend=True)
     except BaseException:

@@ -8,6 +8,7 @@ Thread rule: pure but for reading the log.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -137,12 +138,13 @@ def _identities(columns: IntegrityColumns) -> NDArray[Any]:
 
 def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> list[str]:
     """The commands that show more of each fault."""
-    commands = [f"tidegate verify {version.topic} --log {log}"]
+    where = shlex.quote(log)
+    commands = [f"tidegate verify {version.topic} --log {where}"]
     for fault in faults:
         if fault.partition >= 0 and fault.offset >= 0:
             start = max(0, fault.offset - 2)
             commands.append(
-                f"tidegate consume {version.topic} --log {log} -p {fault.partition} --offset {start} -n 5 "
+                f"tidegate consume {version.topic} --log {where} -p {fault.partition} --offset {start} -n 5 "
                 "--control-records --format jsonl"
             )
     return commands

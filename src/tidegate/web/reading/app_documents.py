@@ -11,6 +11,7 @@ from tidegate.web.reading.numbers import (
     Age,
     Backlog,
     Committed,
+    Detail,
     Faults,
     Lag,
     Late,
@@ -29,8 +30,15 @@ from tidegate.web.reading.numbers import (
 Lost: TypeAlias = Annotated[int, metric("tidegate_lost_records_total")]
 
 
+class Way(msgspec.Struct, frozen=True):
+    """One way to go on: what it does, and the whole command."""
+
+    sentence: str
+    command: str
+
+
 class StoppedLine(msgspec.Struct, frozen=True):
-    """A source partition that a fault stopped, and the command that resumes it."""
+    """A source partition that a fault stopped, and how to go on: without loss first, where that can be."""
 
     flow: str
     topic: str
@@ -38,11 +46,11 @@ class StoppedLine(msgspec.Struct, frozen=True):
     offset: Offset
     reason: str
     message: str
-    command: str
+    ways: list[Way]
 
 
 class AppLine(msgspec.Struct, frozen=True):
-    """One app in a list. `state` is starting, running, idle, stopped or unreadable."""
+    """One app in a list. `state` is starting, running, idle, stopped or unreadable; `health` good, watch or bad."""
 
     name: str
     state: str
@@ -57,6 +65,11 @@ class AppLine(msgspec.Struct, frozen=True):
     late: Late
     stopped: Stopped
     committed_ms: Committed
+    health: str
+    backlog_limit_bytes: Setting
+    memory_limit_bytes: Setting
+    all_fail: list[str]
+    """Flows of which no record could be used so far."""
 
 
 class SourceLine(msgspec.Struct, frozen=True):
@@ -122,10 +135,11 @@ class FlowShown(msgspec.Struct, frozen=True):
 
 
 class AppDocument(msgspec.Struct, frozen=True):
-    """One app whole."""
+    """One app whole. `health` is good, watch or bad."""
 
     name: str
     state: str
+    health: str
     sentence: str
     owner: str
     generation: Name
@@ -152,6 +166,10 @@ class AppDocument(msgspec.Struct, frozen=True):
     held: dict[str, Annotated[int, metric("tidegate_held_records")]]
     """The same by flow."""
     faults: Faults
+    """Records with an integrity fault, records that could not be read, partitions that stopped for another fault."""
+    faults_of: dict[str, Faults]
+    all_fail: list[str]
+    """Flows of which no record could be used so far."""
     by_hand: Copy
     next: str
 
@@ -162,6 +180,43 @@ class AppList(msgspec.Struct, frozen=True):
     state: str
     apps: list[AppLine]
     by_hand: Copy
+
+
+class FaultLine(msgspec.Struct, frozen=True):
+    """One fault that an app met, and its record."""
+
+    kind: str
+    flow: str
+    topic: str
+    partition: Name
+    offset: Offset
+    message: str
+    remedy: str
+    missing: Detail | None = None
+    """How many records of its producer are not there; their numbers, first and last."""
+    missing_first: Name | None = None
+    missing_last: Name | None = None
+
+
+class FaultsDocument(msgspec.Struct, frozen=True):
+    """The faults that an app met: what stopped it, what it set aside, what validation found.
+
+    Validation counts, and does not say where: for that the topic is checked again, and `checking` are those of which
+    that is not done yet.
+    """
+
+    app: str
+    faults_total: Faults
+    faults: list[FaultLine]
+    checking: list[str]
+    is_acknowledged: bool
+    by_hand: Copy
+
+
+class FaultsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`wait_ms`: for how long to wait for a check of a topic."""
+
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=20_000)] = 150
 
 
 class AppQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

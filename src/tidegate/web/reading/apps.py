@@ -14,22 +14,32 @@ from tidegate.web.reading.app_documents import (
     AppList,
     AppQuestion,
     CounterLine,
+    FaultLine,
+    FaultsDocument,
+    FaultsQuestion,
     FlowShown,
     RoundLine,
     SourceLine,
     StoppedLine,
     TenantLine,
+    Way,
 )
 from tidegate.web.reading.copying import Copy, cli, copied, state_python
+from tidegate.web.reading.integrity import audit_faults
 from tidegate.web.reading.site import Site
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.orders import Held
-    from tidegate.pipeline.rounds.records import CommitRecord, FlowLine
-    from tidegate.pipeline.rounds.ways_out import CommitInfo
+    from tidegate.pipeline.rounds.progress import StoppedPartition
+    from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Limits
+    from tidegate.pipeline.rounds.ways_out import AppStatus, CommitInfo
 
 STALE_MS: Final = 60_000
-_FATAL: Final = ("missing", "corrupt", "unregistered_producer", "after_end", "unsupported")
+SHOWN_FAULTS: Final = 200
+_NO_FAULT: Final = ("integrity",)
+"""Why a partition stopped whose record is counted by its verdict."""
+_GONE: Final = ("lost", "recreated")
+"""Why a partition stopped that cannot go on where it was."""
 
 
 class NothingYetError(UnavailableError):
@@ -60,9 +70,7 @@ def app_names(site: Site) -> list[str]:
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
     from tidegate.pipeline.rounds.planning import held_of
-    from tidegate.pipeline.rounds.stops import faults_of
     from tidegate.pipeline.rounds.ways_out import app_commits, app_status
-    from tidegate.storage import StorageConfig
 
     backend = site.require_backend()
     require_app(site, app)
@@ -80,7 +88,8 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     held = held_of({flow.name for flow in flows}, commit)
     for loss in status.losses:
         lost[loss.flow] = lost.get(loss.flow, 0) + loss.end - loss.first
-    limits = StorageConfig()
+    limits = _limits(commit)
+    faults, all_fail = _faults(status), _all_fail(status)
     python = state_python(
         site.state_path,
         "app_commits, app_status",
@@ -91,6 +100,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     return AppDocument(
         name=app,
         state=state,
+        health=_health(status, sum(faults.values()), lag),
         sentence=sentence,
         owner=status.owner,
         generation=status.generation,
@@ -101,9 +111,9 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         records=status.records,
         lag_records=lag,
         backlog_bytes=status.backlog_bytes,
-        backlog_limit_bytes=limits.backlog_limit_bytes,
+        backlog_limit_bytes=limits.backlog_bytes,
         memory_bytes=sum(task.memory_bytes for task in commit.tasks),
-        memory_limit_bytes=limits.worker_total_bytes,
+        memory_limit_bytes=limits.memory_bytes,
         flows=[_flow(line, commit) for line in flows],
         sources=sources,
         tenants=[
@@ -112,12 +122,14 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
         ],
         rounds=rounds,
         counters=_counters(commit),
-        stopped=_stopped(status),
+        stopped=_stopped(site, status, all_fail),
         stopped_total=len(status.stopped),
         lost_records=sum(lost.values()),
         lost=lost,
         held={flow.name: held[flow.name].events if flow.name in held else 0 for flow in flows},
-        faults=sum(faults_of(commit.totals).values()),
+        faults=sum(faults.values()),
+        faults_of=faults,
+        all_fail=all_fail,
         by_hand=copied(
             [
                 cli("tidegate app status", app, log=site.log_path, state=site.state_path),
@@ -156,7 +168,11 @@ def _line(site: Site, app: str) -> AppLine:
         document = app_document(site, app, AppQuestion())
     except TidegateError as error:
         state = "starting" if isinstance(error, NothingYetError) else "unreadable"
-        return AppLine(app, state, str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        health = "watch" if state == "starting" else "bad"
+        limits = default_limits()
+        return AppLine(
+            app, state, str(error), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, health, limits.backlog_bytes, limits.memory_bytes, [],
+        )  # fmt: skip
     return AppLine(
         name=app,
         state=document.state,
@@ -171,12 +187,113 @@ def _line(site: Site, app: str) -> AppLine:
         late=sum(each.value for each in document.counters if each.metric == "tidegate_late_total"),
         stopped=len(document.stopped),
         committed_ms=document.committed_ms,
+        health=document.health,
+        backlog_limit_bytes=document.backlog_limit_bytes,
+        memory_limit_bytes=document.memory_limit_bytes,
+        all_fail=document.all_fail,
     )
 
 
-def is_fault(counter: str) -> bool:
-    """Whether one of an app's totals counts records with an integrity fault."""
-    return counter.removeprefix("verdict.") in _FATAL
+def default_limits() -> Limits:
+    """What an app may hold that has done no round since limits are recorded."""
+    from tidegate.pipeline.rounds.records import Limits
+    from tidegate.storage import StorageConfig
+
+    config = StorageConfig()
+    return Limits(config.backlog_limit_bytes, config.worker_total_bytes)
+
+
+def _limits(commit: CommitRecord) -> Limits:
+    return commit.limits or default_limits()
+
+
+def _faults(status: AppStatus) -> dict[str, int]:
+    """By flow: what validation found, what could not be read, and partitions that stopped for another fault."""
+    from tidegate.pipeline.rounds.stops import faults_of
+
+    return {
+        flow: sum(faults_of({flow: counters}).values())
+        + counters.get("unreadable", 0)
+        + sum(each.flow == flow and each.reason not in _NO_FAULT for each in status.stopped)
+        for flow in status.topics
+        for counters in (status.totals.get(flow, {}),)
+    }
+
+
+def _all_fail(status: AppStatus) -> list[str]:
+    """The flows of which no record could be used: it is the definition that does not fit, not a record."""
+    stopped = {each.flow for each in status.stopped if each.reason not in (*_NO_FAULT, *_GONE)}
+    return [
+        flow
+        for flow in status.topics
+        for counters in (status.totals.get(flow, {}),)
+        if not counters.get("events") and (flow in stopped or counters.get("unreadable"))
+    ]
+
+
+def _health(status: AppStatus, faults: int, lag: int) -> str:
+    from tidegate.pipeline.rounds.stops import new_faults
+
+    if status.stopped or new_faults(status.totals) or _all_fail(status):
+        return "bad"
+    return "watch" if faults or (lag and not status.owner) else "good"
+
+
+def faults(site: Site, app: str, question: FaultsQuestion) -> FaultsDocument:
+    """Every fault that can still be named, with its place."""
+    from tidegate.pipeline.reading.late import dead_letters_of
+    from tidegate.pipeline.rounds.stops import faults_of, new_faults
+    from tidegate.pipeline.rounds.ways_out import app_status
+    from tidegate.web.reading.integrity import audits
+    from tidegate.web.reading.integrity_documents import IntegrityQuestion
+
+    backend = site.require_backend()
+    require_app(site, app)
+    commit_of(site, app)
+    status = app_status(backend, app, clock=site.clock)
+    found: dict[tuple[str, str, int, int], FaultLine] = {}
+
+    def add(
+        kind: str, flow: str, partition: int, offset: int, message: str, remedy: str, *missing: int | None
+    ) -> None:
+        place = (flow, status.topics[flow], partition, offset)
+        if place not in found:
+            found[place] = FaultLine(kind, *place, message, remedy, *missing)
+
+    for each in _stopped(site, status, _all_fail(status)):
+        add("stopped", each.flow, each.partition, each.offset, each.message, each.ways[0].command)
+    checking = []
+    for flow, topic in status.topics.items():
+        if faults_of({flow: status.totals.get(flow, {})}):
+            audit = audits(site).look(topic, IntegrityQuestion(wait_ms=question.wait_ms))
+            checking += [topic] if audit.state == "running" else []
+            for fault in audit_faults(audit):
+                if fault.is_fault and fault.offset < status.positions[flow].get(fault.partition, 0):
+                    missing = (fault.missing, fault.missing_first, fault.missing_last)
+                    add(
+                        fault.kind, flow, fault.partition, fault.offset, fault.message, fault.remedy, *missing
+                    )
+        for row in dead_letters_of(backend, app, flow).slice(0, SHOWN_FAULTS).to_pylist():
+            remedy = "it is kept as a dead letter; write it again as it should be"
+            add("unreadable", flow, row["partition"], row["offset"], row["reason"], remedy)
+    lines = [cli("tidegate app status", app, log=site.log_path, state=site.state_path)]
+    if new_faults(status.totals):
+        lines.append(cli("tidegate app acknowledge", app, state=site.state_path))
+    python = state_python(
+        site.state_path,
+        "app_status",
+        "from tidegate.pipeline.reading.late import dead_letters_of",
+        f"for flow in app_status(backend, {app!r}).topics:",
+        f"    print(dead_letters_of(backend, {app!r}, flow))",
+    )
+    return FaultsDocument(
+        app=app,
+        faults_total=sum(_faults(status).values()),
+        faults=list(found.values())[:SHOWN_FAULTS],
+        checking=sorted(set(checking)),
+        is_acknowledged=not (status.stopped or new_faults(status.totals) or _all_fail(status)),
+        by_hand=copied(lines, python),
+    )
 
 
 def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
@@ -296,6 +413,8 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
             return "tidegate_late_total"
         if counter.partition(".")[2] == "late_windows":
             return "tidegate_late_windows_total"
+        if counter.partition(".")[2] == "partly_late_records":
+            return "tidegate_partly_late_total"
         if is_duplicate(counter):
             return "tidegate_duplicates_total"
         return "tidegate_rows_sent_total" if counter == "rows_sent" else "tidegate_app_counts_total"
@@ -307,13 +426,31 @@ def _counters(commit: CommitRecord) -> list[CounterLine]:
     ]
 
 
-def _stopped(status: Any) -> list[StoppedLine]:
+def _stopped(site: Site, status: AppStatus, all_fail: list[str]) -> list[StoppedLine]:
     return [
         StoppedLine(
-            each.flow, each.topic, each.partition, each.offset, each.reason, each.message, each.command
+            each.flow, each.topic, each.partition, each.offset, each.reason, each.message,
+            _ways(site, status.app, each, all_fail=each.flow in all_fail),
         )
         for each in status.stopped
-    ]
+    ]  # fmt: skip
+
+
+def _ways(site: Site, app: str, stop: StoppedPartition, *, all_fail: bool) -> list[Way]:
+    """How to go on, without loss first; what only skips is not offered where every record would have to be skipped."""
+
+    def command(skip_to: str | None) -> str:
+        place = f"{stop.flow}:{stop.partition}"
+        return cli("tidegate app resume", app, partition=place, skip_to=skip_to, state=site.state_path)
+
+    skip_to = stop.command.partition("--skip-to ")[2].split(" ")[0] or None
+    if stop.reason in _GONE:
+        return [Way("What it was to read next is gone: go on with what is there", command(skip_to))]
+    if all_fail:
+        why = f"No record of {stop.topic} could be used so far: change the app's definition (how it reads {stop.topic})"
+        return [Way(f"{why}, then go on where it stopped, without loss", command(None))]
+    corrected = "Correct the record or the app's definition, then go on where it stopped, without loss"
+    return [Way(corrected, command(None)), Way("Go on behind it, without this record", command(skip_to))]
 
 
 def _flow(line: FlowLine, commit: CommitRecord) -> FlowShown:

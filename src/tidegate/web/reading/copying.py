@@ -1,4 +1,4 @@
-"""What a screen shows, as a command line and as Python: to do the same by hand. Pure functions."""
+"""What a screen shows, as a command line and as Python: to do the same by hand, in any folder. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 def cli(
-    verb: str, *words: str, log: Path | str | None = None, state: Path | None = None, **options: str | None
+    verb: str,
+    *words: str,
+    log: Path | str | None = None,
+    state: Path | str | None = None,
+    **options: str | None,
 ) -> str:
     """A command line, quoted for a shell; options that are None are left out."""
     parts = [verb, *map(shlex.quote, words)]
@@ -44,14 +48,14 @@ def log_python(log: Path | str, *lines: str) -> str:
     return f"import tidegate as tg\n\nwith tg.Log({str(log)!r}, read_only=True) as log:\n{inside}"
 
 
-def state_python(state: Path, names: str, *lines: str) -> str:
+def state_python(state: Path | str, names: str, *lines: str) -> str:
     """Lines of Python with the state of apps open."""
     return "\n".join(
         (
             f"from tidegate.pipeline.rounds.ways_out import {names}",
             "from tidegate.storage import open_backend",
             "",
-            f"backend = open_backend({str(state)!r})",
+            f"backend = open_backend({str(state)!r}, read_only=True)",
             *lines,
         )
     )

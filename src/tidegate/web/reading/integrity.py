@@ -28,7 +28,7 @@ from tidegate.web.reading.integrity_documents import (
     IntegrityQuestion,
     ProducerShown,
 )
-from tidegate.web.reading.site import Site
+from tidegate.web.reading.site import Site, is_given_up
 
 if TYPE_CHECKING:
     from tidegate.integrity.audit_report import PartitionAudit
@@ -37,6 +37,8 @@ MOST_SECONDS: Final = 120.0
 AGAIN_MS: Final = 30_000
 KEPT: Final = 32
 SHOWN_MS: Final = 100
+LOOK_MS: Final = 100
+"""How often one who waits for an audit looks whether anybody waits for the answer."""
 MOST_FAULTS: Final = 200
 MOST_PRODUCERS: Final = 100
 MOST_CELLS: Final = 1000
@@ -91,7 +93,10 @@ class Audits:
                 while len(self._known) > KEPT:
                     self._known.popitem(last=False)
                 threading.Thread(target=self._run, args=(found,), name="audit", daemon=True).start()
-        found.done.wait(question.wait_ms / 1000)
+        until = clock.monotonic_ms() + question.wait_ms
+        while not is_given_up() and (left := until - clock.monotonic_ms()) > 0:
+            if found.done.wait(min(left, LOOK_MS) / 1000):
+                break
         return found
 
     def known(self) -> list[_Audit]:
@@ -334,6 +339,17 @@ def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
                 )
             )
     return sorted(found[:MOST_FAULTS], key=lambda each: (not each.is_fault, each.partition, each.offset))
+
+
+def audit_faults(audit: _Audit) -> list[FaultShown]:
+    """What an audit found, so far."""
+    return _faults(audit, audit.parts)
+
+
+def known_fault(site: Site, topic: str, partition: int, offset: int) -> FaultShown | None:
+    """What the last audit of the topic said about a record, if there was one; none is begun for it."""
+    found = [each for audit in audits(site).known() if audit.topic == topic for each in audit_faults(audit)]
+    return next((each for each in found if (each.partition, each.offset) == (partition, offset)), None)
 
 
 def _missing(finding: Any) -> tuple[int, int, int] | tuple[None, None, None]:

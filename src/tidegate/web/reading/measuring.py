@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tidegate.errors import AuthenticationError, TidegateError, UnavailableError
 from tidegate.metrics import Metrics, prometheus_text
 from tidegate.web.reading.app_documents import AppDocument, AppQuestion
-from tidegate.web.reading.apps import app_document, app_names, is_fault
+from tidegate.web.reading.apps import app_document, app_names
 from tidegate.web.reading.integrity import known_audits
 from tidegate.web.reading.integrity_documents import IntegrityDocument
 from tidegate.web.reading.opened import kept_commits, known_tables
@@ -49,7 +49,7 @@ class SiteInstruments:
             "tidegate_app_records_total", "Records that an app has read since it was made", ("app",)
         )
         self.app_faults = metrics.counter(
-            "tidegate_app_faults_total", "Records with an integrity fault among them", ("app", "flow")
+            "tidegate_app_faults_total", "Faults that an app has met", ("app", "flow")
         )
         self.app_counts = metrics.counter(
             "tidegate_app_counts_total",
@@ -181,6 +181,8 @@ def _app(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
             own.task_backlog.set(each.backlog_bytes, flow=flow, task=each.task, **of_app)
             own.task_memory.set(each.memory_bytes, flow=flow, task=each.task, **of_app)
     _counters(app, run, own)
+    for flow, faults in app.faults_of.items():
+        own.app_faults.add(faults, flow=flow, **of_app)
     if app.rounds:
         last = app.rounds[-1]
         for gauge, value in (
@@ -193,19 +195,23 @@ def _app(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
 
 
 def _counters(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
+    from tidegate.pipeline.rounds.metrics import DROPPED
+
     for each in app.counters:
         labels = {"app": app.name, "flow": each.flow}
         own.app_counts.add(each.value, counter=each.counter, **labels)
+        if (reason := each.counter.rpartition(".")[2]) in DROPPED:
+            run.dropped.add(each.value, reason=reason, **labels)
         if each.metric == run.late.name:
             run.late.add(each.value, policy=each.counter.partition(".")[2], **labels)
         elif each.metric == run.late_windows.name:
             run.late_windows.add(each.value, **labels)
+        elif each.metric == run.partly_late.name:
+            run.partly_late.add(each.value, **labels)
         elif each.metric == run.duplicates.name:
             run.duplicates.add(each.value, **labels)
         elif each.metric == run.rows.name:
             run.rows.add(each.value, **labels)
-        if is_fault(each.counter):
-            own.app_faults.add(each.value, **labels)
 
 
 def _tables(site: Site, to: SiteInstruments) -> None:

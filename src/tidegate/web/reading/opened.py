@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tidegate.errors import CommitGoneError, CorruptError, InvalidError
+from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading.site import Site
+from tidegate.web.reading.site import Site, check_wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +42,8 @@ class Opened(ABC):
     changelog: str = ""
     window_ms: int = 0
     is_versioned: bool = False
+    unread_columns: tuple[str, ...] = ()
+    """Columns whose values only the app's program can tell (`reduce`)."""
     rules: str = ""
     """How the table is opened in Python, beyond its topic: serdes, and what windows were said to be."""
     columns: list[str]
@@ -140,10 +142,16 @@ def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Ans
 @contextmanager
 def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = False) -> Iterator[Opened]:
     """The table, as its last commit or an earlier one has it; `anew` looks whether there is a newer one now."""
+    from tidegate.tables.building.stored import table_at
     from tidegate.tables.versions.catalog import load_versions
     from tidegate.web.reading.opened_app_table import AppTable, open_app_table
     from tidegate.web.reading.opened_pushed_table import PushedTable, open_pushed_table, shown_version
-    from tidegate.web.reading.opened_stored_table import NewestStored, StoredTable, open_stored_table
+    from tidegate.web.reading.opened_stored_table import (
+        StoredTable,
+        follow_stored_table,
+        newest_of,
+        open_stored_table,
+    )
 
     backend = site.require_backend()
     app, colon, short = name.partition(":")
@@ -166,11 +174,14 @@ def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = Fals
             yield PushedTable(name, backend, pushed)
         return
     if as_of is None:
-        with site.table(name, None, lambda: NewestStored(backend, name, site.clock)) as newest:
-            if anew:
-                newest.refresh()
-            with newest.held() as stored:
-                yield StoredTable(name, backend, stored)
+        with site.table(name, None, lambda: follow_stored_table(backend, name, site.clock)) as newest:
+            try:
+                newest.refresh(wait=anew)
+            except UnavailableError:
+                newest_of(backend, name)  # it may be deleted by now
+                raise
+            with newest.pinned() as snapshot:
+                yield StoredTable(name, backend, table_at(snapshot))
         return
     with site.table(name, as_of, lambda: open_stored_table(backend, name, as_of, site.clock)) as stored:
         yield StoredTable(name, backend, stored)
@@ -187,7 +198,7 @@ def typed_key(written: str, serde: str) -> Any:
             import msgspec
 
             return msgspec.json.decode(written)
-    except ValueError:
+    except (ValueError, OverflowError, RecursionError):
         raise InvalidError(
             f"{written[:60]!r} is no key of this table; its keys are of type {serde}"
         ) from None
@@ -205,6 +216,7 @@ def page_of(batches: Iterator[pa.RecordBatch], skip: int, limit: int) -> tuple[l
     """Rows `skip` to `skip + limit` of batches, and whether there are more."""
     rows: list[dict[str, Any]] = []
     for batch in batches:
+        check_wanted()
         if skip >= batch.num_rows:
             skip -= batch.num_rows
             continue

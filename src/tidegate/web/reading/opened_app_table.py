@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import InvalidError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
-from tidegate.web.reading.site import Site
+from tidegate.web.reading.site import Site, check_wanted
 from tidegate.web.reading.table_documents import ExplainDocument, LateShown, PartShown, RowShown
 from tidegate.web.reading.tables import shown_text
 from tidegate.web.reading.texts import text_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tidegate.pipeline.reading.result_table import ResultTable
     from tidegate.storage.backends.port import StorageBackend
 
@@ -45,6 +42,8 @@ class AppTable(Opened):
     """One commit of an app's table."""
 
     def __init__(self, name: str, app: str, backend: StorageBackend, table: ResultTable) -> None:
+        from tidegate.pipeline.reading.recorded import unread_columns
+
         flow, commit = table.flow, table.commit
         self.name, self.app, self._backend, self._table = name, app, backend, table
         self.kind = "session" if hasattr(_kind(table), "gap_ms") else "window"
@@ -54,16 +53,20 @@ class AppTable(Opened):
         self.columns = [each for each in table.schema.names if each not in _OWN]
         self.number, self.committed_ms = commit.round, commit.committed_ms
         self.positions = table.position
+        self.unread_columns = unread_columns(flow)
+
+    def typed(self, key: str) -> Any:
+        return typed_key(key, self._table.flow.key_serde.name)
 
     def commits(self) -> list[CommitOf]:
         return app_table_commits(self._backend, self.app)
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
-        wanted = typed_key(key, self._table.flow.key_serde.name)
+        wanted = self.typed(key)
         return [_row(row) for row in self._table.fetch(wanted, first, last).to_arrow().to_pylist()]
 
     def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
-        rows, more = page_of(self._batches(first, last), skip, limit)
+        rows, more = page_of(self._table.scan(first, last), skip, limit)
         return [_row(row) for row in rows], more
 
     def some_keys(self, most: int) -> list[str]:
@@ -85,8 +88,8 @@ class AppTable(Opened):
             raise InvalidError(
                 f"table {self.name} has windows; say when the one begins that is asked about: start=…"
             )
-        wanted = typed_key(key, self._table.flow.key_serde.name)
-        found = explain_window(self._table, log, wanted, start, most_records=most)
+        wanted = self.typed(key)
+        found = explain_window(self._table, log, wanted, start, most_records=most, between=check_wanted)
         value = None if found.value is None else {name: plain(each) for name, each in found.value.items()}
         return ExplainDocument(
             table=self.name,
@@ -114,11 +117,6 @@ class AppTable(Opened):
             notes=list(found.notes),
             by_hand=Copy("", ""),
         )
-
-    def _batches(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        if first <= 0 and last >= LATEST:
-            return self._table.batches()
-        return iter(self._table.fetch_all(first, last).to_arrow().to_batches())
 
 
 def _kind(table: ResultTable) -> Any:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,9 +19,7 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend
     from tidegate.tables.building.commits import Commit
     from tidegate.tables.building.shape import TableShape
-    from tidegate.tables.building.sides import Sides
 
-LOOK_AGAIN_MS: Final = 100
 LATEST: Final = 2**63 - 1
 
 
@@ -51,51 +45,11 @@ def open_stored_table(backend: StorageBackend, name: str, number: int, clock: Cl
     return open_committed(backend, name, clock=clock, number=number)
 
 
-class NewestStored:
-    """A stored table at its newest commit: a newer one is opened beside it, then takes its place.
+def follow_stored_table(backend: StorageBackend, name: str, clock: Clock) -> Any:
+    from tidegate.tables.building.stored import follow_stored
 
-    Thread rule: from any thread; one at a time looks for a newer commit while the others go on reading.
-    """
-
-    def __init__(self, backend: StorageBackend, name: str, clock: Clock) -> None:
-        from tidegate.tables.building.sides import Sides
-
-        self._backend, self._name, self._clock = backend, name, clock
-        self._moving = threading.Lock()
-        self._sides: Sides[Any] = Sides()
-        self._seen: tuple[TableShape, Commit] | None = None
-        self._looked_ms = 0
-        self.refresh()
-
-    @contextmanager
-    def held(self) -> Iterator[Any]:
-        if self._clock.monotonic_ms() - self._looked_ms >= LOOK_AGAIN_MS:
-            self.refresh(wait=False)
-        with self._sides.held() as table:
-            yield table
-
-    def refresh(self, *, wait: bool = True) -> None:
-        """Look for a newer commit; where another thread does, and need not be waited for, what is shown will do."""
-        from tidegate.tables.building.stored import open_commit
-
-        if not self._moving.acquire(blocking=wait):
-            return
-        try:
-            now_ms, newest = self._clock.monotonic_ms(), newest_of(self._backend, self._name)
-            if newest != self._seen:
-                shape, commit = newest
-                opening = partial(open_commit, self._backend, shape, commit, clock=self._clock)
-                if self._seen is not None and self._seen[0] != shape:  # another table under the same name
-                    self._sides.replace(opening)
-                else:
-                    self._sides.move(opening, lambda table: table.show(commit))
-                self._seen = newest
-            self._looked_ms = now_ms
-        finally:
-            self._moving.release()
-
-    def close(self) -> None:
-        self._sides.close()
+    newest_of(backend, name)
+    return follow_stored(backend, name, clock=clock)
 
 
 def stored_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
@@ -131,11 +85,6 @@ class StoredTable(Opened):
             "value"
         ]
 
-    def _seen_columns(self) -> list[str]:
-        """The fields of JSON values that were not declared, by the first of them."""
-        batch = next(iter(self._table.batches(batch_rows=1)), None)
-        return [] if batch is None else list(_values(batch.column("value")[0].as_py()))
-
     def commits(self) -> list[CommitOf]:
         return stored_commits(self._backend, self.name)
 
@@ -143,18 +92,10 @@ class StoredTable(Opened):
         return typed_key(key, self._table.rules.key.name)
 
     def fetch(self, key: str, first: int, last: int) -> list[RowShown]:
-        wanted = self.typed(key)
-        if self.kind == "key":
-            return [_row(row) for row in self._table.fetch_range(wanted, wanted).to_arrow().to_pylist()]
-        return [_row(row) for row in self._table.fetch(wanted, first, last).to_arrow().to_pylist()]
+        return [_row(row) for row in self._table.fetch(self.typed(key), first, last).to_arrow().to_pylist()]
 
     def scan(self, first: int, last: int, skip: int, limit: int) -> tuple[list[RowShown], bool]:
-        if self.kind == "key" or (first <= 0 and last >= LATEST):
-            rows, more = page_of(self._table.batches(), skip, limit)
-        else:
-            rows, more = page_of(
-                iter(self._table.fetch_all(first, last).to_arrow().to_batches()), skip, limit
-            )
+        rows, more = page_of(self._table.scan(first, last), skip, limit)
         return [_row(row) for row in rows], more
 
     def some_keys(self, most: int) -> list[str]:

@@ -7,8 +7,10 @@ from typing import Annotated
 import msgspec
 
 from tidegate.web.reading.app_documents import AppLine
-from tidegate.web.reading.apps import app_list
+from tidegate.web.reading.apps import app_list, default_limits
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
+from tidegate.web.reading.integrity import known_audits
+from tidegate.web.reading.integrity_documents import IntegrityDocument
 from tidegate.web.reading.numbers import (
     Backlog,
     Faults,
@@ -58,11 +60,10 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 def overview(site: Site) -> Overview:
-    from tidegate.storage import StorageConfig
-
     topics, apps = topic_list(site).topics, app_list(site).apps
-    health, sentence = _health(topics, apps)
-    limits = StorageConfig()
+    audited = [each for each in known_audits(site) if each.faults_total]
+    health, sentence = _health(topics, apps, audited)
+    limits = default_limits()
     python = log_python(site.log_path, "print(log.partition_counts())")
     return Overview(
         health=health,
@@ -76,9 +77,9 @@ def overview(site: Site) -> Overview:
         lag_records=sum(app.lag_records for app in apps),
         log_records=sum(app.log_records for app in apps),
         backlog_bytes=sum(app.backlog_bytes for app in apps),
-        backlog_limit_bytes=limits.backlog_limit_bytes,
+        backlog_limit_bytes=sum(app.backlog_limit_bytes for app in apps) or limits.backlog_bytes,
         memory_bytes=sum(app.memory_bytes for app in apps),
-        memory_limit_bytes=limits.worker_total_bytes,
+        memory_limit_bytes=sum(app.memory_limit_bytes for app in apps) or limits.memory_bytes,
         bytes=None if site.cluster else sum(topic.bytes or 0 for topic in topics),
         faults=sum(app.faults for app in apps),
         late=sum(app.late for app in apps),
@@ -93,7 +94,9 @@ def overview(site: Site) -> Overview:
     )
 
 
-def _health(topics: list[TopicLine], apps: list[AppLine]) -> tuple[str, str]:
+def _health(
+    topics: list[TopicLine], apps: list[AppLine], audited: list[IntegrityDocument]
+) -> tuple[str, str]:
     """The worst thing there is, said first."""
     stopped = [app for app in apps if app.stopped]
     if stopped:
@@ -106,19 +109,23 @@ def _health(topics: list[TopicLine], apps: list[AppLine]) -> tuple[str, str]:
         return "bad", f"Topic {unread[0].name} cannot be read: {unread[0].unreadable}"
     if not topics:
         return "watch", "There is no topic here yet."
+    faulty = [app for app in apps if app.faults]
+    if faulty:
+        told = f"{faulty[0].faults:,} fault{'s' * (faulty[0].faults != 1)}"
+        health = max((app.health for app in faulty), key=["good", "watch", "bad"].index)
+        return health, f"App {faulty[0].name} met {told} in its input: see which records."
+    if audited:
+        told = f"{audited[0].faults_total:,} fault{'s' * (audited[0].faults_total != 1)}"
+        return "bad", f"Topic {audited[0].topic} has {told}: see which records."
     starting = [app for app in apps if app.state == "starting"]
     if starting:
         return "watch", f"App {starting[0].name} has not committed anything yet: wait for its first round."
-    faults = sum(app.faults for app in apps)
     behind = [app for app in apps if app.lag_records and app.state == "idle"]
     if behind:
         return (
             "watch",
             f"App {behind[0].name} is not running and has {behind[0].lag_records:,} records left to read.",
         )
-    if faults:
-        told = f"{faults:,} fault{'s' * (faults != 1)}"
-        return "watch", f"Everything was read; {told} found on the way, and none of them hidden."
     if not apps:
         return "good", f"{len(topics)} topic{'s' * (len(topics) != 1)}; no app reads them yet."
     lag = sum(app.lag_records for app in apps)
@@ -144,9 +151,15 @@ def _steps(site: Site, topics: list[TopicLine], apps: list[AppLine]) -> list[Ste
                     "tidegate run MODULE:app",
                 )
             )
+        if app.all_fail:
+            why = f"no record of {', '.join(app.all_fail)} could be used: change its definition"
+            steps.append(Step(f"{app.name}: {why}", href))
         if app.faults:
             steps.append(
-                Step(f"{app.name}: {app.faults:,} faults were found in its input; see which records", href)
+                Step(
+                    f"{app.name}: {app.faults:,} faults were found in its input; see which records",
+                    f"{href}/faults",
+                )
             )
         if app.late:
             steps.append(

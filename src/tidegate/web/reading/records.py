@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from tidegate.durations import moment_ms
+from tidegate.errors import TidegateError
 from tidegate.web.failures import NotThereError
 from tidegate.web.reading.copying import Copy, cli, copied, log_python
 from tidegate.web.reading.numbers import Answer, Moment, Name, Offset
 from tidegate.web.reading.searching import RecordsQuestion, Search, read_settings
 from tidegate.web.reading.site import Site, written_positions
-from tidegate.web.reading.texts import Stamp, Text, Window, stamp_of, text_of, window_of
+from tidegate.web.reading.texts import KeyFormat, Stamp, Text, Window, stamp_of, text_of, window_of
 from tidegate.web.reading.topics import SegmentLine, record_lifetime
 
 if TYPE_CHECKING:
@@ -63,10 +64,14 @@ class RecordsDocument(msgspec.Struct, frozen=True):
 
 
 class RecordDocument(msgspec.Struct, frozen=True):
-    """One record whole, when it can disappear, and its neighbours."""
+    """One record whole, when it can disappear, and its neighbours.
+
+    `fault` says that it is not as its producer said: its checksum is wrong, or the last check of the topic found it.
+    """
 
     topic: str
     record: RecordShown
+    fault: str | None
     before: Offset | None
     after: Offset | None
     lifetime: SegmentLine | None
@@ -96,7 +101,7 @@ def records(site: Site, topic: str, question: RecordsQuestion) -> RecordsDocumen
     rows = [row for table in tables for row in table.to_pylist()]
     backward = search.is_backward
     rows.sort(key=lambda row: (_sort_ms(row), row["partition"], row["offset"]), reverse=backward)
-    format, shown = _shown(rows, question.keys)
+    format, shown = _shown(rows, _asked_format(site, topic, question.keys))
     start = (
         f"-{question.limit}" if backward else str(question.offset if question.offset is not None else "start")
     )
@@ -150,12 +155,13 @@ def record(site: Site, topic: str, partition: int, offset: int) -> RecordDocumen
         raise NotThereError(
             f"offset {offset} of {topic}-{number} holds no record; it was compacted away, or is not a record"
         )
-    _, shown = _shown(rows, "auto", most=20_000)
+    _, shown = _shown(rows, _asked_format(site, topic, "auto"), most=20_000)
     is_control = shown[0].stamp is not None and shown[0].stamp.is_control
     asks = ", control_records=True" if is_control else ""
     return RecordDocument(
         topic=topic,
         record=shown[0],
+        fault=_fault(site, topic, rows[0]),
         before=offset - 1 if offset > low else None,
         after=offset + 1 if offset + 1 < high else None,
         lifetime=record_lifetime(site, topic, number, offset),
@@ -207,31 +213,62 @@ def export(site: Site, topic: str, question: ExportQuestion) -> tuple[bytes, str
     return lines, "application/jsonl", search.following or ""
 
 
-def _shown(rows: list[dict[str, Any]], keys: str, most: int | None = None) -> tuple[str, list[RecordShown]]:
-    """Rows decoded; how keys were read."""
+def _shown(
+    rows: list[dict[str, Any]], asked: KeyFormat | None, most: int | None = None
+) -> tuple[str, list[RecordShown]]:
+    """Rows decoded; how keys were read. None: as they seem to be."""
     stamps = [stamp_of(row["headers"]) for row in rows]
-    format = keys if keys != "auto" else _guessed(rows, stamps)
-    return format, [_record(row, stamp, format, most) for row, stamp in zip(rows, stamps, strict=True)]
+    format = asked or _guessed(rows, stamps)
+    return format.name, [_record(row, stamp, format, most) for row, stamp in zip(rows, stamps, strict=True)]
 
 
-def _guessed(rows: list[dict[str, Any]], stamps: list[Stamp | None]) -> str:
+def _asked_format(site: Site, topic: str, keys: str) -> KeyFormat | None:
+    """As was asked for, else as the app says that writes the topic; None: that is not known."""
+    said = written_format(site, topic)
+    if keys == "auto":
+        return said
+    return said if said is not None and said.name == keys else KeyFormat(keys)
+
+
+def written_format(site: Site, topic: str) -> KeyFormat | None:
+    """How an app writes the keys of one of its topics of windows."""
+    from tidegate.web.reading.apps import app_names, commit_of
+
+    for app in app_names(site):
+        try:
+            _, flows = commit_of(site, app)
+        except TidegateError:
+            continue
+        for flow in flows:
+            said = msgspec.json.decode(flow.description)
+            windows = [each["kind"] for each in said["steps"] if each["step"] == "aggregate"]
+            for sink in said["sinks"]:
+                if windows and sink["step"] == "to" and sink["topic"] == topic:
+                    if windows[0]["kind"] == "session":
+                        return KeyFormat("session", 0, is_known=True)
+                    size = windows[0].get("size_ms") or windows[0].get("difference_ms") or 0
+                    return KeyFormat(sink["key_format"], size, is_known=True)
+    return None
+
+
+def _guessed(rows: list[dict[str, Any]], stamps: list[Stamp | None]) -> KeyFormat:
     """`changelog` or `session` where every key on the page is one, else plain."""
     mine = [
         row["key"] for row, stamp in zip(rows, stamps, strict=True) if stamp is None or not stamp.is_control
     ]
-    for format in ("changelog", "session"):
+    for format in (KeyFormat("changelog"), KeyFormat("session")):
         if mine and all(window_of(key, format) is not None for key in mine):
             return format
-    return "plain"
+    return KeyFormat("plain")
 
 
-def _record(row: dict[str, Any], stamp: Stamp | None, format: str, most: int | None) -> RecordShown:
+def _record(row: dict[str, Any], stamp: Stamp | None, format: KeyFormat, most: int | None) -> RecordShown:
     from tidegate.durations import format_moment
 
     cut: Callable[[bytes | None], Text] = text_of if most is None else lambda raw: text_of(raw, most)
     window = (
         None
-        if format == "plain" or (stamp is not None and stamp.is_control)
+        if format.name == "plain" or (stamp is not None and stamp.is_control)
         else window_of(row["key"], format)
     )
     key = cut(row["key"])
@@ -251,6 +288,30 @@ def _record(row: dict[str, Any], stamp: Stamp | None, format: str, most: int | N
         stamp=stamp,
         window=window,
     )
+
+
+def _fault(site: Site, topic: str, row: dict[str, Any]) -> str | None:
+    """What is wrong with a record by its own checksum, or by the last audit of its topic."""
+    from tidegate.errors import InvalidError
+    from tidegate.integrity.checksum import checksum_of
+    from tidegate.integrity.header import CONTROL_HEADER_KEY, HEADER_KEY
+    from tidegate.integrity.header import Stamp as Header
+    from tidegate.web.reading.integrity import known_fault
+
+    headers = {each["key"]: each["value"] for each in row["headers"]}
+    if headers.get(HEADER_KEY) is not None:
+        try:
+            stamp = Header.from_bytes(headers[HEADER_KEY])
+            found = checksum_of(stamp, row["key"], row["value"], headers.get(CONTROL_HEADER_KEY))
+        except InvalidError:
+            return "What its producer said about this record cannot be read."
+        if found != stamp.crc:
+            return (
+                "This record is corrupt: it is not what its producer sent. "
+                f"Its checksum is {found:08x}, and its header says {stamp.crc:08x}."
+            )
+    known = known_fault(site, topic, row["partition"], row["offset"])
+    return None if known is None or not known.is_fault else known.message
 
 
 def _rows_at(site: Site, topic: str, number: int, offset: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What there is to look at: a log (a folder, or a Kafka cluster), a state folder, and what is kept open of them.
+"""What there is to look at: a log (a folder, or a Kafka cluster), state, and what is kept open of them.
 
 Everything is opened for reading. Tables stay open while they are asked for, so that a fetch costs a look-up and not
 an opening; the least used goes first. One that is asked for is kept at its newest commit by `keeping`, so that no
@@ -14,13 +14,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidError, TidegateError
-from tidegate.web.failures import NotThereError
+from tidegate.web.failures import NotThereError, ReadingEndedError
 from tidegate.web.reading.keeping import KeptNew
 from tidegate.web.settings import Limits
 
@@ -33,6 +34,26 @@ if TYPE_CHECKING:
 OPEN_TABLES: Final = 16
 KEPT_NEW_MS: Final = 5000
 """For how long after a question its table is kept at the newest commit."""
+
+
+_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+
+
+def answering(given_up: threading.Event) -> None:
+    """Say which event tells that the question which this thread answers from now on is given up."""
+    _given_up.set(given_up)
+
+
+def is_given_up() -> bool:
+    """Whether nobody waits any more for the answer that this thread looks for."""
+    told = _given_up.get()
+    return told is not None and told.is_set()
+
+
+def check_wanted() -> None:
+    """Raise `ReadingEndedError` when nobody waits any more; what reads much asks this between batches."""
+    if is_given_up():
+        raise ReadingEndedError("nobody waits for this answer any more; ask again")
 
 
 @dataclass(slots=True)
@@ -58,15 +79,18 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        return self.read >= self.records or self.clock.monotonic_ms() >= self.until_ms
+        return self.read >= self.records or self.clock.monotonic_ms() >= self.until_ms or is_given_up()
 
 
 @dataclass(slots=True)
 class Site:
-    """Log and state, and what is open of them. `log_path` is a folder, or `kafka://HOST:PORT`."""
+    """Log and state, and what is open of them.
+
+    `log_path` is a folder, or `kafka://HOST:PORT`; `state_path` a folder, or the address of an object store.
+    """
 
     log_path: Path | str
-    state_path: Path
+    state_path: Path | str
     limits: Limits = field(default_factory=Limits)
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
     clock: Clock = field(default_factory=SystemClock)
@@ -78,6 +102,10 @@ class Site:
     _keeping: KeptNew = field(init=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.log_path, Path):  # what is copied from a screen is run in any folder
+            self.log_path = self.log_path.absolute()
+        if isinstance(self.state_path, Path):
+            self.state_path = self.state_path.absolute()
         self._keeping = KeptNew(self.refresh_asked)
 
     @property
@@ -112,29 +140,23 @@ class Site:
 
     @property
     def backend(self) -> StorageBackend | None:
-        """Where apps and tables keep what they know; None: there is no such folder, or nothing in it.
-
-        An empty one is left as it is: who opens it as a backend makes it one, and who looks must not.
-        """
+        """Where apps and tables keep what they know, opened to be read; None: there is no state yet."""
         from tidegate.storage import open_backend
+        from tidegate.storage.backends.port import NoStateError
 
         with self._guard:
-            if self._backend is None and self._has_state():
-                self._backend = open_backend(str(self.state_path))
+            if self._backend is None:
+                try:
+                    self._backend = open_backend(self.state_path, read_only=True)
+                except NoStateError:
+                    return None
             return self._backend
-
-    def _has_state(self) -> bool:
-        from tidegate.storage.backends.port import TEMPORARY
-
-        return self.state_path.is_dir() and any(
-            not each.name.endswith(TEMPORARY) for each in self.state_path.iterdir()
-        )
 
     def require_backend(self) -> StorageBackend:
         backend = self.backend
         if backend is None:
             raise NotThereError(
-                f"there is no state in {self.state_path}; run an app, or name the folder it keeps its data in"
+                f"there is no state in {self.state_path}; run an app, or name the place where it keeps its state"
             )
         return backend
 

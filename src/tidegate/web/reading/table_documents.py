@@ -99,6 +99,8 @@ class TableDocument(msgspec.Struct, frozen=True):
     window_ms: Setting
     is_versioned: bool
     columns: list[str]
+    unread_columns: list[str]
+    """Columns that are empty here, because only the app's program can tell their values."""
     column: str
     commit: Name
     committed_ms: Moment

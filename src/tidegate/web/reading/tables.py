@@ -41,6 +41,9 @@ SHOWN_WINDOWS: Final = 500
 SHOWN_LATE: Final = 50
 SHOWN_KEYS: Final = 12
 MOST_COMPARED: Final = 200_000
+_OPEN_RECORDED: Final = (
+    "from tidegate.pipeline.reading.recorded import open_recorded\nfrom tidegate.storage import open_backend"
+)
 
 
 def table_list(site: Site) -> TableList:
@@ -68,11 +71,24 @@ def table_list(site: Site) -> TableList:
     return TableList(
         str(site.state_path),
         lines,
-        copied(
-            [cli("tidegate table info", state=site.state_path)],
-            "app.read(NAME)  # or tidegate.windowed_table(…)",
-        ),
+        copied([cli("tidegate table info", state=site.state_path)], _list_python(site)),
     )
+
+
+def _list_python(site: Site) -> str:
+    lines = (
+        "from tidegate.pipeline.reading.recorded import recorded_tables",
+        "from tidegate.pipeline.rounds.ways_out import list_apps",
+        "from tidegate.storage import open_backend",
+        "from tidegate.tables.building.commits import stored_tables",
+        "",
+        f"backend = open_backend({str(site.state_path)!r})",
+        "for app in list_apps(backend):",
+        "    for table in recorded_tables(backend, app):",
+        "        print(table)",
+        "print(stored_tables(backend))",
+    )
+    return "\n".join(lines)
 
 
 def table_document(site: Site, name: str, question: TableQuestion) -> TableDocument:
@@ -98,6 +114,7 @@ def _document(site: Site, table: Opened, question: TableQuestion) -> TableDocume
         window_ms=table.window_ms,
         is_versioned=table.is_versioned,
         columns=columns,
+        unread_columns=list(table.unread_columns),
         column=column,
         commit=table.number,
         committed_ms=table.committed_ms,
@@ -153,17 +170,13 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
     with opened(site, name, question.before) as first, opened(site, name, question.after) as second:
         old, old_more = _compared(first, question.key)
         new, new_more = _compared(second, question.key)
-        is_versioned = first.is_versioned
+        is_versioned, wanted = first.is_versioned, first.typed(question.key) if question.key else None
     changes = [
         ChangeShown(place[0], place[1], old.get(place), new.get(place))
         for place in sorted({*old, *new}, key=repr)
         if old.get(place) != new.get(place)
     ]
     line = _commits_line(site, name)
-    python = (
-        f'with app.read("{name.partition(":")[2] or name}") as table:\n'
-        f"    before, after = table.as_of({question.before}), table.as_of({question.after})"
-    )
     if is_versioned:
         line = cli(
             "tidegate table diff",
@@ -171,7 +184,7 @@ def diff(site: Site, name: str, question: DiffQuestion) -> DiffDocument:
             f"{name}_v{question.after}",
             state=site.state_path,
         )
-        python = f"tg.versioned_table({name!r}, state={str(site.state_path)!r}, version={question.after})"
+    python = _diff_python(site, name, wanted, question, is_versioned=is_versioned)
     return DiffDocument(
         table=name,
         is_versioned=is_versioned,
@@ -202,6 +215,44 @@ def explain(site: Site, name: str, question: ExplainQuestion) -> ExplainDocument
         )
 
     return asked(site, name, None, look)
+
+
+def _diff_python(site: Site, name: str, key: Any, question: DiffQuestion, *, is_versioned: bool) -> str:
+    """Both sides, printed one after the other."""
+    app, colon, short = name.partition(":")
+    state = str(site.state_path)
+    if colon:
+        rows = "to_arrow()" if key is None else f"fetch({key!r}).to_arrow()"
+        return "\n".join(
+            (
+                _OPEN_RECORDED,
+                "",
+                f"backend = open_backend({state!r})",
+                f"with open_recorded(backend, {app!r}, {short!r}) as table:",
+                f"    for number in ({question.before}, {question.after}):",
+                "        with table.as_of(number) as then:",
+                f"            print(number, then.{rows})",
+            )
+        )
+    if is_versioned:
+        rows = "to_arrow()" if key is None else f"get({key!r})"
+        return "\n".join(
+            (
+                "import tidegate as tg",
+                "",
+                f"for number in ({question.before}, {question.after}):",
+                f"    with tg.versioned_table({name!r}, state={state!r}, version=number) as table:",
+                f"        print(number, table.{rows})",
+            )
+        )
+    return "\n".join(
+        (
+            "from tidegate.storage import open_backend",
+            "from tidegate.tables.building.commits import load_commits",
+            "",
+            f"print(load_commits(open_backend({state!r}), {name!r}))",
+        )
+    )
 
 
 def _commits_line(site: Site, name: str) -> str:
@@ -241,14 +292,21 @@ def _after(written: str) -> tuple[int | None, int]:
 def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
     short = table.name.partition(":")[2] or table.name
     if table.app:
-        lines = (
-            "from tidegate.pipeline.reading.recorded import open_recorded",
-            "from tidegate.storage import open_backend",
+        asks = f"fetch({table.typed(key)!r})" if key else "all()"
+        lines = [
+            _OPEN_RECORDED,
             "",
-            f"backend = open_backend({str(site.state_path)!r})",
+            f"backend = open_backend({str(site.state_path)!r}, read_only=True)",
             f"with open_recorded(backend, {table.app!r}, {short!r}) as table:",
-            f"    print(table.fetch({key!r}).to_arrow())",
-        )
+            f"    print(table.{asks}.to_arrow())",
+        ]
+        if explains:
+            start = moment_of(explains, 0)
+            opening = log_python(
+                site.log_path, f"print(explain_window(table, log, {table.typed(key)!r}, {start}))"
+            )
+            lines[0] = f"from tidegate.pipeline.reading.explaining import explain_window\n{_OPEN_RECORDED}"
+            lines[4:] = [f"    {line}" for line in opening.splitlines() if line]
         python = "\n".join(lines)
         if table.changelog:
             return copied([cli("tidegate consume", table.changelog, "-e", log=site.log_path)], python)

@@ -10,7 +10,7 @@ Pure functions.
 from __future__ import annotations
 
 import unicodedata
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -44,7 +44,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A key and its window, as they lie in the record's key; `end_ms` is known for sessions only."""
+    """A key and its window, as they lie in the record's key; `end_ms` is null where the width is not known."""
 
     key: Text
     start_ms: Moment
@@ -115,26 +115,38 @@ def stamp_of(headers: list[dict[str, Any]]) -> Stamp | None:
     )  # fmt: skip
 
 
-def window_of(raw: bytes | None, format: str) -> Window | None:
+class KeyFormat(NamedTuple):
+    """How keys of a topic are read. `is_known`: an app says so, so that any time is a window's; else it is a guess."""
+
+    name: str
+    size_ms: int = 0
+    is_known: bool = False
+
+
+def window_of(raw: bytes | None, format: KeyFormat) -> Window | None:
     """The key as a windowed key of this format; None when it is none, or its time is no time."""
     import struct
 
     sizes = {"topic": 8, "changelog": 12, "session": 16}
-    if raw is None or len(raw) <= sizes[format]:
+    size = sizes[format.name]
+    if raw is None or len(raw) < size or (len(raw) == size and not format.is_known):
         return None
-    inner, tail = raw[: -sizes[format]], raw[-sizes[format] :]
+    inner, tail = raw[:-size], raw[-size:]
     end: int | None = None
-    if format == "session":
+    if format.name == "session":
         end, start = struct.unpack(">qq", tail)
-    elif format == "changelog":
+    elif format.name == "changelog":
         start, sequence = struct.unpack(">qi", tail)
         if sequence:
             return None
     else:
         (start,) = struct.unpack(">q", tail)
-    if not _PLAUSIBLE[0] <= start <= _PLAUSIBLE[1] or (end is not None and not start <= end <= _PLAUSIBLE[1]):
+    first, last = (0, 2**62) if format.is_known else _PLAUSIBLE
+    if not first <= start <= last or (end is not None and not start <= end <= last):
         return None
-    return Window(text_of(inner, 200), start, end, format)
+    if end is None and format.size_ms:
+        end = start + format.size_ms
+    return Window(text_of(inner, 200), start, end, format.name)
 
 
 def _shows(letter: str) -> bool:

@@ -32,8 +32,8 @@ SHOWN_SEGMENTS: Final = 60
 SHOWN_PARTITIONS: Final = 256
 MOST_ASKED: Final = 50
 NOT_SHOWN: Final = (
-    "A broker does not show its log segments, so when each can disappear is not known here. Run "
-    "`tidegate log lifetime` or this page where the broker's data lies: it reads Kafka's own folders."
+    "A broker does not show its log segments, so when each can disappear is not known here. Run `tidegate log lifetime "
+    "TOPIC --log FOLDER` or this page where the broker's data lies: it reads Kafka's own folders."
 )
 
 

@@ -63,7 +63,10 @@ def count(column: str | None = None) -> AggregateDefinition:
 
 
 def sum(column: str) -> AggregateDefinition:
-    """The sum of a column: int64 of whole numbers, decimal of decimals, double of doubles; null for no value."""
+    """The sum of a column: int64 of whole numbers, decimal of decimals, double of doubles; null for no value.
+
+    A sum that does not fit is null as well, which is logged with its key and window; sum a decimal where it may happen.
+    """
     return AggregateDefinition("sum", (column,))
 
 

@@ -13,6 +13,7 @@ Thread rule: values.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,7 +21,8 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import InvalidError
+from tidegate.durations import format_moment
+from tidegate.errors import InvalidError, TidegateError, is_transient
 from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
@@ -28,6 +30,7 @@ from tidegate.windows.aggregates.retractable import WEIGHT
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
 from tidegate.windows.keys.binary_columns import Int32s
 
+logger = logging.getLogger(__name__)
 POSITION = ("event_ts", "partition", "offset")
 _VALUE, _USER = "value.", "user."
 _NO_NUMBERS = np.empty(0, np.int64)
@@ -216,6 +219,8 @@ class Folds:
         self._notes = Notes(self.retracts)
         self.stored: tuple[Aggregate, ...] = (self._notes, *self._user.storage)
         self._names = [field.name for each in self.stored for field in each.state]
+        self._asked = self.unfit = 0
+        """How many results could not be made so far, and are null."""
 
     def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
         """The columns storage wants of these events, beside key and cursor."""
@@ -224,10 +229,51 @@ class Folds:
             noted["event_ts"] = int64_column(np.ascontiguousarray(events.changes.written))
         return {**self._user.inputs(events), **noted}
 
-    def finish(self, states: Sequence[pa.Array]) -> tuple[list[Int64s], pa.RecordBatch]:
-        """The four notes and the user's results of merged states."""
+    def finish(
+        self,
+        states: Sequence[pa.Array],
+        keys: pa.BinaryArray | None = None,
+        starts: Int64s | None = None,
+    ) -> tuple[list[Int64s], pa.RecordBatch]:
+        """The four notes and the user's results of merged states; `keys` and `starts` say whose windows they are.
+
+        A result that cannot be made, such as a sum that does not fit its type, is null, counted in `unfit` and told
+        in the log; all others are as they are.
+        """
         notes = [words(column) for column in states[: len(NOTES)]]
-        return notes, self._user.finish(dict(zip(self._names, states, strict=True)))
+        by_name = dict(zip(self._names, states, strict=True))
+        try:
+            return notes, self._user.finish(by_name)
+        except Exception as error:  # noqa: BLE001 - a reducer is the user's code: it may raise anything
+            _require_results_fault(error)
+        columns = []
+        for field, each in zip(self.results, self._user.storage, strict=True):
+            parts = [by_name[part.name] for part in each.state]
+            failing = _failing(each, parts, 0)
+            columns.append(_without(each, parts, failing))
+            for row, failed in failing.items():
+                self._tell(field.name, row, keys, starts, failed)
+        return notes, pa.RecordBatch.from_arrays(columns, schema=self.results)
+
+    def take_unfit(self) -> int:
+        """How many results could not be made since this was asked last."""
+        new, self._asked = self.unfit - self._asked, self.unfit
+        return new
+
+    def _tell(
+        self, name: str, row: int, keys: pa.BinaryArray | None, starts: Int64s | None, error: Exception
+    ) -> None:
+        self.unfit += 1
+        if self.unfit & (self.unfit - 1):  # only the first, second, fourth, eighth, … is told
+            return
+        window = (
+            "a window" if starts is None else f"the window that starts at {format_moment(int(starts[row]))}"
+        )
+        key = "" if keys is None else f" of key {keys[row].as_py()!r}"
+        logger.warning(
+            "%s%s in %s has no result and is shown as null: %s (%d such results so far)",
+            name, key, window, str(error).partition("\n")[0] or type(error).__name__, self.unfit,
+        )  # fmt: skip
 
     def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
         """States of many become states of `count` groups."""
@@ -237,3 +283,39 @@ class Folds:
             merged += each.merge(states[at : at + width], groups, count)
             at += width
         return merged
+
+
+def _require_results_fault(error: Exception) -> None:
+    """Raise what has nothing to do with the states of one window."""
+    if is_transient(error) or (isinstance(error, TidegateError) and not isinstance(error, InvalidError)):
+        raise error
+
+
+def _failing(aggregate: Aggregate, states: Sequence[pa.Array], start: int) -> dict[int, Exception]:
+    """The states that have no result, found by halves, with the error of each; the first of `states` is row `start`."""
+    count = len(states[0])
+    try:
+        aggregate.finish(states)
+    except Exception as error:  # noqa: BLE001 - a reducer is the user's code: it may raise anything
+        _require_results_fault(error)
+        if count <= 1:
+            return {start: error}
+    else:
+        return {}
+    middle = count // 2
+    found = _failing(aggregate, [each.slice(0, middle) for each in states], start)
+    return found | _failing(aggregate, [each.slice(middle) for each in states], start + middle)
+
+
+def _without(aggregate: Aggregate, states: Sequence[pa.Array], failing: Mapping[int, Exception]) -> pa.Array:
+    """Results of states, null for those that have none."""
+    if not failing:
+        return aggregate.finish(states)
+    count = len(states[0])
+    is_good = np.ones(count, np.bool_)
+    is_good[list(failing)] = False
+    good = pa.array(np.flatnonzero(is_good))
+    if not len(good):
+        return pa.nulls(count, aggregate.result)
+    results = aggregate.finish([each.take(good) for each in states])
+    return results.take(pa.array(np.cumsum(is_good) - 1, mask=~is_good))

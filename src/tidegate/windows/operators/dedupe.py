@@ -18,7 +18,7 @@ The verdicts depend on the order of records and on nothing else: not on cuts, re
 partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
 (`pipeline.tasks.held_events`).
 
-Kept are D + grace of stream time: nothing older is ever asked for. State: a `last` store, key = fingerprint of the
+Kept are D + grace of stream time: nothing older is ever asked for. State: a window store, key = fingerprint of the
 identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
 under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
 of n), and nobody who chooses ids can make them meet.
@@ -42,14 +42,7 @@ from tidegate.errors import InvalidError
 from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
 from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage import (
-    AppendBatch,
-    BucketIndex,
-    BucketIndexState,
-    SortedRows,
-    Time,
-    WorkerStorageRuntime,
-)
+from tidegate.storage import BucketIndexState, SortedRows, WorkerStorageRuntime
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
@@ -60,17 +53,17 @@ from tidegate.windows.operators.dedupe_state import DedupeState, Deduplicate, id
 from tidegate.windows.operators.identities import check_columns, id_column
 from tidegate.windows.operators.late import LATE as LATE_REASON
 from tidegate.windows.operators.late import LateSettings, LateTable
-from tidegate.windows.operators.shapes import LateRows, Moment, Output
+from tidegate.windows.operators.layout import dedupe_layout
+from tidegate.windows.operators.shapes import LateRows, Moment, Output, Places
 from tidegate.windows.operators.stream_time import StreamClocks
+from tidegate.windows.stores.expiry import EARLIEST
+from tidegate.windows.stores.window_store import WindowStore
 
 __all__ = ["DedupeOperator", "Deduplicate"]
 
 Int32s = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
-LEAST_BUCKET_MS = 60_000
-BUCKETS = 8  # that D + grace is cut into
-EARLIEST = -(2**63)
 KEYLESS = np.uint64(0x6B65796C65737300)  # what tells the secret of records without a key from the others'
 _NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}
@@ -100,7 +93,7 @@ class DedupeOperator:
         `partitions`, `idle_close` and `stamped` are those of windows: which partitions to wait for, after how long a
         silent one is not waited for any more, and whether stream times come from before a shuffle. Records further than
         `ahead_ms` ahead of the round's time move no clock, as with a window's future guard. `bucket_ms` is how much
-        stream time is dropped at a time: an eighth of what is kept, but at least a minute.
+        stream time is dropped at a time: a sixteenth of what is kept, but at least a minute.
         """
         check_columns(definition.columns, values)
         self.name = name
@@ -111,20 +104,16 @@ class DedupeOperator:
         self._ahead_ms = ahead_ms
         chance = randomness or SystemRandomness()
         secret = b"".join(chance.below(2**64).to_bytes(8, "little") for _ in range(2))
-        width = (
-            max(LEAST_BUCKET_MS, -(-definition.retention_ms // BUCKETS)) if bucket_ms is None else bucket_ms
-        )
+        width = dedupe_layout(definition).bucket_ms if bucket_ms is None else bucket_ms
         types = [str(values.field(column).type) for column in definition.columns]
-        self._state = DedupeState(
-            BucketIndex(ids_spec(name, width)),
-            StreamClocks(partitions),
-            secret,
-            (list(definition.columns), types),
+        self._state = state = DedupeState(
+            ids_spec(name, width), StreamClocks(partitions), secret, (list(definition.columns), types)
         )
-        runtime.attach(task, self._state)
+        context = runtime.context(task)
+        self._store = WindowStore(context, state, retention=definition.retention_ms)
         self.late_table = None
         if late_table is not None:
-            self.late_table = LateTable(runtime, task, name, values, late_table)
+            self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)
 
     @property
     def states(self) -> Sequence[BucketIndexState]:
@@ -159,16 +148,15 @@ class DedupeOperator:
                 late = self._late_rows(judged)
             self._keep(batch, judged, late)
         except BaseException:
-            self._state.restore_extra(saved)
+            self._state.roll_back(saved)
             raise
         self._pass_time(moment)
         self._drop_old()
-        if self._runtime.writer().is_over_limit(self._task):
-            self._runtime.writer().relieve(self._task)
         goes_on = judged.verdicts != DUPLICATE
         if late is not None:
             goes_on &= judged.verdicts != LATE
-        return Output(keep_events(judged.events, goes_on), late, counters)
+        places = {"late": Places.of(batch, judged.verdicts == LATE)} if counts[LATE] else {}
+        return Output(keep_events(judged.events, goes_on), late, counters, places)
 
     def tick(self, moment: Moment) -> Output:
         """A round without records: ids that nothing can meet any more go."""
@@ -225,12 +213,12 @@ class DedupeOperator:
             return np.empty(0, np.int32), np.empty(0, np.int32)
         ts = np.ascontiguousarray(batch.ts)
         earliest = int(ts.min())
-        reach = Time(
+        known = self._store.fetch_batch(
+            _prints_column(groups.prints),
             max(earliest - definition.within_ms + 1, EARLIEST),
             min(int(ts.max()) + definition.within_ms - 1, LATEST),
+            hashes=groups.hashes,
         )
-        keys = _prints_column(groups.prints)
-        known = self._runtime.reader().join(self._task, self._state, keys, groups.hashes, reach)
         late = _NO_FLAGS
         if earliest < int(judged.max()) - definition.grace_ms:
             late = ts < judged - definition.grace_ms
@@ -256,26 +244,22 @@ class DedupeOperator:
 
     def _keep(self, batch: EventBatch, judged: _Judged, late: LateRows | None) -> None:
         """Put ids into the store and late records into their table, or neither."""
-        parts: list[AppendBatch] = []
-        if late is not None and self.late_table is not None:
-            parts = self.late_table.prepare(late, self._state.progress)
+        table, aside = self.late_table, None
+        if table is not None and late is not None:
+            aside = table.prepare(late, self._state.progress)
         try:
-            self._keep_ids(batch, judged)
+            if len(judged.new_rows):
+                # Ids that expired because time leapt inside the batch are left out by the store.
+                self._store.put_batch(self._ids(batch, judged), stream_time=self.clocks.floor)
         except BaseException:
-            self._runtime.writer().undo(self._task, parts)
+            if aside is not None:
+                aside.undo()
             raise
-        if self.late_table is not None:
-            self.late_table.state.index.insert(parts)
+        if aside is not None:
+            aside.commit()
 
-    def _keep_ids(self, batch: EventBatch, judged: _Judged) -> None:
-        groups, new_groups, new_rows = judged.groups, judged.new_groups, judged.new_rows
-        is_old = batch.ts < self._oldest()
-        is_kept = judged.verdicts <= (DUPLICATE if self.definition.refresh else NEW)
-        if (is_old & is_kept).any():  # time leapt inside the batch: some is of no use any more
-            needed = ~is_old[np.where(new_rows < 0, -1 - new_rows, new_rows)]
-            new_groups, new_rows = new_groups[needed], new_rows[needed]
-        if not len(new_rows):
-            return
+    def _ids(self, batch: EventBatch, judged: _Judged) -> SortedRows:
+        groups, new_rows = judged.groups, judged.new_rows
         offset = np.ascontiguousarray(batch.offset)
         if self.definition.refresh:
             is_refresh = new_rows < 0
@@ -287,14 +271,13 @@ class DedupeOperator:
             "offset": int64_column(offset),
             "partition": pa.array(batch.partition),
         }
-        kept = SortedRows(
+        return SortedRows(
             _prints_column(groups.prints),
             groups.hashes,
             pa.RecordBatch.from_pydict(columns),
-            new_groups,
+            judged.new_groups,
             new_rows,
         )
-        self._state.index.insert(self._runtime.writer().append_sorted(self._task, self._state, kept))
 
     def _late_rows(self, judged: _Judged) -> LateRows:
         rows = np.flatnonzero(judged.verdicts == LATE)
@@ -311,17 +294,11 @@ class DedupeOperator:
         if moment.watermark is not None:
             self.clocks.raise_floor(moment.watermark)
 
-    def _oldest(self) -> int:
-        """The earliest time of an id that anything can still meet."""
-        floor = self.clocks.floor
-        return EARLIEST if floor == NO_TIME else max(floor - self.definition.retention_ms + 1, EARLIEST)
-
     def _drop_old(self) -> None:
-        oldest = self._oldest()
-        if oldest > EARLIEST:
-            self._runtime.writer().prune(self._task, self._state, oldest)
-            if self.late_table is not None:
-                self.late_table.expire(self.clocks.floor, self._state.progress)
+        floor = self.clocks.floor
+        self._store.advance(floor)
+        if self.late_table is not None:
+            self.late_table.expire(floor, self._state.progress)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.storage import Merge, StoreSpec
 from tidegate.windows.kinds import LATEST
 from tidegate.windows.operators.progress import Progress
 from tidegate.windows.operators.stream_time import StreamClocks
+from tidegate.windows.stores.state import StoreState
 
 LatePolicy = Literal["drop", "forward"]
 VERSION = 1
@@ -75,27 +76,33 @@ class _Extra(msgspec.Struct, array_like=True):
     progress: Progress
 
 
-class DedupeState:
+class DedupeState(StoreState):
     """The ids' index, with the secret, the clocks and the counters in the checkpoint beside it."""
 
     def __init__(
-        self, index: BucketIndex, clocks: StreamClocks, secret: bytes, shape: tuple[list[str], list[str]]
-    ):
-        self._index = index
+        self, spec: StoreSpec, clocks: StreamClocks, secret: bytes, shape: tuple[list[str], list[str]]
+    ) -> None:
+        super().__init__(spec)
         self._shape = shape
         self.clocks = clocks
         self.secret = secret
         self.progress = Progress()
 
     @property
-    def index(self) -> BucketIndex:
-        return self._index
+    def stream_time(self) -> int:
+        """The stream time that no source partition is behind."""
+        return self.clocks.floor
 
     def encode_extra(self) -> bytes:
         self.progress.clocks = self.clocks.saved()
         return bytes([VERSION]) + msgspec.msgpack.encode(_Extra(self.secret, *self._shape, self.progress))
 
     def restore_extra(self, data: bytes) -> None:
+        self.roll_back(data)
+        self.restored()
+
+    def roll_back(self, data: bytes) -> None:
+        """As it was when `encode_extra` answered this; the rows are as they are."""
         if not data:
             self.progress = Progress()
             self.clocks.forget()
@@ -121,7 +128,7 @@ class DedupeState:
 
 
 def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
-    """The store of accepted identities; it is dropped by the bucket."""
+    """The store of accepted identities; a time segment is one bucket."""
     payload = pa.schema(
         [pa.field("offset", pa.int64(), nullable=False), pa.field("partition", pa.int32(), nullable=False)]
     )

@@ -19,14 +19,25 @@ import pyarrow.compute as pc
 
 from tidegate.kernels.assignment import list_windows
 from tidegate.kernels.hops import list_hops, reach_of_hops
-from tidegate.storage.runs.assembling import gather_keys, is_word, numbers_column, words
+from tidegate.storage import ScratchLimiter
+from tidegate.storage.merged_append import MergedRows, TouchedRows
+from tidegate.storage.runs.assembling import (
+    gather_keys,
+    is_word,
+    list_bytes,
+    merge_needs,
+    numbers_column,
+    window_words,
+    words,
+)
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys.binary_columns import Int32s
 from tidegate.windows.kinds import LATEST, Hopping, Unlimited
 from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
-from tidegate.windows.operators.panes import Changed, PaneRows, Panes, Touched
+from tidegate.windows.operators.panes import PaneRows
 from tidegate.windows.operators.shapes import WindowRows, no_rows
+from tidegate.windows.stores.window_store import WindowStore
 
 CHUNK_BUCKETS = 4  # of window starts that are put together at once
 _NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
@@ -35,18 +46,22 @@ _NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
 class Emission:
     """Makes the rows of one operator's windows."""
 
-    def __init__(self, kind: Hopping | Unlimited, folds: Folds, panes: Panes) -> None:
+    def __init__(
+        self, kind: Hopping | Unlimited, folds: Folds, store: WindowStore, scratch: ScratchLimiter
+    ) -> None:
+        self._scratch = scratch
         self._kind = kind
         self._folds = folds
-        self._panes = panes
+        self._store = store
         self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms
+        self._none = no_rows(folds.results)
 
     @property
     def is_plain(self) -> bool:
         """Whether a window is one pane."""
         return self._is_plain
 
-    def changed(self, changed: Changed) -> WindowRows:
+    def changed(self, changed: MergedRows) -> WindowRows:
         """The windows of panes that just changed, each of one pane, with all they hold now."""
         fresh, places = changed.rows, changed.places
         rows = self._rows(fresh.keys, fresh.ts, fresh.states)
@@ -55,11 +70,11 @@ class Emission:
         merged = self._rows(gather_keys(fresh.keys, places), fresh.ts[places], changed.merged)
         return put_rows(rows, places, merged)
 
-    def touched(self, pieces: Sequence[Touched]) -> list[WindowRows]:
+    def touched(self, pieces: Sequence[TouchedRows]) -> list[WindowRows]:
         """The windows that these panes, just folded into, belong to, with all they hold now."""
         return [self._touched(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
 
-    def _touched(self, pieces: Sequence[Touched]) -> WindowRows:
+    def _touched(self, pieces: Sequence[TouchedRows]) -> WindowRows:
         kind = self._hopping
         keys = pa.concat_arrays([piece.keys for piece in pieces]).dictionary_encode()
         ts = np.concatenate([piece.ts for piece in pieces])
@@ -69,29 +84,29 @@ class Emission:
         owners = np.repeat(keys.indices.to_numpy().astype(np.int32, copy=False), counts)
         rows, starts = place_by_time(owners, ts, len(keys.dictionary))
         wanted = self._covered(rows, starts, owners, ts, seq, first, last)
-        codes, panes = self._panes.of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
+        codes, panes = self._of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
         return self._merged(keys.dictionary, codes, panes, first, last, wanted)
 
     def between(self, first: int, last: int) -> Iterator[WindowRows]:
         """Every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
         if self._is_plain:
-            for start in self._panes.bucket_starts(first, last):
-                width = self._panes.index.spec.bucket_ms
-                found = list(self._panes.scan(max(first, start), min(last, _end(start, width) - 1)))
+            width = self._store.index.spec.bucket_ms
+            for start in self._store.bucket_starts(first, last):
+                found = self._scanned(max(first, start), min(last, _end(start, width) - 1))
                 if found:
                     joined = _join(found)
                     rows = _there(self._rows(joined.keys, joined.ts, joined.states))
                     if len(rows):
                         yield in_order(rows)
             return
-        size, step = self._hopping.size_ms, CHUNK_BUCKETS * self._panes.index.spec.bucket_ms
+        size, step = self._hopping.size_ms, CHUNK_BUCKETS * self._store.index.spec.bucket_ms
         chunks: set[int] = set()
-        for start in self._panes.bucket_starts(first, _end(last, size) - 1):
-            end = _end(start, self._panes.index.spec.bucket_ms) - 1
+        for start in self._store.bucket_starts(first, _end(last, size) - 1):
+            end = _end(start, self._store.index.spec.bucket_ms) - 1
             chunks.update(range(max(first, start - size + 1, 0) // step, min(last, end) // step + 1))
         for chunk in sorted(chunks):
             low, high = max(first, chunk * step, 0), min(last, _end(chunk * step, step) - 1)
-            found = list(self._panes.scan(low, _end(high, size) - 1))
+            found = self._scanned(low, _end(high, size) - 1)
             if found:
                 joined = _join(found)
                 keys = joined.keys.dictionary_encode()
@@ -103,15 +118,32 @@ class Emission:
     def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
         """The windows of these different keys that start from `first` to `last`, in no promised order."""
         if self._is_plain:
-            _, panes = self._panes.of_keys(keys, first, last)
+            _, panes = self._of_keys(keys, first, last)
             if not len(panes.ts):
-                return no_rows(self._folds.results)
+                return self._none
             return _there(self._rows(panes.keys, panes.ts, panes.states))
-        codes, panes = self._panes.of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
+        codes, panes = self._of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
         if not len(panes.ts):
-            return no_rows(self._folds.results)
+            return self._none
         low, high = max(first, self._first_start(int(panes.ts.min()))), min(last, int(panes.ts.max()))
         return _there(self._merged(keys, codes, panes, low, high, None))
+
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
+        """All panes of these different keys that start from `first` to `last`; the number of each one's key."""
+        numbers, rows = self._store.fetch_batch(keys, first, last)
+        ts, seq, *states = rows.columns
+        return numbers.astype(np.int32), PaneRows(keys.take(pa.array(numbers)), words(ts), words(seq), states)
+
+    def _scanned(self, first: int, last: int) -> list[PaneRows]:
+        """All panes that start from `first` to `last`; `OverloadError` when their lists are too much."""
+        found, nbytes = list[PaneRows](), 0
+        for batch in self._store.scan(first, last):
+            keys, ts, seq, *states = batch.columns
+            piece = PaneRows(keys, words(ts), words(seq), states)
+            found.append(piece)
+            nbytes += list_bytes(piece.states)
+            self._scratch.check(nbytes, lambda: _largest(found))
+        return found
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -170,11 +202,16 @@ class Emission:
         begins = wanted % stride * advance + first
         away_before = np.concatenate([_ZERO, np.cumsum(seq[rows] > 0, dtype=np.int32)])
         windows = Stretches(begins, lows, highs, seq, away_before)
-        states = merge_stretches(self._folds, panes.states, rows, windows)
+
+        def named(number: int) -> str:
+            key = keys[int(wanted[number]) // stride].as_py()
+            return window_words(key, int(begins[number]), int(begins[number]) + size)
+
+        states = merge_stretches(self._folds, panes.states, rows, windows, self._scratch, named)
         return self._rows(keys.take(pa.array(wanted // stride)), begins, states)
 
     def _rows(self, keys: pa.BinaryArray, starts: Int64s, states: Sequence[pa.Array]) -> WindowRows:
-        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(states)
+        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(states, keys, starts)
         if isinstance(self._kind, Unlimited):
             ends = np.full(len(starts), LATEST, np.int64)
         else:
@@ -233,9 +270,9 @@ def _put(mine: pa.Array, places: Int32s, theirs: pa.Array) -> pa.Array:
     return pa.concat_arrays([mine, theirs]).take(pa.array(chosen))
 
 
-def _clusters(pieces: Sequence[Touched], size: int) -> list[list[Touched]]:
+def _clusters(pieces: Sequence[TouchedRows], size: int) -> list[list[TouchedRows]]:
     """Pieces by ascending bucket, put together where a window can reach from one into the next."""
-    clusters: list[list[Touched]] = []
+    clusters: list[list[TouchedRows]] = []
     highest = 0
     for piece in pieces:
         if clusters and int(piece.ts.min()) - highest < size:
@@ -244,6 +281,13 @@ def _clusters(pieces: Sequence[Touched], size: int) -> list[list[Touched]]:
             clusters.append([piece])
         highest = max(highest, int(piece.ts.max()))
     return clusters
+
+
+def _largest(pieces: Sequence[PaneRows]) -> str:
+    """The pane with most in its lists."""
+    piece = max(pieces, key=lambda each: list_bytes(each.states))
+    row = int(np.argmax(merge_needs(piece.states)))
+    return window_words(piece.keys[row].as_py(), int(piece.ts[row])) + " and others that end with it"
 
 
 def _join(pieces: Sequence[PaneRows]) -> PaneRows:

@@ -1,6 +1,6 @@
 """The late table: records that were set aside, readable with how late they were and why, for a while.
 
-An append store of its own: key = the record's key, ts = the stream time it was judged with. Rows are kept for
+A window store of its own: key = the record's key, ts = the stream time it was judged with. Rows are kept for
 `retention` of stream time and up to `max_bytes`; what comes when it is full is counted. Each row's size is
 reckoned from its own values, in the order rows come, so what is kept does not depend on how a stream is cut; room
 that retention gives back is there from the next batch on.
@@ -10,6 +10,7 @@ Thread rule: the operator's thread adds; any thread reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +20,15 @@ import pyarrow.compute as pc
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 from tidegate.kernels.assignment import admit_sizes
-from tidegate.storage import AppendBatch, BucketIndex, Merge, PlainState, StoreSpec, WorkerStorageRuntime
+from tidegate.storage import EarlierShape, Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.assembling import int64_column
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.operators.progress import Progress
 from tidegate.windows.operators.shapes import LateRows
+from tidegate.windows.stores.expiry import EARLIEST
+from tidegate.windows.stores.segmented_store import PreparedPut
+from tidegate.windows.stores.state import RowsState
+from tidegate.windows.stores.window_store import WindowStore
 
 LATE, FUTURE = "late", "future"
 ROW_BYTES = 96  # what a row takes beside its key and values
@@ -36,20 +41,27 @@ class LateSettings:
     """How long and how much of what came too late is kept.
 
     `segment_ms` is how much stream time is dropped at a time; None: half the retention, in whole buckets. A table that
-    has rows keeps the one it was made with.
+    has rows keeps the one it was made with. `lacking` are, for each earlier set of columns that it may hold rows of,
+    the columns of now that were not declared then.
     """
 
     retention_ms: int
     max_bytes: int
     segment_ms: int
+    lacking: tuple[tuple[str, ...], ...]
 
     def __init__(
-        self, retention: DurationLike = "7d", max_bytes: int = 64 << 20, segment_ms: int | None = None
+        self,
+        retention: DurationLike = "7d",
+        max_bytes: int = 64 << 20,
+        segment_ms: int | None = None,
+        lacking: tuple[tuple[str, ...], ...] = (),
     ) -> None:
         kept_ms = duration_ms(retention)
         buckets = max(1, -(-kept_ms // 2 // BUCKET_MS))
         object.__setattr__(self, "retention_ms", kept_ms)
         object.__setattr__(self, "max_bytes", max_bytes)
+        object.__setattr__(self, "lacking", lacking)
         object.__setattr__(self, "segment_ms", buckets * BUCKET_MS if segment_ms is None else segment_ms)
         if self.retention_ms < 0 or max_bytes < 0:
             raise InvalidError(f"a late table of {retention} and {max_bytes} bytes: neither can be negative")
@@ -68,33 +80,54 @@ def late_spec(name: str, values: pa.Schema, settings: LateSettings) -> StoreSpec
             pa.field("values", pa.struct(list(values))),
         ]
     )
-    return StoreSpec(
+    spec = StoreSpec(
         f"{name}.late", Merge.APPEND, payload=payload, bucket_ms=BUCKET_MS, segment_ms=settings.segment_ms
     )
+    shapes = [_earlier(spec, names) for names in settings.lacking]
+    return spec.grown_from(shapes) if shapes else spec
+
+
+def _earlier(spec: StoreSpec, lacking: tuple[str, ...]) -> EarlierShape:
+    """The store when its values lacked these fields, which are null in rows of then."""
+    values = spec.payload.field("values")
+    kept = [field for field in values.type if field.name not in lacking]
+    *others, _ = spec.payload
+    payload = pa.schema([*others, pa.field(values.name, pa.struct(kept))])
+    before = StoreSpec(
+        spec.name, spec.merge, payload=payload, bucket_ms=spec.bucket_ms, segment_ms=spec.segment_ms
+    )
+
+    def grow(rows: pa.RecordBatch) -> pa.RecordBatch:
+        *columns, stored = rows.columns
+        have = dict(zip([field.name for field in kept], stored.flatten(), strict=True))
+        fields = [have.get(each.name, pa.nulls(len(stored), each.type)) for each in values.type]
+        whole = pa.StructArray.from_arrays(fields, fields=list(values.type), mask=stored.is_null())
+        return pa.RecordBatch.from_arrays([*columns, whole], schema=spec.rows)
+
+    return EarlierShape(before, grow)
 
 
 class LateTable:
-    """Late rows of one operator."""
+    """Late rows of one operator, in a window store of its own; the clock is the operator's."""
 
     def __init__(
         self,
-        runtime: WorkerStorageRuntime,
-        task: str,
+        context: RuntimeContext,
         name: str,
         values: pa.Schema,
         settings: LateSettings,
+        clock: Callable[[], int],
     ) -> None:
-        self._runtime = runtime
-        self._task = task
+        self._context = context
         self._settings = settings
         self._values = values
-        self.state = PlainState(BucketIndex(late_spec(name, values, settings)))
-        runtime.attach(task, self.state)
+        self.state = RowsState(late_spec(name, values, settings), clock)
+        self._store = WindowStore(context, self.state, retention=settings.retention_ms)
 
-    def prepare(self, late: LateRows, progress: Progress) -> list[AppendBatch]:
-        """Take what there is room for; the rest is counted as `late_not_kept`. The caller inserts it, or undoes."""
+    def prepare(self, late: LateRows, progress: Progress) -> PreparedPut | None:
+        """Take what there is room for; the rest is counted as `late_not_kept`. The caller commits it, or undoes."""
         if not len(late):
-            return []
+            return None
         if late.events.values.schema != self._values:
             raise InvalidError(
                 f"late values have the columns {late.events.values.schema}; the table holds {self._values}"
@@ -105,30 +138,23 @@ class LateTable:
         kept = np.flatnonzero(admitted)
         progress.count("late_not_kept", len(late) - len(kept))
         if not len(kept):
-            return []
+            return None
         segments = late.events.stream_time[kept] // spec.segment_ms * spec.segment_ms
         for segment in np.unique(segments).tolist():
             size = int(sizes[kept][segments == segment].sum())
             progress.late_bytes[segment] = progress.late_bytes.get(segment, 0) + size
-        return self._runtime.writer().append(self._task, self.state, self._rows(late, kept))
+        return self._store.prepare(self._rows(late, kept), stream_time=self.state.stream_time)
 
-    def drop_before(self, ts: int, progress: Progress) -> None:
-        """Drop whole time segments of rows that were judged before `ts`."""
-        edge = self.state.index.spec.segment_of(ts)
-        gone = [segment for segment in progress.late_bytes if segment < edge]
-        if gone:
-            self._runtime.writer().drop_segments(self._task, self.state, ts)
-            for segment in gone:
-                del progress.late_bytes[segment]
-
-    def expire(self, floor: int, progress: Progress) -> None:
-        """Drop what retention no longer keeps at this stream time."""
-        self.drop_before(floor - self._settings.retention_ms + 1, progress)
+    def expire(self, stream_time: int, progress: Progress) -> None:
+        """Drop whole time segments that retention no longer keeps at this stream time."""
+        self._store.advance(stream_time)
+        first = self._store.expiry.first_live_ts(stream_time)
+        for segment in [each for each in progress.late_bytes if each < first]:
+            del progress.late_bytes[segment]
 
     def read(self) -> pa.Table:
         """Everything kept: key, stream_time, event_ts, partition, offset, window_start, how_late_ms, reason, values."""
-        with self._runtime.reader().scan(self._task, self.state) as scan:
-            batches = list(scan)
+        batches = list(self._store.scan(EARLIEST))
         names = ["key", "stream_time", "seq", *self.state.index.spec.payload.names]
         schema = pa.schema([pa.field("key", pa.binary()), *self.state.index.spec.rows], metadata=None)
         table = pa.Table.from_batches(batches, schema=batches[0].schema if batches else schema)

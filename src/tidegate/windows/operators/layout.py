@@ -22,7 +22,7 @@ from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited, WindowK
 from tidegate.windows.operators.dedupe_state import Deduplicate
 
 LEAST_BUCKET_MS = 60_000
-DEDUPE_BUCKETS = 8  # that the horizon and grace are cut into
+DEDUPE_SEGMENTS = 8  # of horizon and grace: what is kept too long is an eighth; 16 made checkpoints slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def window_layout(kind: WindowKind) -> StateLayout:
 
 
 def dedupe_layout(rule: Deduplicate) -> StateLayout:
-    """Of a new deduplication: an eighth of what is kept, but at least a minute."""
-    bucket = max(LEAST_BUCKET_MS, -(-rule.retention_ms // DEDUPE_BUCKETS))
+    """Of a new deduplication: a sixteenth of what is kept, but at least a minute."""
+    bucket = max(LEAST_BUCKET_MS, -(-rule.retention_ms // DEDUPE_SEGMENTS))
     return StateLayout(bucket, bucket)
 
 

@@ -9,7 +9,7 @@ Thread rule: pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ import pyarrow as pa
 
 from tidegate.kernels.grouping import place_rows, sort_cursors
 from tidegate.kernels.neighbours import list_nodes
+from tidegate.storage import ScratchLimiter
+from tidegate.storage.runs.assembling import list_bytes, merge_needs
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys.binary_columns import Int32s
@@ -55,9 +57,28 @@ def place_by_time(codes: Int32s, ts: Int64s, keys: int) -> tuple[Int32s, Int32s]
 
 
 def merge_stretches(
-    folds: Folds, states: Sequence[pa.Array], rows: Int32s, windows: Stretches
+    folds: Folds,
+    states: Sequence[pa.Array],
+    rows: Int32s,
+    windows: Stretches,
+    scratch: ScratchLimiter,
+    name: Callable[[int], str],
 ) -> list[pa.Array]:
-    """The states of each window; `states` belong to the rows that `rows` puts in order."""
+    """The states of each window; `states` belong to the rows that `rows` puts in order.
+
+    `scratch` is asked for the memory; `name` says which window a number means when there is not enough.
+    """
+    if not list_bytes(states):
+        return _merge(folds, states, rows, windows)
+    # a list is in the result once for every window it belongs to, and in every level of a tree
+    before = np.concatenate([_NO_NUMBERS, [0], np.cumsum(merge_needs(states)[rows])])
+    sizes = before[windows.highs] - before[windows.lows]
+    need = int(sizes.sum()) + int(before[-1])
+    with scratch.hold(need, lambda: name(int(np.argmax(sizes))) + f" and {len(sizes) - 1} others"):
+        return _merge(folds, states, rows, windows)
+
+
+def _merge(folds: Folds, states: Sequence[pa.Array], rows: Int32s, windows: Stretches) -> list[pa.Array]:
     lengths = windows.highs - windows.lows
     levels = 1 if int(lengths.sum()) <= FEW * len(rows) else int(lengths.max()).bit_length()
     bases = _bases(len(rows), levels)

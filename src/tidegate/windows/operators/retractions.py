@@ -3,8 +3,8 @@
 A topic of changes has the new content of rows and nothing of the old, and compaction may have removed any but the last
 change of a row. So what each row added before is kept here:
 
-    store (`last`)   key = the row's key in its table    ts = its event time    seq = 0
-                     payload: the key and the columns that the row was added with
+    window store   key = the row's key in its table    ts = its event time    seq = 0
+                   payload: the key and the columns that the row was added with
 
 A change becomes an event of weight -1 with the content of before, where there was any, and one of weight 1 with the new
 content, unless the row is gone. Both have the change's place, stream time and offset, so windows judge them alike.
@@ -18,20 +18,13 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tidegate.storage import (
-    BucketIndex,
-    Merge,
-    PlainState,
-    RangeRequest,
-    StoreSpec,
-    Time,
-    WorkerStorageRuntime,
-)
+from tidegate.storage import Merge, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.assembling import int64_column
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
 from tidegate.windows.operators.layout import StateLayout
+from tidegate.windows.stores.state import RowsState
+from tidegate.windows.stores.window_store import WindowStore
 
 _NONE = -1
 
@@ -52,8 +45,8 @@ class Retractions:
             bucket_ms=layout.bucket_ms,
             segment_ms=layout.segment_ms,
         )
-        self.state = PlainState(BucketIndex(spec))
-        runtime.attach(task, self.state)
+        self.state = RowsState(spec)
+        self._store = WindowStore(runtime.context(task), self.state, retention=0)
 
     def process(self, events: EventBatch) -> EventBatch:
         """The events as they add up; the rows are then as the events say."""
@@ -66,33 +59,20 @@ class Retractions:
         kept, of, content = self._find(rows.dictionary, ts)
         before = _before(codes, changes.weight, kept, len(of))
         self._keep(events, codes, rows.dictionary, kept)
-        made = self._added_up(events, changes, before, of, content)
-        writer = self._runtime.writer()
-        if writer.is_over_limit(self._task):
-            writer.relieve(self._task)
-        return made
+        return self._added_up(events, changes, before, of, content)
 
     def drop_before(self, ts: int) -> None:
         """Drop whole time segments of rows whose event time lies before `ts`."""
-        index = self.state.index
-        if index.bucket_count and index.all_buckets()[0] < index.spec.segment_of(ts):
-            self._runtime.writer().drop_segments(self._task, self.state, ts)
+        self._store.advance(ts)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _find(self, rows: pa.BinaryArray, ts: Int64s) -> tuple[Int64s, pa.BinaryArray, pa.StructArray]:
         """What the store has of these rows: for each its number among the found ones, -1 for none."""
-        first, last = int(ts.min()), int(ts.max())
         places = np.full(len(rows), _NONE, np.int64)
-        if not len(rows) or not self.state.index.buckets(first, last):
-            return places, pa.array([], pa.binary()), pa.array([], self._content)
-        reader = self._runtime.reader()
-        plan = reader.plan(self._task, self.state, [RangeRequest(rows, Time(first, last))])
-        with reader.load(plan) as loaded:
-            found = loaded.to_table().combine_chunks()
-        key, of, content = (found[name].combine_chunks() for name in ("key", "of", "content"))
-        places[pc.index_in(key, rows).to_numpy(zero_copy_only=False)] = np.arange(len(key))
-        return places, of, content
+        numbers, found = self._store.fetch_batch(rows, int(ts.min()), int(ts.max()))
+        places[numbers] = np.arange(len(numbers))
+        return places, found.column("of"), found.column("content")
 
     def _keep(self, events: EventBatch, codes: Int64s, rows: pa.BinaryArray, kept: Int64s) -> None:
         """Write the last change of each row; one that is gone and was not kept needs no writing."""
@@ -116,13 +96,7 @@ class Retractions:
             "of": events.key.take(indices),
             "content": content.take(indices),
         }
-        writer = self._runtime.writer()
-        parts = writer.append(self._task, self.state, pa.RecordBatch.from_pydict(columns))
-        try:
-            self.state.index.insert(parts)
-        except BaseException:
-            writer.undo(self._task, parts)
-            raise
+        self._store.put_batch(pa.RecordBatch.from_pydict(columns), stream_time=self.state.stream_time)
 
     def _added_up(
         self,

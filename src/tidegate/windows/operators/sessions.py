@@ -1,6 +1,6 @@
 """Session windows: bursts of a key's records with no more than a gap between neighbours.
 
-    store (`last`)   key = the record's key    ts = end of the session    seq = its start
+    session store   key = the record's key    ts = end of the session    seq = its start
                      payload: the states of the aggregates
 
 For every batch the sessions that its keys have are read in one plan; one kernel joins records to sessions in the
@@ -27,20 +27,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.kernels.sessions import merge_sessions
-from tidegate.storage import Merge, RangeRequest, StoreSpec, Time, WorkerStorageRuntime
+from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.storage.runs.assembling import int64_column, merge_need, merge_needs, window_words, words
 from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.binary_columns import Int32s
 from tidegate.windows.kinds import LATEST, Session
+from tidegate.windows.operators.base import Taken, WindowedOperator, taken_by_key
 from tidegate.windows.operators.emission import in_order
-from tidegate.windows.operators.key_windows import ByKey, KeyWindowOperator, Taken, by_key
 from tidegate.windows.operators.layout import StateLayout
+from tidegate.windows.operators.neighbours import place
 from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.stream_time import GOOD, Stamped
+from tidegate.windows.stores.expiry import Compat as StoreCompat
+from tidegate.windows.stores.session_store import SessionStore
 
 
 class _Found(NamedTuple):
@@ -64,8 +67,10 @@ class _Merged(NamedTuple):
     late_by: Int64s
 
 
-class SessionOperator(KeyWindowOperator):
+class SessionOperator(WindowedOperator):
     """Aggregates of session windows, for every key of one task."""
+
+    _kind: Session
 
     def __init__(
         self,
@@ -76,10 +81,9 @@ class SessionOperator(KeyWindowOperator):
         aggregates: Aggregates | Sequence[Aggregate],
         **settings: Any,
     ) -> None:
-        """Attach the operator's stores to the task; `settings` are those of `KeyWindowOperator`."""
+        """Attach the operator's stores to the task; `settings` are those of `WindowedOperator`."""
         if not isinstance(kind, Session):
             raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
-        self._kind = kind
         self._allowed = kind.gap_ms + kind.grace_ms
         self._stays_final = settings.get("compat") is None
         self._kept = max(kind.retention_ms, self._allowed + 1) if self._stays_final else kind.retention_ms
@@ -94,16 +98,24 @@ class SessionOperator(KeyWindowOperator):
             name, Merge.LAST, payload=payload, bucket_ms=layout.bucket_ms, segment_ms=layout.segment_ms
         )
 
+    def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
+        kept = max(self._kept, self._reach)
+        self._store = SessionStore(context, self._state, retention=kept, compat=compat)
+
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, events: EventBatch, judged: Int64s) -> Taken:
+    def _take(self, batch: EventBatch, stamped: Stamped) -> Taken:
+        good = np.flatnonzero((stamped.verdicts == GOOD) | (stamped.verdicts == self._also))
+        if not len(good):
+            return taken_by_key(batch, good, np.empty(0, np.int64))
+        events, judged = batch if len(good) == len(batch) else batch.take(good), stamped.judged[good]
         placed = by_key(events.key)
         oldest = max(int(events.ts.min()) - self._kind.gap_ms, int(judged.min()) - self._reach + 1)
         found = self._find(placed.keys, oldest)
         merged = self._merge(placed, np.ascontiguousarray(events.ts), judged, found)
         if not len(merged.key):
-            return Taken([], merged.late_by, None)
-        states = self._states(events, merged, found)
+            return taken_by_key(batch, good, merged.late_by)
+        states = self._states(placed.keys, events, merged, found)
         keys = placed.keys.take(pa.array(merged.key))
         gone_keys = placed.keys.take(pa.array(found.codes[merged.gone]))
         rows = self._stored(keys, merged, states, gone_keys, found)
@@ -112,23 +124,20 @@ class SessionOperator(KeyWindowOperator):
             if len(gone_keys):
                 pieces.append(self._deleted(gone_keys, found.start[merged.gone], found.end[merged.gone]))
             pieces.append(self._rows(keys, merged.start, merged.end, states))
-        return Taken(pieces, merged.late_by, rows)
+
+        def put(stream_time: int) -> list[WindowRows]:
+            self._store.put_batch(rows, stream_time=stream_time)
+            return pieces
+
+        return taken_by_key(batch, good, merged.late_by, put)
 
     def _find(self, keys: pa.BinaryArray, oldest: int) -> _Found:
         """What the keys have that ends at `oldest` or later: however late its end, it may begin early enough."""
-        if not self._state.index.buckets(oldest, LATEST):
-            none = np.empty(0, np.int64)
-            empty = [pa.array([], each.type) for each in self._state.index.spec.payload]
-            return _Found(np.empty(0, np.int32), none, none, empty)
-        reader = self._runtime.reader()
-        plan = reader.plan(self._task, self._state, [RangeRequest(keys, Time(oldest, LATEST))])
-        with reader.load(plan) as loaded:
-            table = loaded.to_table()
-            columns = [column.combine_chunks() for column in table.columns[1:]]
-        codes = pc.index_in(columns[0], keys).to_numpy().astype(np.int32, copy=False)
-        return _Found(codes, words(columns[2]), words(columns[1]), columns[3:])
+        numbers, rows = self._store.fetch_batch(keys, oldest)
+        end, start, *states = rows.columns
+        return _Found(numbers.astype(np.int32), words(start), words(end), states)
 
-    def _merge(self, placed: ByKey, ts: Int64s, judged: Int64s, found: _Found) -> _Merged:
+    def _merge(self, placed: _ByKey, ts: Int64s, judged: Int64s, found: _Found) -> _Merged:
         records, sessions, keys = len(ts), len(found.codes), len(placed.keys)
         bounds = np.searchsorted(found.codes, np.arange(keys + 1)).astype(np.int32)
         room = int((np.diff(bounds) + np.diff(placed.starts)).max())
@@ -153,7 +162,9 @@ class SessionOperator(KeyWindowOperator):
             late_by,
         )
 
-    def _states(self, events: EventBatch, merged: _Merged, found: _Found) -> list[pa.Array]:
+    def _states(
+        self, keys: pa.BinaryArray, events: EventBatch, merged: _Merged, found: _Found
+    ) -> list[pa.Array]:
         """The state of every session that changed: of its records, and of the sessions it was before."""
         count, groups = len(merged.key), merged.record_groups
         if merged.late_by.any():
@@ -163,13 +174,24 @@ class SessionOperator(KeyWindowOperator):
         joined = np.flatnonzero(merged.found_groups >= 0)
         if not len(joined):
             return states
-        chosen = pa.array(joined)
-        both = [
-            pa.concat_arrays([fresh, old.take(chosen)])
-            for fresh, old in zip(states, found.states, strict=True)
-        ]
-        owners = np.concatenate([np.arange(count, dtype=np.int32), merged.found_groups[joined]])
-        return self._folds.merge(both, owners, count)
+        chosen, into = pa.array(joined), merged.found_groups[joined]
+        owners = np.concatenate([np.arange(count, dtype=np.int32), into])
+        sizes = merge_needs(found.states)[joined]
+
+        def largest() -> str:
+            group = int(into[np.argmax(sizes)])
+            key = keys[int(merged.key[group])].as_py()
+            return f"operator {self.name}: " + window_words(
+                key, int(merged.start[group]), int(merged.end[group])
+            )
+
+        need = int(sizes.sum()) + merge_need(states)
+        with self._runtime.scratch.hold(need, largest):
+            both = [
+                pa.concat_arrays([fresh, old.take(chosen)])
+                for fresh, old in zip(states, found.states, strict=True)
+            ]
+            return self._folds.merge(both, owners, count)
 
     def _stored(
         self,
@@ -201,7 +223,7 @@ class SessionOperator(KeyWindowOperator):
     def _rows(
         self, keys: pa.BinaryArray, start: Int64s, end: Int64s, states: Sequence[pa.Array]
     ) -> WindowRows:
-        (counts, _, min_offset, max_offset), values = self._folds.finish(states)
+        (counts, _, min_offset, max_offset), values = self._folds.finish(states, keys, start)
         return WindowRows(keys, start, end, end, values, counts, min_offset, max_offset)
 
     def _deleted(self, keys: pa.BinaryArray, start: Int64s, end: Int64s) -> WindowRows:
@@ -213,12 +235,10 @@ class SessionOperator(KeyWindowOperator):
             keys, start, end, end, values, np.zeros(rows, np.int64), none, none, np.ones(rows, np.bool_)
         )
 
-    def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
-        spec, reader = self._state.index.spec, self._runtime.reader()
-        for bucket in [each.start for each in self._state.index.buckets(first, last)]:
-            bounds = Time(max(first, bucket), min(last, bucket + spec.bucket_ms - 1))
-            with reader.scan(self._task, self._state, bounds) as scan:
-                batches = list(scan)
+    def _between(self, first: int, last: int) -> Iterator[WindowRows]:
+        width = self._store.index.spec.bucket_ms
+        for bucket in self._store.bucket_starts(first, last):
+            batches = list(self._store.scan(max(first, bucket), min(last, bucket + width - 1)))
             if batches:
                 keys, end, start, *states = pa.concat_batches(batches).columns
                 yield in_order(self._rows(keys, words(start), words(end), states))
@@ -231,13 +251,24 @@ class SessionOperator(KeyWindowOperator):
         owners = keys.take(pa.array(found.codes[chosen]))
         return self._rows(owners, found.start[chosen], found.end[chosen], states)
 
-    def _close_time(self, floor: int) -> int:
-        return self._kind.close_time(floor)
+    def _oldest(self) -> int:
+        return max(0, self._state.stream_time - self._kept + 1)
 
-    def _oldest_end(self) -> int:
-        floor = self.clocks.floor
-        return 0 if floor == LATEST else max(0, floor - self._kept + 1)
+    def _closing(self, closed: int, close: int) -> tuple[int, int]:
+        return max(0, closed), LATEST if close == LATEST else close - 1
 
-    def _oldest_row(self) -> int:
-        floor = self.clocks.floor
-        return 0 if floor == LATEST else max(0, floor - max(self._kept, self._reach) + 1)
+
+class _ByKey(NamedTuple):
+    """Rows of different keys, side by side by key: the keys, the key number of each row, the rows in order."""
+
+    keys: pa.BinaryArray
+    codes: Int32s
+    rows: Int32s
+    starts: Int32s
+
+
+def by_key(keys: pa.BinaryArray) -> _ByKey:
+    """Rows put side by side by key, each key's in the order they came."""
+    encoded = keys.dictionary_encode()
+    codes = encoded.indices.to_numpy().astype(np.int32, copy=False)
+    return _ByKey(encoded.dictionary, codes, *place(codes, len(encoded.dictionary)))

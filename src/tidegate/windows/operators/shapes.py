@@ -9,19 +9,21 @@ Thread rule: values; an operator belongs to its task's one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.storage import BucketIndexState
+from tidegate.storage import BucketIndexState, ScratchLimiter
+from tidegate.storage.runs.assembling import list_bytes, merge_needs, window_words
 from tidegate.windows.events import EventBatch, Int64s
 
 Flags = npt.NDArray[np.bool_]
+RESULT_COPIES = 2  # of lists that are sent on: as columns, and encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,23 @@ class WindowRows:
         return pa.RecordBatch.from_pydict(columns)
 
 
+def rows_that_fit(pieces: Iterable[WindowRows], scratch: ScratchLimiter) -> list[WindowRows]:
+    """The pieces of one result; `OverloadError` as soon as their lists are too much to be sent on."""
+    found, nbytes = list[WindowRows](), 0
+    for piece in pieces:
+        found.append(piece)
+        nbytes += list_bytes(piece.values.columns)
+        scratch.check(RESULT_COPIES * nbytes, lambda: "the result of " + largest_window(found))
+    return found
+
+
+def largest_window(pieces: Sequence[WindowRows]) -> str:
+    """The window whose lists are the longest, in words."""
+    piece = max(pieces, key=lambda each: list_bytes(each.values.columns))
+    row = int(np.argmax(merge_needs(piece.values.columns)))
+    return window_words(piece.key[row].as_py(), int(piece.window_start[row]), int(piece.window_end[row]))
+
+
 def join_rows(pieces: Sequence[WindowRows]) -> WindowRows:
     """Several results behind each other; at least one."""
     if len(pieces) == 1:
@@ -143,16 +162,33 @@ class LateRows:
         return len(self.events)
 
 
+class Places(NamedTuple):
+    """Where records lie in their topic, in the order they came."""
+
+    partition: npt.NDArray[np.int32]
+    offset: Int64s
+
+    @classmethod
+    def of(cls, events: EventBatch, chosen: Flags) -> Places:
+        """Those of the events that are chosen."""
+        rows = np.flatnonzero(chosen)
+        return cls(events.partition[rows], events.offset[rows])
+
+
 Rows: TypeAlias = WindowRows | EventBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What came of one call: rows to send on, records set aside, and how often what happened in it."""
+    """What came of one call: rows to send on, records set aside, and how often what happened in it.
+
+    `places` are those of records that went into no result, or not into all, by the counter that counts them.
+    """
 
     rows: Rows
     late: LateRows | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
 
 
 class Operator(Protocol):

@@ -1,6 +1,6 @@
 """Sliding windows: one for every different set of a key's records that lie within a difference of each other.
 
-    store (`append`)   key = the record's key    ts = event time
+    window store   key = the record's key    ts = event time
                        payload: `first_end`, and the states of the aggregates, of this one record
 
 A record taken makes the window that ends with it, [time − difference, time], and the window that starts right after
@@ -28,21 +28,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.kernels.sliding import find_windows
-from tidegate.storage import Merge, RangeRequest, StoreSpec, Time, WorkerStorageRuntime
+from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.storage.runs.assembling import int64_column, window_words, words
 from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys.binary_columns import Bytes, Int32s
 from tidegate.windows.kinds import LATEST, Sliding
+from tidegate.windows.operators.base import Taken, WindowedOperator, taken_by_key
 from tidegate.windows.operators.emission import in_order
-from tidegate.windows.operators.key_windows import KeyWindowOperator, Taken
 from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
 from tidegate.windows.operators.shapes import WindowRows, no_rows
+from tidegate.windows.operators.stream_time import GOOD, Stamped
+from tidegate.windows.stores.expiry import Compat as StoreCompat
+from tidegate.windows.stores.window_store import WindowStore
 
 FIRST_END = "first_end"
 CHUNK_BUCKETS = 4  # of ends whose windows are put together at once
@@ -60,8 +62,11 @@ class _Records(NamedTuple):
     states: list[pa.Array]
 
 
-class SlidingOperator(KeyWindowOperator):
+class SlidingOperator(WindowedOperator):
     """Aggregates of sliding windows, for every key of one task."""
+
+    _kind: Sliding
+    _store: WindowStore
 
     def __init__(
         self,
@@ -72,10 +77,10 @@ class SlidingOperator(KeyWindowOperator):
         aggregates: Aggregates | Sequence[Aggregate],
         **settings: Any,
     ) -> None:
-        """Attach the operator's stores to the task; `settings` are those of `KeyWindowOperator`."""
+        """Attach the operator's stores to the task; `settings` are those of `WindowedOperator`."""
         if not isinstance(kind, Sliding):
             raise TypeError(f"{type(kind).__name__} windows have an operator of their own")
-        self._kind, self._width = kind, kind.difference_ms
+        self._width = kind.difference_ms
         super().__init__(runtime, task, name, kind, aggregates, **settings)
 
     def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
@@ -85,16 +90,24 @@ class SlidingOperator(KeyWindowOperator):
             name, Merge.APPEND, payload=payload, bucket_ms=layout.bucket_ms, segment_ms=layout.segment_ms
         )
 
+    def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
+        # Records of kept windows, and those right before one.
+        self._store = WindowStore(
+            context, self._state, retention=min(self._kind.retention_ms + 1, LATEST), compat=compat
+        )
+
     # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, events: EventBatch, judged: Int64s) -> Taken:
-        close = judged - self._kind.grace_ms
+    def _take(self, batch: EventBatch, stamped: Stamped) -> Taken:
+        good = np.flatnonzero((stamped.verdicts == GOOD) | (stamped.verdicts == self._also))
+        events = batch if len(good) == len(batch) else batch.take(good)
+        close = stamped.judged[good] - self._kind.grace_ms
         late_by = np.maximum(close - self._width - events.ts, 0)
         if late_by.any():
             taken = np.flatnonzero(late_by == 0)
             events, close = events.take(taken), close[taken]
         if not len(events):
-            return Taken([], late_by, None)
+            return taken_by_key(batch, good, late_by)
         count = len(events)
         first_end = np.maximum(np.maximum(events.ts, self._width), close)
         states = self._partial(events, np.arange(count, dtype=np.int32), count)
@@ -109,20 +122,20 @@ class SlidingOperator(KeyWindowOperator):
             pieces = self._windows(encoded.dictionary, _join(older, fresh), is_new, 0, LATEST)
         columns = [events.key, int64_column(fresh.ts), int64_column(first_end), *states]
         names = ["key", "ts", *self._state.index.spec.payload.names]
-        return Taken(pieces, late_by, pa.RecordBatch.from_arrays(columns, names=names))
+        rows = pa.RecordBatch.from_arrays(columns, names=names)
+
+        def put(stream_time: int) -> list[WindowRows]:
+            self._store.put_batch(rows, stream_time=stream_time)
+            return pieces
+
+        return taken_by_key(batch, good, late_by, put)
 
     def _near(self, keys: pa.BinaryArray, first: int, last: int) -> _Records:
         """What the keys have that can be in a window with records from `first` to `last`, or make one."""
-        bounds = Time(first - self._width, min(last, LATEST - self._width - 1) + self._width + 1)
-        if not self._state.index.buckets(*bounds):
-            states = [pa.array([], each.type) for each in list(self._state.index.spec.payload)[1:]]
-            return _Records(_NO_NODES, _NO_NUMBERS, _NO_NUMBERS, states)
-        reader = self._runtime.reader()
-        plan = reader.plan(self._task, self._state, [RangeRequest(keys, bounds)])
-        with reader.load(plan) as loaded:
-            columns = [column.combine_chunks() for column in loaded.to_table().columns[1:]]
-        codes = pc.index_in(columns[0], keys).to_numpy().astype(np.int32, copy=False)
-        return _Records(codes, words(columns[1]), words(columns[3]), columns[4:])
+        last = min(last, LATEST - self._width - 1) + self._width + 1
+        numbers, rows = self._store.fetch_batch(keys, first - self._width, last)
+        ts, _, first_end, *states = rows.columns
+        return _Records(numbers.astype(np.int32), words(ts), words(first_end), states)
 
     # ── windows ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,19 +156,21 @@ class SlidingOperator(KeyWindowOperator):
             return []
         owner, end, low, high = owner[:made], end[:made], low[:made], high[:made]
         windows = Stretches(end, low, high, records.first_end, away_before)
-        merged = merge_stretches(self._folds, records.states, rows, windows)
-        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(merged)
-        owners = keys.take(pa.array(owner))
-        return [WindowRows(owners, end - self._width, end, max_ts, values, counts, min_offset, max_offset)]
 
-    def _ending(self, first: int, last: int) -> Iterator[WindowRows]:
+        def named(number: int) -> str:
+            last = int(end[number])
+            return window_words(keys[int(owner[number])].as_py(), last - self._width, last)
+
+        merged = merge_stretches(self._folds, records.states, rows, windows, self._runtime.scratch, named)
+        owners, begin = keys.take(pa.array(owner)), end - self._width
+        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(merged, owners, begin)
+        return [WindowRows(owners, begin, end, max_ts, values, counts, min_offset, max_offset)]
+
+    def _between(self, first: int, last: int) -> Iterator[WindowRows]:
         step = max(CHUNK_BUCKETS * self._state.index.spec.bucket_ms, self._width)
         for chunk in self._chunks(first, last, step):
             low, high = max(first, chunk * step), min(last, chunk * step + step - 1)
-            with self._runtime.reader().scan(
-                self._task, self._state, Time(low - self._width - 1, high)
-            ) as scan:
-                batches = list(scan)
+            batches = list(self._store.scan(low - self._width - 1, high))
             if not batches:
                 continue
             keys, ts, _, first_end, *states = pa.concat_batches(batches).columns
@@ -174,25 +189,19 @@ class SlidingOperator(KeyWindowOperator):
 
     def _chunks(self, first: int, last: int, step: int) -> list[int]:
         """The numbers of stretches in which windows that end from `first` to `last` may end."""
-        index, found = self._state.index, set[int]()
-        for bucket in index.buckets(first - self._width - 1, last):
-            low = max(first, bucket.start)
-            high = min(last, bucket.start + index.spec.bucket_ms + self._width)
+        width, found = self._store.index.spec.bucket_ms, set[int]()
+        for start in self._store.bucket_starts(first - self._width - 1, last):
+            low = max(first, start)
+            high = min(last, start + width + self._width)
             found.update(range(low // step, high // step + 1))
         return sorted(found)
 
-    def _close_time(self, floor: int) -> int:
-        return self._kind.close_time(floor)
+    def _oldest(self) -> int:
+        reach = self._store.expiry.reach_ms
+        return max(0, self._state.stream_time - self._kind.retention_ms + reach + self._width)
 
-    def _oldest_end(self) -> int:
-        floor = self.clocks.floor
-        return (
-            0 if floor == LATEST else max(0, floor - self._kind.retention_ms + self._reach_ms + self._width)
-        )
-
-    def _oldest_row(self) -> int:
-        """Records of kept windows, and those right before one."""
-        return self._oldest_end() - self._width - 1
+    def _closing(self, closed: int, close: int) -> tuple[int, int]:
+        return max(0, closed), LATEST if close == LATEST else close - 1
 
 
 def _join(older: _Records, fresh: _Records) -> _Records:

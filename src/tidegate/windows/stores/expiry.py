@@ -28,6 +28,7 @@ Int64s = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 LATEST: Final = 2**63 - 1
+EARLIEST: Final = -(2**63)
 NOTHING_OBSERVED: Final = -1
 LEAST_INTERVAL_MS: Final = 60_000
 
@@ -87,41 +88,43 @@ class Expiry:
         """The first time segment that is kept."""
         return divide(observed_time - self.retention_ms, self.interval_ms)
 
-    def first_live_ts(self, observed_time: int) -> int:
-        """Where the first time segment that is kept begins; nothing lies before 0."""
-        return max(0, self.first_live_segment(observed_time)) * self.interval_ms
+    def first_live_ts(self, stream_time: int) -> int:
+        """Where the first time segment that is kept begins; until one is dropped, all times are live."""
+        first = self.first_live_segment(stream_time)
+        return first * self.interval_ms if first > 0 else EARLIEST
 
-    def first_writable_ts(self, observed_time: int) -> int:
+    def first_writable_ts(self, stream_time: int) -> int:
         """The earliest window that a put may change."""
         if self.compat is Compat.KAFKA_STREAMS_MEMORY:
-            return observed_time - self.retention_ms + 1
-        return self.first_live_ts(observed_time)
+            return stream_time - self.retention_ms + 1
+        return self.first_live_ts(stream_time)
+
+    @property
+    def reach_ms(self) -> int:
+        """0 for window stores of the time-ordered layout, which read one millisecond further back than others."""
+        return 0 if self.compat is Compat.KAFKA_STREAMS_TIME_ORDERED else 1
 
     def first_readable_ts(self, observed_time: int, *, lax: bool = True) -> int:
         """The earliest window that a read answers. Only window stores of the time-ordered layout are `lax`."""
-        reach = 0 if lax and self.compat is Compat.KAFKA_STREAMS_TIME_ORDERED else 1
-        return max(0, observed_time - self.retention_ms + reach)
+        return max(0, observed_time - self.retention_ms + (self.reach_ms if lax else 1))
 
-    def judge(self, times: Int64s, observed_time: int) -> tuple[Flags | None, int]:
-        """Which of these puts, in this order, are accepted (None: all), and the observed time after the last.
+    def own_time(self, times: Int64s, observed_time: int) -> int | Int64s:
+        """The stream time of a store that has no clock but its rows: for each the largest time up to and with it.
 
-        Each is judged by the observed time as it is with that very put, a running maximum: how puts are cut into
-        batches changes nothing.
+        One number, that of the last row, where no row can have expired by then: `judge` answers the same for both.
         """
         after = max(observed_time, int(times.max()))
         if int(times.min()) >= self.first_writable_ts(after):
-            return None, after
-        horizon = np.maximum(np.maximum.accumulate(times), observed_time) - self.retention_ms
-        if self.compat is Compat.KAFKA_STREAMS_MEMORY:
-            return times > horizon, after
-        return times // self.interval_ms >= np.maximum(horizon, 0) // self.interval_ms, after
+            return after
+        running: Int64s = np.maximum(np.maximum.accumulate(times), observed_time)
+        return running
 
-    def segment_ids(self, times: Int64s) -> list[int]:
-        """The time segments these times lie in, ascending, each once. Times are 0 or later."""
-        first, last = int(times.min()) // self.interval_ms, int(times.max()) // self.interval_ms
-        if first == last:
-            return [first]
-        if last - first < 1 << 16:
-            present = np.bincount(times // self.interval_ms - first, minlength=last - first + 1)
-            return [first + each for each in np.flatnonzero(present).tolist()]
-        return np.unique(times // self.interval_ms).tolist()  # type: ignore[no-any-return]
+    def judge(self, times: Int64s, stream_time: int | Int64s) -> Flags | None:
+        """Which of these rows may be written, each at its stream time; None: all."""
+        if not isinstance(stream_time, int):
+            horizon = stream_time - self.retention_ms
+            if self.compat is Compat.KAFKA_STREAMS_MEMORY:
+                return times > horizon
+            return (times // self.interval_ms >= horizon // self.interval_ms) | (horizon < self.interval_ms)
+        first = self.first_writable_ts(stream_time)
+        return None if int(times.min()) >= first else times >= first

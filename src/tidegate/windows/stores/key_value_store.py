@@ -1,4 +1,6 @@
-"""A key-value store: the last value of every key, kept until it is deleted, on the worker's storage.
+"""A key-value store: the last row of every key, kept until it is deleted, on the worker's storage.
+
+Tables put and fetch batches of any columns (`segmented_store`); what follows is about a store of byte values.
 
 All rows lie in one bucket at time 0; there is no clock and nothing expires. A null value deletes. Ranges of keys
 include both ends, compared as unsigned bytes; None leaves an end open. `range` and `all` answer in the order of the
@@ -19,7 +21,8 @@ import pyarrow.compute as pc
 from tidegate.errors import TidegateWarning
 from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
 from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.state import WindowsState
+from tidegate.windows.stores.segmented_store import SegmentedStore
+from tidegate.windows.stores.state import StoreState, WindowsState
 from tidegate.windows.stores.store_rows import (
     PAYLOAD,
     Changelog,
@@ -35,33 +38,35 @@ from tidegate.windows.stores.store_rows import (
     scan_batches,
     value_column,
 )
+from tidegate.windows.stores.value_store import value_rows, values_state
 
 HERE = Time(0, 0)
 ROWS = pa.schema([pa.field("key", pa.binary(), nullable=False), *PAYLOAD])
 
 
-class KeyValueStore:
-    """Values by key."""
+class KeyValueStore(SegmentedStore):
+    """Rows by key: all at time 0, and nothing expires."""
 
     def __init__(
         self,
         context: RuntimeContext,
-        name: str,
+        store: str | StoreState,
         *,
         timestamped: bool = False,
         changelog: Changelog | None = None,
     ) -> None:
-        self.name = name
+        """Open a store of byte values under a name, or one over a state of any columns."""
         self.is_timestamped = timestamped
-        self._context = context
         self._changelog = changelog
-        self.state = WindowsState(StoreSpec(name, Merge.LAST, PAYLOAD))
-        context.attach(self.state)
+        state = store
+        if isinstance(state, str):
+            state = WindowsState(StoreSpec(state, Merge.LAST, PAYLOAD))
+        super().__init__(context, state, None)
 
     @property
     def position(self) -> Position:
         """The offsets it has seen."""
-        return self.state.position
+        return self._values.position
 
     @property
     def logging(self) -> bool:
@@ -71,7 +76,11 @@ class KeyValueStore:
     @property
     def approximate_entries(self) -> int:
         """Rows in storage; overwritten and deleted ones count until they are merged."""
-        return self.state.index.total_rows
+        return self.index.total_rows
+
+    @property
+    def _values(self) -> WindowsState:
+        return values_state(self.state)
 
     def put(
         self,
@@ -84,7 +93,7 @@ class KeyValueStore:
         topic: str = "",
     ) -> None:
         """Set a key's value; None deletes it."""
-        self.put_batch(
+        self.put_all(
             [one_key(key)], [value], value_ts=value_ts, offsets=offset, partitions=partition, topic=topic
         )
 
@@ -92,7 +101,7 @@ class KeyValueStore:
         """Delete a key; fine when it is not there."""
         self.put(key, None, value_ts=value_ts)
 
-    def put_batch(
+    def put_all(
         self,
         keys: KeyColumn,
         values: ValueColumn,
@@ -107,21 +116,17 @@ class KeyValueStore:
         rows = len(inner)
         column, stamps = value_column(values, rows), number_column("value_ts", value_ts, rows)
         if rows:
-            columns = {"key": inner, "ts": pa.array(np.zeros(rows, np.int64))}
-            if column.null_count:
-                columns["deleted"] = column.is_null()
-            columns |= {"value": column, "value_ts": pa.array(stamps)}
-            batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-            self.state.index.insert(self._context.writer().append(self._context.task, self.state, batch))
+            nowhen = np.zeros(rows, np.int64)
+            self.put_batch(value_rows(inner, nowhen, None, column, stamps), stream_time=0)
             if self._changelog is not None:
                 self._changelog(inner, column, stamps)
         if offsets is not None:
             where = (
                 partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
             )
-            self.state.position.advance_batch(topic, where, number_column("offsets", offsets, rows))
+            self.position.advance_batch(topic, where, number_column("offsets", offsets, rows))
 
-    restore_batch = put_batch
+    restore_batch = put_all
     """Records of a changelog; give the store no changelog of its own while it restores."""
 
     def get(self, key: bytes) -> Value | None:
@@ -167,7 +172,7 @@ class KeyValueStore:
         self, *, key_from: bytes | None = None, key_to: bytes | None = None
     ) -> StoreIterator[pa.RecordBatch]:
         """Every key between and its value, as batches of key, value, value_ts."""
-        scan = scan_batches(self._context, self.state, HERE, key_from=key_from, key_to=key_to)
+        scan = scan_batches(self._context, self._values, HERE, key_from=key_from, key_to=key_to)
         return StoreIterator((batch.select(ROWS.names) for batch in scan), scan.close)
 
     def _between(

@@ -1,354 +1,262 @@
-"""What window stores and session stores share: rows in time segments, judged by one clock, read by one rule.
+"""The columnar store: rows of a `StoreSpec` by key and time, kept for a retention of stream time.
 
-A row is (key, time, second number) → value, value's timestamp: for windows (start, sequence), for sessions (end,
-start). Puts raise the store's observed time, drop what is too old, and write; a null value deletes. Reads answer
-what the rules of `expiry` let them see, and change nothing.
+    put_batch     judge ──► append ──► insert ──► clean up        rows of expired time segments are not written
+    advance       clean up                                        a put of no rows
+    open          clean up                                        also after every restore
+    fetch_batch   plan, load ──► rows                             cleans up nothing
 
-A put that finds its time segment gone is dropped and counted, and the changelog is told of it all the same: the
-changelog stands outside the store and does not know.
+Columns and merge kind are the spec's. Time is the caller's: operators give the stream time that none of their inputs
+is behind, tables the largest time they were given. `ts` of a row is the window's start (a session's end), `seq` the
+second half of its identity.
 
-P1  how puts are cut into batches changes neither rows nor counts nor what the changelog is told.
-P2  a put that fails (no room in the backlog) leaves clock and counters as they were; it may be tried again.
+P1  how rows are cut into batches changes neither rows nor which of them are accepted, where each is judged by its own
+    stream time.
+P2  a put that is refused (`OverloadError`) has changed nothing: no row, no time segment, no clock. Try it again.
 
-Thread rule: the task's thread.
+Thread rule: the task's thread writes; any thread reads.
 """
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import InvalidError, TidegateWarning
-from tidegate.metrics import Metrics
-from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
-from tidegate.windows.keys.columns import DecodedKeys, encode_keys
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.stores.expiry import (
-    LATEST,
-    Compat,
-    Expiry,
-    Int64s,
-    default_bucket_ms,
-    default_interval_ms,
+from tidegate.storage import (
+    AppendBatch,
+    BucketIndex,
+    RangeRequest,
+    RuntimeContext,
+    SortedRows,
+    Time,
 )
-from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import (
-    PAYLOAD,
-    Changelog,
-    NumberColumn,
-    PutResult,
-    StoreIterator,
-    TimestampedValue,
-    Value,
-    ValueColumn,
-    number_column,
-    scan_batches,
-    value_column,
-)
+from tidegate.storage.merged_append import MergedRows, TouchedRows, append_merged, touched_rows
+from tidegate.storage.runs.assembling import words
+from tidegate.storage.runs.hashing import UInt64s
+from tidegate.windows.stores.expiry import LATEST, Expiry, Flags, Int64s
+from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.time_segments import TimeSegments
 
-logger = logging.getLogger("tidegate.windows")
-_KEYED = pa.schema(
-    [
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("ts", pa.int64(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        *PAYLOAD,
-    ]
-)
-_UNKEYED = pa.schema(list(_KEYED)[1:])
-MANY_TIMES = (
-    64  # windows asked for together; beyond it one look over all of them is cheaper than one for each
-)
+Returning: TypeAlias = Literal["merged", "touched"]
+
+
+class PutResult(NamedTuple):
+    """Which rows of a put were accepted (None: all), and how many were dropped as expired."""
+
+    accepts: Flags | None
+    rows: int
+    dropped: int = 0
+    merged: MergedRows | None = None  # with returning="merged": the rows as they are now
+    touched: Sequence[TouchedRows] = ()  # with returning="touched": which rows were written
+
+    @property
+    def accepted(self) -> Flags:
+        return np.ones(self.rows, np.bool_) if self.accepts is None else self.accepts
+
+
+class Fetched(NamedTuple):
+    """Rows of keys that were asked for: the number of each one's key, and columns ts, seq, payload."""
+
+    numbers: Int64s
+    rows: pa.RecordBatch
+
+
+class PreparedPut:
+    """Rows that are charged and not visible yet: `commit` or `undo`, once."""
+
+    __slots__ = ("_parts", "_store", "_stream_time", "result")
+
+    def __init__(
+        self, store: SegmentedStore, parts: Sequence[AppendBatch], stream_time: int, result: PutResult
+    ) -> None:
+        self._store, self._parts, self._stream_time = store, parts, stream_time
+        self.result = result
+
+    def commit(self) -> PutResult:
+        """Make the rows visible, then drop expired time segments."""
+        self._store._insert(self._parts, self._stream_time)
+        return self.result
+
+    def undo(self) -> None:
+        """Give the rows up, as if they had never come."""
+        self._store._undo(self._parts)
 
 
 class SegmentedStore:
-    """The common part; use `WindowStore` or `SessionStore`."""
+    """Rows in time segments. Use it as `WindowStore`, `SessionStore` or `KeyValueStore`."""
 
     _reads_laxly = False  # whether the time-ordered layout's extra millisecond applies
 
-    def __init__(
-        self,
-        context: RuntimeContext,
-        name: str,
-        *,
-        retention: int | DurationLike,
-        segment_interval: int | DurationLike | None = None,
-        timestamped: bool = False,
-        compat: Compat | str = Compat.TIDEGATE,
-        changelog: Changelog | None = None,
-        metrics: Metrics | None = None,
-    ) -> None:
-        retention_ms = _retention(name, retention)
-        interval_ms = (
-            default_interval_ms(retention_ms) if segment_interval is None else milliseconds(segment_interval)
-        )
-        self.name = name
-        self.compat = _compat(compat)
-        self.is_timestamped = timestamped
-        self._expiry = Expiry(retention_ms, interval_ms, self.compat)
+    def __init__(self, context: RuntimeContext, state: StoreState, expiry: Expiry | None) -> None:
+        """Attach the state to the task and open the store. Without `expiry` nothing gets old."""
+        self.state = state
         self._context = context
-        self._changelog = changelog
-        self._dropped = (metrics or Metrics()).counter(
-            "tidegate_windows_dropped_records_total",
-            "puts into time segments that are gone",
-            ("task", "store"),
-        )
-        spec = StoreSpec(
-            name, Merge.LAST, PAYLOAD, bucket_ms=default_bucket_ms(interval_ms), segment_ms=interval_ms
-        )
-        self.state = WindowsState(spec, forgets_clocks=self.compat.forgets_clocks)
-        self.segments = TimeSegments(context, self.state, self._expiry)
+        self._expiry = expiry
+        self._segments = None if expiry is None else TimeSegments(context, state, expiry)
         self._is_open = False
-        self.state.when_restored(self._open)
-        context.attach(self.state)
+        state.when_restored(self._open)
+        context.attach(state)
         if not self._is_open:
             self._open()
 
     def _open(self) -> None:
-        """Also called after every restore, with the clock as the checkpoint has it."""
+        """Find the time segments there are; called after every restore, with the checkpoint's stream time."""
         self._is_open = True
-        self.segments.open_existing(self.state.observed_time)
-
-    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def observed_time(self) -> int:
-        """The largest window start (session end) it was given; -1 before the first."""
-        return self.state.observed_time
+        if self._segments is not None:
+            self._segments.open_existing(self.state.stream_time)
 
     @property
-    def position(self) -> Position:
-        """The offsets it has seen."""
-        return self.state.position
+    def name(self) -> str:
+        return self.state.index.spec.name
 
     @property
-    def dropped_records(self) -> int:
-        """How many puts were dropped as expired."""
-        return self.state.dropped_records
+    def index(self) -> BucketIndex:
+        return self.state.index
 
     @property
-    def retention_ms(self) -> int:
-        return self._expiry.retention_ms
+    def segments(self) -> TimeSegments:
+        if self._segments is None:
+            raise TypeError(f"store {self.name} keeps everything: it has no time segments")
+        return self._segments
 
     @property
-    def segment_interval_ms(self) -> int:
-        return self._expiry.interval_ms
-
-    @property
-    def logging(self) -> bool:
-        """Whether a changelog is told of its puts."""
-        return self._changelog is not None
+    def first_readable_ts(self) -> int:
+        """The earliest time that is not expired for readers, at the state's stream time."""
+        if self._expiry is None:
+            return 0
+        return self._expiry.first_readable_ts(self.state.stream_time, lax=self._reads_laxly)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(
-        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    def put_batch(
+        self,
+        rows: pa.RecordBatch | SortedRows,
+        *,
+        stream_time: int | Int64s,
+        returning: Returning | None = None,
     ) -> PutResult:
-        """Judge, clean up, write; rows are in the order they were put."""
-        rows = len(times)
-        if not rows:
-            return PutResult(np.ones(0, np.bool_), 0)
-        state, expiry = self.state, self._expiry
-        accepted, after = expiry.judge(times, state.observed_time)
-        self.segments.enter_segments(times, after)
-        kept = None if accepted is None else accepted & (times >= expiry.first_live_ts(after))
-        self._append(keys, times, seconds, values, value_ts, kept)
-        state.observed_time = after
-        if accepted is None:
-            return PutResult(np.ones(rows, np.bool_), 0)
-        dropped = rows - int(np.count_nonzero(accepted))
-        if dropped:
-            self._count_dropped(dropped)
-        return PutResult(accepted, dropped)
+        """Write rows that are not expired at `stream_time`, one for all or one for each (ascending).
 
-    def _restore(
-        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
-    ) -> None:
-        """Rows of a changelog: the clock goes to the end of the batch first, and what is too old is left out."""
-        if not len(times):
-            return
-        after = max(self.state.observed_time, int(times.max()))
-        self.segments.enter_segments(times, after)
-        first = self._expiry.first_live_ts(after)
-        kept = None if int(times.min()) >= first else times >= first
-        self._append(keys, times, seconds, values, value_ts, kept)
-        self.state.observed_time = after
+        Columns: `key`, `ts`, and by merge kind `seq`, `deleted`, payload or inputs. `SortedRows` have the hashes of
+        their keys and their order with them. Rows that are accepted and expired by the end of the batch are not
+        written. The last stream time is the one that the clean-up uses.
 
-    def _restore_records(
+        `returning` is for fold stores: the result then has the rows written, "merged" with what was there before.
+        """
+        return self.prepare(rows, stream_time=stream_time, returning=returning).commit()
+
+    def prepare(
         self,
-        decoded: DecodedKeys,
-        times: Int64s,
-        seconds: Int64s | None,
-        values: ValueColumn,
-        timestamps: NumberColumn,
-    ) -> None:
-        """Records of a changelog, their keys taken apart; those without a key say nothing about any window."""
-        keys, rows = decoded.inner, len(times)
-        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
-        if keys.null_count:
-            good = np.flatnonzero(decoded.good)
-            chosen = pa.array(good)
-            keys, column, times, stamps = keys.take(chosen), column.take(chosen), times[good], stamps[good]
-            seconds = None if seconds is None else seconds[good]
-        self._restore(keys, times, seconds, column, stamps)
+        rows: pa.RecordBatch | SortedRows,
+        *,
+        stream_time: int | Int64s,
+        returning: Returning | None = None,
+    ) -> PreparedPut:
+        """`put_batch` up to the moment before rows are visible, for callers that put into several stores or none."""
+        rows, last, result = self._judge(rows, stream_time)
+        writer, task = self._context.writer(), self._context.task
+        if isinstance(rows, SortedRows):
+            parts = writer.append_sorted(task, self.state, rows) if len(rows.order) else []
+        elif not rows.num_rows:
+            parts = []
+        elif returning == "merged":
+            parts, merged = append_merged(self._context, self.state, rows)
+            result = result._replace(merged=merged)
+        else:
+            parts = writer.append(task, self.state, rows)
+            if returning == "touched":
+                result = result._replace(touched=touched_rows(parts))
+        return PreparedPut(self, parts, last, result)
 
-    def _append(
-        self,
-        keys: pa.Array,
-        times: Int64s,
-        seconds: Int64s | None,
-        values: pa.Array,
-        value_ts: Int64s,
-        kept: np.ndarray[tuple[int], np.dtype[np.bool_]] | None,
-    ) -> None:
-        columns = {"key": keys, "ts": pa.array(times)}
-        if seconds is not None:
-            columns["seq"] = pa.array(seconds)
-        if values.null_count:
-            columns["deleted"] = values.is_null()
-        columns |= {"value": values, "value_ts": pa.array(value_ts)}
-        rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-        if kept is not None:
-            rows = rows.filter(pa.array(kept))
-        if rows.num_rows:
-            parts = self._context.writer().append(self._context.task, self.state, rows)
-            self.state.index.insert(parts)
+    def advance(self, stream_time: int) -> bool:
+        """Let time pass without a row; whether that dropped anything."""
+        return self._segments is not None and bool(self._segments.advance(stream_time))
 
-    def _count_dropped(self, dropped: int) -> None:
-        before, now = self.state.dropped_records, self.state.dropped_records + dropped
-        self.state.dropped_records = now
-        self._dropped.add(dropped, task=self._context.task, store=self.name)
-        if now.bit_length() > before.bit_length():  # at 1, 2, 4, 8, …: heard of, and no flood
-            logger.warning(
-                "task %s, store %s: %d puts so far were dropped, because their time segments are gone"
-                " (observed time %d, retention %d ms)",
-                self._context.task,
-                self.name,
-                now,
-                self.observed_time,
-                self.retention_ms,
-            )
+    def _judge(
+        self, rows: pa.RecordBatch | SortedRows, stream_time: int | Int64s
+    ) -> tuple[pa.RecordBatch | SortedRows, int, PutResult]:
+        """The rows to write, the stream time after them, and which were accepted."""
+        is_sorted = isinstance(rows, SortedRows)
+        count = len(rows.order) if isinstance(rows, SortedRows) else rows.num_rows
+        if isinstance(stream_time, int):
+            last = stream_time
+        else:
+            last = int(stream_time[-1]) if len(stream_time) else self.state.stream_time
+        if self._expiry is None or not count:
+            return rows, last, PutResult(None, count)
+        times = words((rows.columns if isinstance(rows, SortedRows) else rows).column("ts"))
+        if is_sorted and int(times.min()) < self._expiry.first_live_ts(last):
+            times = times[rows.order]
+        elif is_sorted:
+            return rows, last, PutResult(None, count)
+        accepts = self._expiry.judge(times, stream_time)
+        if accepts is None:
+            return rows, last, PutResult(None, count)
+        written = accepts & (times >= self._expiry.first_live_ts(last))
+        result = PutResult(accepts, count, count - int(np.count_nonzero(accepts)))
+        if isinstance(rows, SortedRows):
+            return rows._replace(lines=rows.lines[written], order=rows.order[written]), last, result
+        return rows if written.all() else rows.filter(pa.array(written)), last, result
 
-    def _see(self, topic: str, partitions: NumberColumn, offsets: NumberColumn | None, rows: int) -> None:
-        if offsets is None:
+    def _insert(self, parts: Sequence[AppendBatch], stream_time: int) -> None:
+        try:
+            self.index.insert(parts)
+        except BaseException:
+            self._undo(parts)
+            raise
+        if self._segments is None:
             return
-        seen = number_column("offsets", offsets, rows)
-        where = partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
-        self.state.position.advance_batch(topic, where, seen)
+        if parts:
+            self._segments.enter_segments((part.bucket for part in parts), stream_time)
+        else:
+            self._segments.advance(stream_time)
+
+    def _undo(self, parts: Sequence[AppendBatch]) -> None:
+        self._context.writer().undo(self._context.task, parts)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _span(self, first: int, last: int) -> Time | None:
-        """The part of first … last (both included) that may be read; None when there is none."""
-        oldest = self._expiry.first_readable_ts(self.state.observed_time, lax=self._reads_laxly)
-        first, last = max(first, oldest), min(last, LATEST)
-        return Time(first, last) if first <= last else None
+    def fetch_batch(
+        self, keys: pa.BinaryArray, first: int, last: int = LATEST, *, hashes: UInt64s | None = None
+    ) -> Fetched:
+        """The rows of these different keys with times from `first` to `last`, by key as asked, then by time.
 
-    def _key_rows(self, key: bytes, span: Time | None) -> pa.RecordBatch:
-        """Columns ts, seq, value, value_ts of one key, in the order of time; nothing is held afterwards."""
-        if span is None:
-            return _no_rows(_UNKEYED)
-        reader = self._context.reader()
-        with reader.load(reader.plan(self._context.task, self.state, (RangeRequest(key, span),))) as loaded:
-            return loaded.view().to_batch()
+        With `hashes` the keys ascend by them, and are joined in one sweep: for very many keys, most of which have none.
+        What the caller may not read any more it leaves out of the bounds.
+        """
+        reader, task, state = self._context.reader(), self._context.task, self.state
+        if first > last or not len(keys) or not self.index.buckets(first, last):
+            return Fetched(np.empty(0, np.int64), self._no_rows())
+        bounds = Time(first, last)
+        if hashes is not None:
+            return Fetched(*reader.join(task, state, keys, hashes, bounds))
+        wanted = keys[0].as_py() if len(keys) == 1 else keys  # a single key needs no table of runs
+        with reader.load(reader.plan(task, state, [RangeRequest(wanted, bounds)])) as loaded:
+            if len(keys) == 1:
+                view = loaded.view()
+                rows = view.to_batch().select(self._names) if len(view) else self._no_rows()
+                return Fetched(np.zeros(rows.num_rows, np.int64), rows)
+            table = loaded.to_table(["key", *self._names])
+            columns = [column.combine_chunks() for column in table.columns]
+        numbers = pc.index_in(columns[0], keys).to_numpy().astype(np.int64)
+        return Fetched(numbers, pa.RecordBatch.from_arrays(columns[1:], names=self._names))
 
-    def _keys_rows(self, keys: pa.Array, span: Time | None) -> pa.RecordBatch:
-        """Columns key, ts, seq, value, value_ts of these keys, key after key as they were asked for."""
-        batches = []
-        if span is not None and len(keys):
-            reader = self._context.reader()
-            plan = reader.plan(self._context.task, self.state, (RangeRequest(keys, span),))
-            with reader.load(plan) as loaded:
-                batches = [batch.select(_KEYED.names) for batch in loaded.batches()]
-        if not batches:
-            return _no_rows(_KEYED)
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    def scan(self, first: int, last: int = LATEST) -> Iterator[pa.RecordBatch]:
+        """Every key's rows with times from `first` to `last`, by bucket: key, ts, seq, payload."""
+        with self._context.reader().scan(self._context.task, self.state, Time(first, last)) as scan:
+            yield from scan
 
-    def _scan(
-        self,
-        span: Time | None,
-        key_from: bytes | None = None,
-        key_to: bytes | None = None,
-        *,
-        forward: bool = True,
-    ) -> StoreIterator[pa.RecordBatch]:
-        if key_from is not None and key_to is not None and key_from > key_to:
-            warnings.warn(
-                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
-                " are compared as unsigned bytes; numbers below zero come after all others",
-                TidegateWarning,
-                stacklevel=3,
-            )
-            span = None
-        if span is None:
-            return StoreIterator(iter(()))
-        return scan_batches(
-            self._context, self.state, span, key_from=key_from, key_to=key_to, forward=forward
-        )
+    def bucket_starts(self, first: int, last: int = LATEST) -> list[int]:
+        """Where the buckets start that may hold rows from `first` to `last`, ascending."""
+        return [bucket.start for bucket in self.index.buckets(first, last)]
 
-    def _rows(self, batches: StoreIterator[pa.RecordBatch]) -> StoreIterator[tuple[bytes, int, int, Value]]:
-        """(key, time, second number, value) of every row, but for rows of time segments dropped meanwhile."""
+    @property
+    def _names(self) -> list[str]:
+        return ["ts", "seq", *self.index.spec.payload.names]
 
-        def rows() -> Iterator[tuple[bytes, int, int, Value]]:
-            for batch in batches:
-                columns = (batch.column(name).to_pylist() for name in _KEYED.names)
-                for key, ts, second, value, value_ts in zip(*columns, strict=True):
-                    if not self._is_gone(ts):
-                        yield key, ts, second, self._value(value, value_ts)
-
-        return StoreIterator(rows(), batches.close)
-
-    def _is_gone(self, ts: int) -> bool:
-        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep what they were opened on
-            return False
-        return ts < self.segments.dropped_before_ts
-
-    def _value(self, value: bytes, value_ts: int) -> Value:
-        return TimestampedValue(value, value_ts) if self.is_timestamped else value
-
-    def _aligned(
-        self, keys: pa.Array, times: Int64s, wanted: pa.Array, key_format: KeyFormat
-    ) -> pa.RecordBatch:
-        """value and value_ts for each windowed key in `wanted`, in its order; null where there is no such row."""
-        pieces = [_no_rows(_KEYED)]
-        distinct = np.unique(times)
-        if len(distinct) > MANY_TIMES:
-            span = self._span(int(distinct[0]), int(distinct[-1]))
-            pieces.append(self._keys_rows(pc.unique(keys), span))
-            distinct = distinct[:0]
-        for time in distinct.tolist():
-            here = keys if len(distinct) == 1 else keys.filter(pa.array(times == time))
-            pieces.append(self._keys_rows(pc.unique(here), self._span(time, time)))
-        found = pa.concat_batches(pieces)
-        ts, seq = found.column("ts").to_numpy(), found.column("seq").to_numpy()
-        is_session = key_format is KeyFormat.SESSION
-        there = encode_keys(
-            found.column("key"), seq if is_session else ts, key_format, end=ts if is_session else None
-        )
-        return found.select(PAYLOAD.names).take(pc.index_in(wanted, value_set=there))
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
-
-
-def _compat(given: Compat | str) -> Compat:
-    try:
-        return Compat(given)
-    except ValueError:
-        known = ", ".join(each.value for each in Compat)
-        raise InvalidError(f"compat is {given!r}; it is one of {known}") from None
-
-
-def _retention(name: str, retention: int | DurationLike) -> int:
-    if isinstance(retention, int) and retention < 0:
-        raise InvalidError(f"store {name}: a retention of {retention} ms is not possible; give 0 or more")
-    return milliseconds(retention)
+    def _no_rows(self) -> pa.RecordBatch:
+        types = [pa.int64(), pa.int64(), *(each.type for each in self.index.spec.payload)]
+        return pa.RecordBatch.from_arrays([pa.array([], each) for each in types], names=self._names)

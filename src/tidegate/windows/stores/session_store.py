@@ -1,6 +1,7 @@
-"""A session store: the values of keys in sessions, kept for a retention of observed time, on the worker's storage.
+"""A session store: rows of keys in sessions, kept for a retention of stream time, on the worker's storage.
 
-Calls are those of Kafka Streams' session store, and mean the same; every one of them has a form for columns. What
+Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values has the calls of
+Kafka Streams' session store besides, which mean the same, each with a form for columns. What
 counts as a session's time is its end: by it rows are kept, dropped and read. Both ends of a session belong to it.
 
     find_sessions(key, earliest_end, latest_start)     end >= earliest_end and start <= latest_start
@@ -21,11 +22,10 @@ from tidegate.storage import Cursor, RangeRequest
 from tidegate.windows.keys.columns import decode_keys, encode_keys
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
 from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
-from tidegate.windows.stores.segmented_store import SegmentedStore
+from tidegate.windows.stores.segmented_store import PutResult
 from tidegate.windows.stores.store_rows import (
     KeyColumn,
     NumberColumn,
-    PutResult,
     StoreIterator,
     Value,
     ValueColumn,
@@ -35,6 +35,7 @@ from tidegate.windows.stores.store_rows import (
     times_column,
     value_column,
 )
+from tidegate.windows.stores.value_store import ValueStore, value_rows
 
 ROWS = pa.schema(
     [
@@ -49,7 +50,7 @@ ROWS = pa.schema(
 SessionRow = tuple[Windowed[bytes], Value]
 
 
-class SessionStore(SegmentedStore):
+class SessionStore(ValueStore):
     """Values by key and session."""
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -69,7 +70,7 @@ class SessionStore(SegmentedStore):
         `value_ts` is the timestamp of the record (default: the session's end).
         """
         window = _session(session)
-        result = self.put_batch(
+        result = self.put_all(
             [one_key(session.key)],
             [window.start],
             [window.end],
@@ -81,7 +82,7 @@ class SessionStore(SegmentedStore):
         )
         return bool(result.accepted[0])
 
-    def put_batch(
+    def put_all(
         self,
         keys: KeyColumn,
         starts: NumberColumn,
@@ -123,8 +124,10 @@ class SessionStore(SegmentedStore):
         stamps = last if value_ts is None else number_column("value_ts", value_ts, rows)
         nothing = pa.nulls(rows, pa.binary())
         exists = np.isin(last // self.segment_interval_ms, self.segments.ids)
-        self._append(inner, last, first, nothing, stamps, None if exists.all() else exists)
-        self.state.observed_time = max(self.state.observed_time, int(last.max()))
+        deleted = value_rows(inner, last, first, nothing, stamps, exists)
+        writer, task = self._context.writer(), self._context.task
+        self.index.insert(writer.append(task, self.state, deleted) if deleted.num_rows else [])
+        self._values.observed_time = max(self._values.observed_time, int(last.max()))
         self._log(inner, first, last, nothing, stamps)
 
     def _log(self, keys: pa.Array, starts: Int64s, ends: Int64s, values: pa.Array, stamps: Int64s) -> None:
@@ -192,7 +195,7 @@ class SessionStore(SegmentedStore):
                 f"store {self.name}: Kafka Streams' default session store cannot find sessions by their end; open the"
                 " store with another compat"
             )
-        rows = self._rows(self._scan(self._span(earliest_end, latest_end)))
+        rows = self._each(self._scan(self._span(earliest_end, latest_end)))
         return StoreIterator((_row(*each) for each in rows), rows.close)
 
     def fetch(self, key: bytes) -> StoreIterator[SessionRow]:
@@ -209,7 +212,7 @@ class SessionStore(SegmentedStore):
     def backward_fetch_range(self, key_from: bytes | None, key_to: bytes | None) -> StoreIterator[SessionRow]:
         return self._find_range(key_from, key_to, 0, LATEST, forward=False)
 
-    def fetch_batch(
+    def fetch_keys(
         self, keys: KeyColumn, earliest_end: int = 0, latest_start: int = LATEST
     ) -> pa.RecordBatch:
         """`find_sessions` for all these keys, key after key as asked, in the order of their ends."""
@@ -257,7 +260,7 @@ class SessionStore(SegmentedStore):
         *,
         forward: bool,
     ) -> StoreIterator[SessionRow]:
-        rows = self._rows(self._scan(self._span(earliest_end, LATEST), key_from, key_to, forward=forward))
+        rows = self._each(self._scan(self._span(earliest_end, LATEST), key_from, key_to, forward=forward))
         found = (_row(key, end, start, value) for key, end, start, value in rows if start <= latest_start)
         return StoreIterator(found, rows.close)
 

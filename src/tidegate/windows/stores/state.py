@@ -1,6 +1,7 @@
-"""What a window store, session store or key-value store owns in a task: its rows' index, its clock, its counters.
+"""What a store owns in a task: the index of its rows, and what a checkpoint keeps beside them.
 
-The rows are storage's. Beside them a checkpoint keeps, in one versioned value (msgpack, an array):
+Operators and tables keep their progress there (`StoreState`). A store with a clock of its own keeps, in one versioned
+value (msgpack, an array):
 
     version | observed time | sequence of retained duplicates | sequence of the changelog | dropped puts | position
 
@@ -12,6 +13,7 @@ Thread rule: the task's thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -33,13 +35,64 @@ class _Extra(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     position: dict[str, dict[int, int]]
 
 
-class WindowsState:
-    """A store's state as storage sees it: an index, and a few numbers in the checkpoint."""
+class StoreState(ABC):
+    """A store's index, and what the checkpoint keeps beside its rows; the store opens again after every restore."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self._index = BucketIndex(spec)
+        self._on_restored: Callable[[], None] | None = None
+
+    @property
+    def index(self) -> BucketIndex:
+        return self._index
+
+    @property
+    @abstractmethod
+    def stream_time(self) -> int:
+        """How far time has come for its rows; -1 before the first. Known from a checkpoint, too."""
+
+    @abstractmethod
+    def encode_extra(self) -> bytes:
+        """What the checkpoint keeps beside the rows."""
+
+    @abstractmethod
+    def restore_extra(self, data: bytes) -> None:
+        """Take over what `encode_extra` answered, then call `restored`."""
+
+    def when_restored(self, call: Callable[[], None]) -> None:
+        """Set who looks at the index again after every restore: the store."""
+        self._on_restored = call
+
+    def restored(self) -> None:
+        """Tell the store."""
+        if self._on_restored is not None:
+            self._on_restored()
+
+
+class RowsState(StoreState):
+    """A state that keeps nothing beside its rows; its stream time is another state's."""
+
+    def __init__(self, spec: StoreSpec, clock: Callable[[], int] = lambda: NOTHING_OBSERVED) -> None:
+        super().__init__(spec)
+        self._clock = clock
+
+    @property
+    def stream_time(self) -> int:
+        return self._clock()
+
+    def encode_extra(self) -> bytes:
+        return b""
+
+    def restore_extra(self, data: bytes) -> None:
+        self.restored()
+
+
+class WindowsState(StoreState):
+    """The state of a store that has its own clock: the largest time it was given."""
 
     def __init__(self, spec: StoreSpec, *, forgets_clocks: bool = False) -> None:
-        self._index = BucketIndex(spec)
+        super().__init__(spec)
         self._forgets_clocks = forgets_clocks
-        self._on_restored: Callable[[], None] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -50,12 +103,8 @@ class WindowsState:
         self.position = Position()
 
     @property
-    def index(self) -> BucketIndex:
-        return self._index
-
-    def when_restored(self, call: Callable[[], None]) -> None:
-        """Who wants to look at the index again after every restore."""
-        self._on_restored = call
+    def stream_time(self) -> int:
+        return self.observed_time
 
     def encode_extra(self) -> bytes:
         return msgspec.msgpack.encode(
@@ -78,8 +127,7 @@ class WindowsState:
             if not self._forgets_clocks:
                 self.observed_time = extra.observed_time
                 self.sequence, self.logged_sequence = extra.sequence, extra.logged_sequence
-        if self._on_restored is not None:
-            self._on_restored()
+        self.restored()
 
     def _decode(self, data: bytes) -> _Extra:
         name = self._index.spec.name

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.storage import RuntimeContext, Time
-from tidegate.windows.stores.expiry import Flags, Int64s
+from tidegate.windows.stores.expiry import Int64s
 from tidegate.windows.stores.state import WindowsState
 
 Row = TypeVar("Row")
@@ -41,13 +41,6 @@ class TimestampedValue(NamedTuple):
 
 
 Value: TypeAlias = "bytes | TimestampedValue"
-
-
-class PutResult(NamedTuple):
-    """What became of a batch of puts: which were accepted, and how many were dropped as expired."""
-
-    accepted: Flags
-    dropped: int
 
 
 class Changelog(Protocol):

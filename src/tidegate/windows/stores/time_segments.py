@@ -4,14 +4,16 @@ A time segment is all rows whose time lies in [id * interval, (id + 1) * interva
 buckets and never mixes two in one pack, so that dropping one gives back its memory, its backlog and, with the next
 checkpoint that does not name it, its disk.
 
-    put, restore ──► enter_segments ──► get_or_create_segment_if_live ──► cleanup_expired_segments
-    open         ──► open_existing  ──────────────────────────────────► cleanup_expired_segments
+    put, restore ──► append ──► enter_segments ──► get_or_create_segment_if_live ──► cleanup_expired_segments
+    advance      ──────────────────────────────────────────────────────────────────► cleanup_expired_segments
+    open         ──► open_existing ────────────────────────────────────────────────► cleanup_expired_segments
     fetch, get, all, remove, checkpoint, close, the wall clock: none of them
 
-Window and session stores and the partitions of tables all write through here, so that the rule exists once.
+Every store of operators and tables writes through here, so that the rule exists once.
 
 T1  `get_or_create_segment_if_live` looks up first and cleans up second, also when it answers None.
-T2  nothing but the observed time makes a time segment old: an idle store keeps everything.
+T2  nothing but stream time makes a time segment old: an idle store keeps everything.
+T3  a clean-up comes after the rows it is for were appended: a put that is refused has dropped nothing.
 
 Thread rule: the task's thread.
 """
@@ -22,10 +24,11 @@ import calendar
 import re
 import time
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tidegate.storage import BucketIndexState, RuntimeContext
-from tidegate.windows.stores.expiry import Expiry, Int64s
+from tidegate.windows.stores.expiry import EARLIEST, Expiry
 
 
 class TimeSegment(NamedTuple):
@@ -46,7 +49,7 @@ class TimeSegments:
         self._expiry = expiry
         self._name = state.index.spec.name
         self._ids: list[int] = []
-        self.dropped_before_ts = 0
+        self.dropped_before_ts = EARLIEST
         """No row before this is left; iterators that were opened earlier skip what is."""
 
     def segment_id(self, ts: int) -> int:
@@ -76,25 +79,31 @@ class TimeSegments:
         ]
         return found if forward else found[::-1]
 
-    def enter_segments(self, times: Int64s, observed_time: int) -> None:
-        """Before rows of these times are written: their time segments, as far as they are live."""
-        for segment_id in self._expiry.segment_ids(times):
-            self.get_or_create_segment_if_live(segment_id, observed_time)
+    def enter_segments(self, starts: Iterable[int], stream_time: int) -> None:
+        """Note the time segments that rows were just appended to, by their buckets, and drop expired ones."""
+        for segment_id in dict.fromkeys(self.segment_id(start) for start in starts):
+            self.get_or_create_segment_if_live(segment_id, stream_time)
 
-    def get_or_create_segment_if_live(self, segment_id: int, observed_time: int) -> TimeSegment | None:
+    def advance(self, stream_time: int) -> list[int]:
+        """Let time pass without a row: drop the time segments that are expired now; which they were."""
+        return self.cleanup_expired_segments(stream_time)
+
+    def get_or_create_segment_if_live(self, segment_id: int, stream_time: int) -> TimeSegment | None:
         """The time segment to write to, made if need be; None when it is too old. Drops those that are (T1)."""
         segment = None
-        if segment_id >= self._expiry.first_live_segment(observed_time):
+        if segment_id >= self._expiry.first_live_segment(stream_time):
             segment = self.get_segment(segment_id)
             if segment is None:
                 insort(self._ids, segment_id)
                 segment = self._segment(segment_id)
-        self.cleanup_expired_segments(observed_time)
+        self.cleanup_expired_segments(stream_time)
         return segment
 
-    def cleanup_expired_segments(self, observed_time: int) -> list[int]:
+    def cleanup_expired_segments(self, stream_time: int) -> list[int]:
         """Drop every time segment before the first live one; which they were."""
-        first_live = self._expiry.first_live_segment(observed_time)
+        first_live = self._expiry.first_live_segment(stream_time)
+        if first_live <= 0:
+            return []
         gone = self._ids[: bisect_left(self._ids, first_live)]
         if gone:
             del self._ids[: len(gone)]
@@ -103,12 +112,12 @@ class TimeSegments:
             self.dropped_before_ts = max(self.dropped_before_ts, cutoff)
         return gone
 
-    def open_existing(self, observed_time: int) -> None:
-        """Find the time segments that the rows in storage lie in, and drop those that are too old."""
+    def open_existing(self, stream_time: int) -> None:
+        """Find the time segments that the rows in storage lie in, and drop those that are expired."""
         starts = self._state.index.all_buckets()
         self._ids = sorted({self.segment_id(start) for start in starts})
-        self.dropped_before_ts = 0
-        self.cleanup_expired_segments(observed_time)
+        self.dropped_before_ts = EARLIEST
+        self.cleanup_expired_segments(stream_time)
 
     def close(self) -> None:
         """Forget which time segments exist; their rows stay in storage."""

@@ -1,13 +1,14 @@
-"""A window store: the values of keys in time windows, kept for a retention of observed time, on the worker's storage.
+"""A window store: rows of keys in time windows, kept for a retention of stream time, on the worker's storage.
 
-Calls are those of Kafka Streams' window store, and mean the same; every one of them has a form for columns. The
-`start` of a put is the window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned
+Operators and tables put and fetch batches of any columns (`segmented_store`). A store of byte values has the calls of
+Kafka Streams' window store besides, which mean the same, each with a form for columns. The `start` of a put is the
+window's start. Ranges of starts include both ends; ranges of keys are compared as unsigned
 bytes, and None leaves an end open. Rows come in the order of time for each key; nothing is promised between keys.
 
 A store that retains duplicates numbers its puts, so that none replaces another; there a null value does nothing. With
 `timestamped`, values come back with the timestamp they were put with.
 
-Every put becomes a run of its own in storage, so one row costs nearly as much as a thousand: put batches.
+Every put becomes a run of its own in storage, so one row costs nearly as much as a thousand: put many at once.
 
 Rules of time: `expiry`. Bytes of the changelog: `keys`, changelog format, a numbering of its own when duplicates are
 retained. Thread rule: the task's thread.
@@ -27,12 +28,12 @@ from tidegate.storage import RangeRequest, RuntimeContext, Time
 from tidegate.windows.keys.columns import decode_keys, encode_keys
 from tidegate.windows.keys.layouts import LENIENT, STRICT, KeyFormat, TimeWindow, Windowed, window_end
 from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
-from tidegate.windows.stores.segmented_store import SegmentedStore
+from tidegate.windows.stores.segmented_store import PutResult
+from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.store_rows import (
     Changelog,
     KeyColumn,
     NumberColumn,
-    PutResult,
     StoreIterator,
     Value,
     ValueColumn,
@@ -42,6 +43,7 @@ from tidegate.windows.stores.store_rows import (
     times_column,
     value_column,
 )
+from tidegate.windows.stores.value_store import ValueStore
 
 LARGEST_SEQUENCE = 0x7FFFFFFF
 ROWS = pa.schema(
@@ -58,7 +60,7 @@ ROWS = pa.schema(
 KeyedRow = tuple[Windowed[bytes], Value]
 
 
-class WindowStore(SegmentedStore):
+class WindowStore(ValueStore):
     """Values by key and window start."""
 
     _reads_laxly = True
@@ -66,10 +68,10 @@ class WindowStore(SegmentedStore):
     def __init__(
         self,
         context: RuntimeContext,
-        name: str,
+        store: str | StoreState,
         *,
-        retention: int | DurationLike,
-        window_size: int | DurationLike,
+        retention: int | DurationLike | None,
+        window_size: int | DurationLike = 1,
         segment_interval: int | DurationLike | None = None,
         retain_duplicates: bool = False,
         timestamped: bool = False,
@@ -77,17 +79,18 @@ class WindowStore(SegmentedStore):
         changelog: Changelog | None = None,
         metrics: Metrics | None = None,
     ) -> None:
-        size_ms = milliseconds(window_size)
-        if not 0 < size_ms <= milliseconds(retention):
-            raise InvalidError(
-                f"store {name}: windows of {size_ms} ms with a retention of {milliseconds(retention)} ms; a window is"
-                " longer than 0 ms and kept at least as long as it is"
-            )
-        self.window_size_ms = size_ms
+        """Open the store; `store` and `retention` are those of `ValueStore`. Byte values need the size of windows."""
+        self.window_size_ms = milliseconds(window_size)
         self.retains_duplicates = retain_duplicates
+        if isinstance(store, str) and not 0 < self.window_size_ms <= milliseconds(retention or 0):
+            raise InvalidError(
+                f"store {store}: windows of {self.window_size_ms} ms with a retention of "
+                f"{milliseconds(retention or 0)} ms; a"
+                " window is longer than 0 ms and kept at least as long as it is"
+            )
         super().__init__(
             context,
-            name,
+            store,
             retention=retention,
             segment_interval=segment_interval,
             timestamped=timestamped,
@@ -113,7 +116,7 @@ class WindowStore(SegmentedStore):
 
         `value_ts` is the timestamp of the record (default: the start).
         """
-        result = self.put_batch(
+        result = self.put_all(
             [one_key(key)],
             [start],
             [value],
@@ -124,7 +127,7 @@ class WindowStore(SegmentedStore):
         )
         return bool(result.accepted[0])
 
-    def put_batch(
+    def put_all(
         self,
         keys: KeyColumn,
         starts: NumberColumn,
@@ -156,20 +159,20 @@ class WindowStore(SegmentedStore):
             real = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))  # type: ignore[assignment]
             chosen = pa.array(real)
             keys, times, values, stamps = keys.take(chosen), times[real], values.take(chosen), stamps[real]
-        numbers = _numbers(self.state.sequence, len(times))
+        numbers = _numbers(self._values.sequence, len(times))
         result = self._write(keys, times, numbers, values, stamps)
         if len(numbers):
-            self.state.sequence = int(numbers[-1])
+            self._values.sequence = int(numbers[-1])
         accepted[real] = result.accepted
-        return PutResult(accepted, result.dropped)
+        return PutResult(accepted, len(accepted), result.dropped)
 
     def _log(
         self, changelog: Changelog, keys: pa.Array, times: Int64s, values: pa.Array, stamps: Int64s
     ) -> None:
         numbers = None
         if self.retains_duplicates:
-            numbered = _numbers(self.state.logged_sequence, len(times))
-            self.state.logged_sequence = int(numbered[-1])
+            numbered = _numbers(self._values.logged_sequence, len(times))
+            self._values.logged_sequence = int(numbered[-1])
             numbers = numbered.astype(np.int32)
         changelog(encode_keys(keys, times, KeyFormat.CHANGELOG, sequence=numbers), values, stamps)
 
@@ -196,8 +199,8 @@ class WindowStore(SegmentedStore):
         self._restore_records(decoded, decoded.start, numbers, values, timestamps)
         if numbers is not None and decoded.good.any() and not self.compat.forgets_clocks:
             largest = int(numbers[decoded.good].max())  # no later put may replace a restored row
-            self.state.sequence = max(self.state.sequence, largest)
-            self.state.logged_sequence = max(self.state.logged_sequence, largest)
+            self._values.sequence = max(self._values.sequence, largest)
+            self._values.logged_sequence = max(self._values.logged_sequence, largest)
         self._see(topic, partitions, seen, rows)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -245,7 +248,7 @@ class WindowStore(SegmentedStore):
     def backward_all(self) -> StoreIterator[KeyedRow]:
         return self._windowed(None, None, 0, LATEST, forward=False)
 
-    def fetch_batch(self, keys: KeyColumn, first: int, last: int) -> pa.RecordBatch:
+    def fetch_keys(self, keys: KeyColumn, first: int, last: int) -> pa.RecordBatch:
         """Rows of all these keys in windows that start between, key after key as asked, in the order of time."""
         return self._columns(self._keys_rows(key_column(keys), self._span(first, last)))
 
@@ -301,7 +304,7 @@ class WindowStore(SegmentedStore):
     def _windowed(
         self, key_from: bytes | None, key_to: bytes | None, first: int, last: int, *, forward: bool
     ) -> StoreIterator[KeyedRow]:
-        rows = self._rows(self._scan(self._span(first, last), key_from, key_to, forward=forward))
+        rows = self._each(self._scan(self._span(first, last), key_from, key_to, forward=forward))
         size = self.window_size_ms
         return StoreIterator(
             (

@@ -1,0 +1,182 @@
+"""Where compiled kernels are kept: the folders, who may use them, and the cache that numba asks.
+
+Folders are read in this order, and a kernel that had to be compiled is written to the first of them that takes it:
+
+    NUMBA_CACHE_DIR      when it is set
+    __pycache__          beside the sources: what root compiled into an image is used by everybody
+    the user's cache     XDG_CACHE_HOME, ~/.cache or ~/Library/Caches
+    the temporary folder (TMPDIR), in a folder of this user's own
+
+D1  a folder is read even where it cannot be written; where none can be written, kernels live as long as the process.
+D2  compiled kernels are code. The last two folders are used only if they belong to this user and nobody else can write
+    to them; so a stranger's files in a shared temporary folder are never run.
+D3  a kernel is used only with the stamp of the sources it was compiled from, and for the processor it was compiled for.
+    One that cannot be read is compiled again.
+
+Thread rule: any; numba calls the cache under its own lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numba.core
+from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+
+config: Any = numba.core.config  # its settings are read from the environment, and have no annotations
+
+
+class KernelCache:
+    """The cache of one kernel, in numba's interface: `load_overload`, `save_overload`, `flush`, `cache_path`."""
+
+    def __init__(
+        self, function: Callable[..., Any], stamp: str, missed: Callable[[Path | None], None]
+    ) -> None:
+        """`missed` is called with the folder to write to, before a kernel that no folder has is compiled."""
+        code, name = function.__code__, function.__qualname__.replace("<", "").replace(">", "")
+        self.sources = Path(code.co_filename).parent
+        self._stamp = stamp
+        self._missed = missed
+        self._file_name = (
+            f"{Path(code.co_filename).stem}.{name}-{code.co_firstlineno}"
+            f".py{sys.version_info[0]}{sys.version_info[1]}"
+        )
+        self._code_hash = hashlib.sha256(code.co_code).hexdigest()
+        self._is_fixed = function.__closure__ is None  # what a closure holds is in no file and in no stamp
+
+    @property
+    def cache_path(self) -> str:
+        return str(folder_to_write(self.sources) or "")
+
+    def find(self, signature: Any) -> Path | None:
+        """The folder that has this kernel ready for this machine, if one has; nothing is compiled or loaded."""
+        if self._is_fixed:
+            key = self._key(signature)
+            for folder in folders_to_read(self.sources):
+                with suppress(Exception):  # an index that cannot be read has nothing
+                    name = self._file(folder)._load_index().get(key)
+                    if name is not None and os.access(folder / name, os.R_OK):
+                        return folder
+        return None
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """The compiled kernel, or None, and then numba compiles it."""
+        context.refresh()
+        if self._is_fixed:
+            key = self._key(signature)
+            for folder in folders_to_read(self.sources):
+                with suppress(Exception):  # whatever a broken file raises, compiling anew is the answer (D3)
+                    stamp, reduced = self._file(folder).load(key) or (None, ())
+                    if stamp == self._stamp:
+                        return CompileResult._rebuild(context, *reduced)
+        self._missed(folder_to_write(self.sources))
+        return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep a compiled kernel in the first folder that takes it (D1)."""
+        if not self._is_fixed or compiled.lifted or compiled.library.has_dynamic_globals:
+            return
+        # Its stamp is kept with it: numba writes the index first, and a crash then leaves the older kernel behind it.
+        entry = (self._stamp, compiled._reduce())
+        for folder in _candidates(self.sources):
+            with suppress(OSError):
+                if _takes_files(folder):
+                    _make(folder)
+                    self._save_in(folder, self._key(signature), entry)
+                    return
+
+    def flush(self) -> None:
+        """Nothing: what is there is compared with the stamp, and written over."""
+
+    def _save_in(self, folder: Path, key: Any, entry: Any) -> None:
+        file = self._file(folder)
+        try:
+            file.save(key, entry)
+        except OSError:
+            raise
+        except Exception:  # noqa: BLE001 - an index that cannot be read: begin it anew
+            file.flush()
+            file.save(key, entry)
+
+    def _file(self, folder: Path) -> Any:
+        return IndexDataCacheFile(
+            cache_path=str(folder), filename_base=self._file_name, source_stamp=self._stamp
+        )
+
+    def _key(self, signature: Any) -> Any:
+        return signature, cpu_target.target_context.codegen().magic_tuple(), self._code_hash
+
+
+def folders_to_read(sources: Path) -> Iterator[Path]:
+    """Where kernels of these sources may be read: folders that are there and can be trusted (D2)."""
+    return (folder for folder in _candidates(sources) if folder.is_dir() and _is_trusted(folder))
+
+
+def folder_to_write(sources: Path) -> Path | None:
+    """Where a kernel of these sources would be written; None where no folder can be."""
+    return next((folder for folder in _candidates(sources) if _takes_files(folder)), None)
+
+
+def _candidates(sources: Path) -> Iterator[Path]:
+    """Where kernels of these sources may be kept, in order, whether or not it is there."""
+    name = f"{sources.name}_{hashlib.sha1(str(sources.absolute()).encode()).hexdigest()}"
+    if config.CACHE_DIR:
+        yield Path(config.CACHE_DIR) / name
+    yield sources / "__pycache__"
+    if (user_cache := _user_cache()) is not None:
+        yield user_cache / "tidegate" / name
+    with suppress(OSError):  # there may be no temporary folder that can be written
+        yield Path(tempfile.gettempdir()) / f"tidegate-{os.geteuid()}" / name
+
+
+def _user_cache() -> Path | None:
+    """The folder of this user's caches; None for a user without a home folder."""
+    if (told := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
+        return Path(told)
+    if os.environ.get("HOME") == "":  # Python would take / for it
+        return None
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an entry in the user database
+        return None
+    if not home.is_absolute():
+        return None
+    return home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be written there, once the folder is made. It is not made here."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK) and _is_trusted(folder)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder, for this user only unless it lies beside the sources or where we were told."""
+    if _is_shared(folder):
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    else:
+        folder.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in (folder.parent, folder):
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
+def _is_shared(folder: Path) -> bool:
+    return folder.name == "__pycache__" or bool(config.CACHE_DIR and Path(config.CACHE_DIR) in folder.parents)
+
+
+def _is_trusted(folder: Path) -> bool:
+    """Whether what is there may be run: a shared folder, or one that this user alone can write to (D2)."""
+    return _is_shared(folder) or all(
+        not place.is_symlink()
+        and (not place.exists() or (place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o022))
+        for place in (folder, folder.parent)
+    )

@@ -1,0 +1,284 @@
+"""Signed state: a backend that signs every object it puts or publishes and verifies every one it reads.
+
+Wraps the folder and the object store; nothing above knows of it. With a key (`state_keys`), a stored file begins with
+64 bytes (numbers are little-endian), and what the layers above wrote follows:
+
+    0  8 bytes  "TG-SIGN\\n"        16  8 bytes  id of the key
+    8  u16      version, 1         24  8 bytes  zero
+    10 6 bytes  zero               32  32 bytes HMAC-SHA256
+
+of a published object inside its envelope (`published`). The MAC covers the version, the backend's identity, the
+object's name and all bytes after the 64: a sound object under another name, or of another state, does not verify.
+
+S1  with a key, nothing that does not verify is returned: `SignatureError` names the object and the command.
+S2  without a key, signed objects are read without being verified, by backends that only read. One that may write
+    refuses them: it would leave unsigned objects among them.
+S3  `resign` replaces one object after the other, each whole: killed anywhere, it can be run again.
+
+What it does not see: an older object under the same name, objects that are gone (both are older states of the whole),
+and changes of a mapped file after it was verified.
+
+Thread rule: as the backend inside.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import shlex
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.errors import ConflictError, CorruptError, InvalidError, SignatureError
+from tidegate.storage.backends.port import (
+    TEMPORARY,
+    MissingObjectError,
+    ObjectInfo,
+    Part,
+    StorageBackend,
+    chunks,
+    same_bytes,
+    view_of,
+)
+from tidegate.storage.backends.published import PUBLISHED
+from tidegate.storage.backends.state_keys import FILE_VARIABLE, KEY_VARIABLE, StateKeys
+from tidegate.storage.backends.together import PutsTogether
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.folder import FolderBackend
+    from tidegate.storage.backends.objects import ObjectsBackend
+
+    Stored: TypeAlias = FolderBackend | ObjectsBackend
+
+MAGIC: Final = b"TG-SIGN\n"
+VERSION: Final = 1
+_HEAD: Final = struct.Struct("<8sH6s8s8s32s")
+HEAD_BYTES: Final = _HEAD.size  # a multiple of the alignment, so what follows is aligned as well
+
+
+class SignedBackend:
+    """The backend inside, with signatures. `where` is its address as messages show it."""
+
+    def __init__(
+        self, inside: Stored, keys: StateKeys | None, *, where: str, read_only: bool = False
+    ) -> None:
+        self.inside = inside
+        self.keys = keys
+        self.where = where
+        self._read_only = read_only
+        self.kind = inside.kind
+        self.identity = inside.identity
+        self.address = inside.address
+        self.is_remote = inside.is_remote
+        if isinstance(inside, PutsTogether):  # or `together.put_all` puts one by one, several at once
+            self.put_all = partial(self._put_all, inside)
+
+    # -- objects ---------------------------------------------------------------------------------
+
+    def put(self, name: str, parts: Sequence[Part]) -> None:
+        try:
+            self.inside.put(name, self.signed(name, parts))
+        except ConflictError:
+            if not same_bytes(parts, self.read(name)):  # the same, if it was signed with another key
+                raise
+
+    def _put_all(self, inside: PutsTogether, objects: Iterable[tuple[str, Sequence[Part]]]) -> None:
+        inside.put_all((name, self.signed(name, parts)) for name, parts in objects)
+
+    def read(self, name: str) -> pa.Buffer:
+        try:
+            return self.opened(name, self.inside.read(name))
+        except SignatureError:
+            if not self.inside.forget(name):
+                raise
+        return self.opened(name, self.inside.read(name))  # a local copy may have been the damaged one
+
+    def delete(self, name: str) -> None:
+        self.inside.delete(name)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self.inside.list(prefix)
+
+    def forget(self, name: str) -> bool:
+        return self.inside.forget(name)
+
+    def close(self) -> None:
+        self.inside.close()
+
+    # -- published -------------------------------------------------------------------------------
+
+    def publish(self, name: str, data: bytes, *, expected: str | None) -> str:
+        return self.inside.publish(name, b"".join(map(view_of, self.signed(name, [data]))), expected=expected)
+
+    def read_published(self, name: str) -> tuple[bytes, str] | None:
+        found = self.inside.read_published(name)
+        if found is None:
+            return None
+        return self.opened(name, pa.py_buffer(found[0])).to_pybytes(), found[1]
+
+    # -- signatures ------------------------------------------------------------------------------
+
+    def signed(self, name: str, parts: Sequence[Part]) -> Sequence[Part]:
+        """The parts with their head in front; as they are where there is no key."""
+        if self.keys is None:
+            return parts
+        key_id = self.keys.id
+        return [self._head(name, key_id, self.keys.by_id[key_id], parts), *parts]
+
+    def _head(self, name: str, key_id: str, key: bytes, parts: Sequence[Part]) -> bytes:
+        mac = hmac.new(key, digestmod=hashlib.sha256)
+        for text in (self.identity.encode(), name.encode()):
+            mac.update(struct.pack("<HI", VERSION, len(text)) + text)
+        for chunk in chunks(parts):
+            mac.update(chunk)
+        return _HEAD.pack(MAGIC, VERSION, bytes(6), bytes.fromhex(key_id), bytes(8), mac.digest())
+
+    def opened(self, name: str, stored: pa.Buffer) -> pa.Buffer:
+        """What was put under the name, verified where there is a key (S1, S2)."""
+        key_id = signed_by(stored)
+        if self.keys is None:
+            if key_id is not None and not self._read_only:
+                raise unkeyed(self.where, name)
+            return stored if key_id is None else stored.slice(HEAD_BYTES)
+        if key_id is None:
+            raise unsigned(self.where, name)
+        key, content = self.keys.by_id.get(key_id), stored.slice(HEAD_BYTES)
+        if key is None:
+            raise unknown_key(self.where, name, key_id, self.keys)
+        if not hmac.compare_digest(self._head(name, key_id, key, [content]), memoryview(stored)[:HEAD_BYTES]):
+            raise forged(self.where, name)
+        return content
+
+
+def signed_by(stored: pa.Buffer) -> str | None:
+    """The id of the key a stored object says it was signed with; None when it is not signed."""
+    if stored.size < HEAD_BYTES or stored.slice(0, len(MAGIC)).to_pybytes() != MAGIC:
+        return None
+    return bytes(memoryview(stored)[16:24]).hex()
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def unsigned(where: str, name: str) -> SignatureError:
+    return SignatureError(
+        f"{name} in {where} is not signed, and a key of the state is set, so it is not read: it was written without "
+        f"the key, or by somebody who does not have it. If you trust all that is there now, end what writes there and "
+        f"sign it with `tidegate state sign --state {shlex.quote(where)}`",
+        path=name,
+    )
+
+
+def unknown_key(where: str, name: str, key_id: str, keys: StateKeys) -> SignatureError:
+    return SignatureError(
+        f"{name} in {where} is signed with key {key_id}, and {keys.source} has {', '.join(keys.by_id)}, so it is not "
+        f"read. Add the key it was signed with behind the present one in {keys.source}; restore the file from a "
+        f"copy if nobody has that key; or, if the key is lost and you trust all that is there now, run without a key "
+        f"`tidegate state unsign --state {shlex.quote(where)}` and sign it anew",
+        path=name,
+    )
+
+
+def forged(where: str, name: str) -> SignatureError:
+    return SignatureError(
+        f"{name} in {where} is not what was signed under this name: it was changed, or put in the place of another, so "
+        f"it is not read. Restore it from a copy, and find out who can write there; "
+        f"`tidegate state sign --dry-run --state {shlex.quote(where)}` names every such file and changes nothing",
+        path=name,
+    )
+
+
+def unkeyed(where: str, name: str) -> InvalidError:
+    return InvalidError(
+        f"{name} in {where} is signed, and no key is set, so nothing can be written there: set {KEY_VARIABLE} or "
+        f"{FILE_VARIABLE} as in the process that signed it. To go on without signatures, "
+        f"`tidegate state unsign --state {shlex.quote(where)}`"
+    )
+
+
+# -- all of a state ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SigningReport:
+    """What `resign` did, or would do: objects and bytes that changed, objects that were right, what was refused."""
+
+    changed: int = 0
+    changed_bytes: int = 0
+    unchanged: int = 0
+    refused: list[CorruptError] = field(default_factory=list)
+
+
+def resign(backend: StorageBackend, *, dry_run: bool = False) -> SigningReport:
+    """Sign every object with the first key of this process; without a key, take all signatures off.
+
+    Objects that are not signed are trusted as they are. Those whose signature does not verify, and damaged ones, are
+    reported and left as they are. Without a key nothing can be verified.
+    """
+    if not isinstance(backend, SignedBackend):
+        raise InvalidError("state in memory is not signed; name a folder or an object store")
+    report = SigningReport()
+    wanted = None if backend.keys is None else backend.keys.id
+    for found in list(backend.list("")):
+        if found.name.endswith(TEMPORARY):
+            continue
+        try:
+            stored = _Stored.read(backend, found.name)
+            if stored is None:
+                continue  # deleted meanwhile
+            content = stored.content(backend)
+        except CorruptError as error:
+            report.refused.append(error)
+            continue
+        if signed_by(stored.data) == wanted:
+            report.unchanged += 1
+            continue
+        report.changed += 1
+        report.changed_bytes += content.size
+        if not dry_run:
+            stored.replace(backend, content)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An object as it is stored; `version` is that of a published one."""
+
+    name: str
+    data: pa.Buffer
+    version: str | None
+
+    @classmethod
+    def read(cls, backend: SignedBackend, name: str) -> _Stored | None:
+        try:
+            raw = backend.inside.read(name)
+        except MissingObjectError:
+            return None
+        if raw.slice(0, min(raw.size, len(PUBLISHED.magic))).to_pybytes() != PUBLISHED.magic:
+            return cls(name, raw, None)
+        backend.inside.forget(name)  # copies are for what never changes
+        found = backend.inside.read_published(name)
+        return None if found is None else cls(name, pa.py_buffer(found[0]), found[1])
+
+    def content(self, backend: SignedBackend) -> pa.Buffer:
+        """The bytes without their signature, which is verified where there is a key."""
+        if signed_by(self.data) is None:
+            return self.data
+        return self.data.slice(HEAD_BYTES) if backend.keys is None else backend.opened(self.name, self.data)
+
+    def replace(self, backend: SignedBackend, content: pa.Buffer) -> None:
+        parts = backend.signed(self.name, [content])
+        if self.version is None:
+            backend.inside.replace(self.name, parts)
+            return
+        try:
+            backend.inside.publish(self.name, b"".join(map(view_of, parts)), expected=self.version)
+        except ConflictError:
+            raise ConflictError(
+                f"{self.name} in {backend.where} was changed meanwhile: end what writes there, then try again"
+            ) from None

@@ -1,0 +1,278 @@
+"""Which keys of a task were used longest ago, and which are in use: what relief needs to choose whom to evict.
+
+Only recency is kept here. What a key weighs is added up when somebody chooses (`hot_keys`), from the hot runs that are
+looked at then anyway. Two keys that share a hash are touched and chosen together.
+
+A key was last used when it was last read, or written: a hot copy's id says when it was made, and ids and ticks come
+from one counter. Copies that were not made by a write (merged, brought back, shrunk) say nothing about keys whose
+last use is known.
+
+K1  `coldest` never names a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
+    over keys in Python.
+K2  touches cost an append to a list; they are put in order when somebody chooses. At most `MOST_TOUCHED_KEYS` wait:
+    beyond that the oldest are forgotten, and those keys count as used when they were last written.
+
+Safe from any thread: one lock, held for a list operation or a vector pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.errors import InternalError
+from tidegate.storage.index.entries import HotCopy, Tenant, next_tick
+from tidegate.storage.runs.hashing import sorted_marks
+from tidegate.storage.runs.run import Run
+
+Hashes = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+
+MOST_TOUCHED_KEYS = 1 << 20
+MOST_SINGLE_USES = 1024
+NO_HASHES: Hashes = np.empty(0, np.uint64)
+NO_NUMBERS: Int64s = np.empty(0, np.int64)
+
+
+class HotKeys(NamedTuple):
+    """Keys in memory by ascending hash: their bytes, when they were last written, and when a copy was last made."""
+
+    hashes: Hashes
+    nbytes: Int64s
+    written: Int64s
+    made: Int64s
+
+
+def hot_keys(copies: Iterable[HotCopy]) -> HotKeys:
+    """What each key has in these hot copies."""
+    hashes: list[Hashes] = []
+    nbytes: list[Int64s] = []
+    written: list[Int64s] = []
+    made: list[Int64s] = []
+    for hot in copies:
+        count = hot.run.key_count
+        hashes.append(hot.run.hashes)
+        nbytes.append(bytes_by_key(hot.run))
+        is_write = hot.tenant is Tenant.WRITE_BUFFER and hot.complete
+        written.append(np.full(count, hot.id if is_write else 0, np.int64))
+        made.append(np.full(count, hot.id, np.int64))
+    return key_weights(hashes, nbytes, written, made)
+
+
+def key_weights(
+    hashes: list[Hashes],
+    nbytes: list[Int64s],
+    written: list[Int64s] | None = None,
+    made: list[Int64s] | None = None,
+) -> HotKeys:
+    """What each key has in all pieces together; without ticks, only touches say when a key was used."""
+    keys, starts, order = _grouped(np.concatenate([NO_HASHES, *hashes]))
+    if not len(keys):
+        return HotKeys(NO_HASHES, NO_NUMBERS, NO_NUMBERS, NO_NUMBERS)
+    never = np.zeros(len(keys), np.int64)
+    return HotKeys(
+        keys,
+        np.add.reduceat(np.concatenate(nbytes)[order], starts),
+        never if written is None else np.maximum.reduceat(np.concatenate(written)[order], starts),
+        never if made is None else np.maximum.reduceat(np.concatenate(made)[order], starts),
+    )
+
+
+def bytes_by_key(run: Run) -> Int64s:
+    """What each key of a run weighs: its rows' share of the run's bytes."""
+    return np.diff(run.starts).astype(np.int64) * max(1, run.nbytes // max(1, run.row_count))
+
+
+class KeyLru:
+    """The keys of one task."""
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self._lock = threading.Lock()
+        self._settlers: list[Callable[[], None]] = []
+        self._known: tuple[Hashes, Int64s] = (NO_HASHES, NO_NUMBERS)  # last uses, as of the last choice
+        self._touched: deque[tuple[Hashes, Int64s]] = deque()  # a tick for each key, or one for all
+        self._touched_keys = 0
+        self._used: dict[int, None] = {}  # keys used one by one, not among the touched yet
+        self._single_holds: dict[int, int] = {}
+        self._groups: dict[
+            int, tuple[Hashes, int]
+        ] = {}  # by the identity of the array: it, and how often held
+
+    def settle_with(self, settle: Callable[[], None]) -> None:
+        """Call `settle` before each choice, without locks: a cache that touches in batches hands them in."""
+        self._settlers.append(settle)
+
+    def touch(self, hashes: Hashes, *, in_order: bool = False) -> None:
+        """These keys were used now: all at once, or one after the other."""
+        with self._lock:
+            self._queue_used()  # those came before
+            own = hashes if hashes.base is None else hashes.copy()  # a view keeps its whole array alive
+            self._queue(own, in_order=in_order)
+
+    def hold(self, hashes: Hashes) -> None:
+        """These keys are in use until `unhold` is called with the very same array; holds add up."""
+        with self._lock:
+            _, count = self._groups.get(id(hashes), (hashes, 0))
+            self._groups[id(hashes)] = hashes, count + 1
+
+    def unhold(self, hashes: Hashes) -> None:
+        """End one hold of this array."""
+        with self._lock:
+            _, count = self._groups.pop(id(hashes), (hashes, 0))
+            if count == 0:
+                raise InternalError(f"keys of task {self.task} are released and nobody holds them")
+            if count > 1:
+                self._groups[id(hashes)] = hashes, count - 1
+
+    def begin_use(self, key_hash: int) -> None:
+        """One key is touched now and in use until `end_use`: what a point read says."""
+        with self._lock:
+            self._single_holds[key_hash] = self._single_holds.get(key_hash, 0) + 1
+            self._used[key_hash] = None
+            if len(self._used) > MOST_SINGLE_USES:
+                self._queue_used()
+
+    def end_use(self, key_hash: int) -> None:
+        """End what `begin_use` began."""
+        with self._lock:
+            left = self._single_holds.pop(key_hash, 0) - 1
+            if left > 0:
+                self._single_holds[key_hash] = left
+            elif left < 0:
+                raise InternalError(
+                    f"key hash {key_hash:016x} of task {self.task} is released and nobody holds it"
+                )
+
+    @property
+    def held(self) -> int:
+        """Holds that were not ended yet: arrays and single keys."""
+        with self._lock:
+            return len(self._groups) + len(self._single_holds)
+
+    def coldest(self, keys: HotKeys, need_bytes: int) -> Hashes:
+        """The keys to evict, ascending: the coldest that together have `need_bytes`; all there are when they have not
+        so much. None of them is held."""
+        for settle in self._settlers:
+            settle()
+        with self._lock:
+            in_use = np.concatenate(
+                [
+                    np.fromiter(self._single_holds, np.uint64, len(self._single_holds)),
+                    *(hashes for hashes, _ in self._groups.values()),
+                ]
+            )
+            ticks = self._last_uses(keys)
+        hashes, nbytes = keys.hashes, keys.nbytes
+        if len(in_use) and len(hashes):
+            free = np.flatnonzero(~_is_in(hashes, np.sort(in_use)))
+            hashes, nbytes, ticks = hashes[free], nbytes[free], ticks[free]
+        return np.sort(hashes[choose_coldest(ticks, nbytes, need_bytes)])
+
+    def clear(self) -> None:
+        """Forget all uses; holds stay, their holders end them."""
+        with self._lock:
+            self._known = (NO_HASHES, NO_NUMBERS)
+            self._touched.clear()
+            self._touched_keys = 0
+            self._used.clear()
+
+    def _queue_used(self) -> None:
+        if self._used:
+            self._queue(np.fromiter(self._used, np.uint64, len(self._used)))
+            self._used.clear()
+
+    def _queue(self, hashes: Hashes, *, in_order: bool = False) -> None:
+        ticks = np.fromiter((next_tick() for _ in range(len(hashes) if in_order else 1)), np.int64)
+        self._touched.append((hashes, ticks))
+        self._touched_keys += len(hashes)
+        while self._touched_keys > MOST_TOUCHED_KEYS and len(self._touched) > 1:
+            self._touched_keys -= len(self._touched.popleft()[0])
+
+    def _last_uses(self, keys: HotKeys) -> Int64s:
+        """When each key was last used; remembered for the next time."""
+        self._queue_used()
+        recent, lately = _latest(
+            [hashes for hashes, _ in self._touched],
+            [np.broadcast_to(ticks, len(hashes)) for hashes, ticks in self._touched],
+        )
+        used = np.maximum(keys.written, _looked_up(keys.hashes, *self._known))
+        used = np.maximum(used, _looked_up(keys.hashes, recent, lately))
+        used = np.where(used > 0, used, keys.made)
+        known, ticks = _latest([self._known[0], keys.hashes, recent], [self._known[1], used, lately])
+        most = 2 * max(len(keys.hashes), MOST_TOUCHED_KEYS)
+        if len(known) > most:  # keys that left memory long ago: only those used last stay
+            newest = np.sort(np.argpartition(ticks, len(ticks) - most // 2)[len(ticks) - most // 2 :])
+            known, ticks = known[newest], ticks[newest]
+        self._known = known, ticks
+        self._touched.clear()
+        self._touched_keys = 0
+        return used
+
+
+def choose_coldest(ticks: Int64s, nbytes: Int64s, need_bytes: int) -> Int64s:
+    """The places of the first keys by (tick, bytes descending) that cover the need; all when nothing does."""
+    if len(ticks) == 0 or need_bytes <= 0:
+        return NO_NUMBERS
+    steps, step_of = _steps(ticks)
+    covered = np.cumsum(np.bincount(step_of, nbytes, steps).astype(np.int64)) >= need_bytes
+    if not covered[-1]:
+        return np.arange(len(ticks))
+    last = int(np.argmax(covered))
+    older, tied = np.flatnonzero(step_of < last), np.flatnonzero(step_of == last)
+    tied = tied[np.argsort(-nbytes[tied], kind="stable")]
+    bytes_left = need_bytes - int(nbytes[older].sum())
+    return np.concatenate([older, tied[: int(np.searchsorted(np.cumsum(nbytes[tied]), bytes_left)) + 1]])
+
+
+def _steps(ticks: Int64s) -> tuple[int, Int64s]:
+    """Small numbers in the order of the ticks, from 0, and how many there are."""
+    lowest = int(ticks.min())
+    span = int(ticks.max()) - lowest + 1
+    if span <= 4 * len(ticks) + 65_536:
+        return span, ticks - lowest
+    distinct, places = np.unique(ticks, return_inverse=True)
+    return len(distinct), places
+
+
+def _grouped(hashes: Hashes) -> tuple[Hashes, Int64s, Int64s]:
+    """Distinct hashes, ascending; where each begins in the order that sorts them; that order."""
+    row_bits = max(1, (len(hashes) - 1).bit_length())
+    rows = np.uint64((1 << row_bits) - 1)
+    marks = sorted_marks((hashes & ~rows) | np.arange(len(hashes), dtype=np.uint64), 0, row_bits)
+    order = (marks & rows).astype(np.int64)
+    ordered = hashes[order]
+    if np.any(ordered[1:] < ordered[:-1]):  # two keys that differ only in the bits of the row
+        order = np.argsort(hashes, kind="stable")
+        ordered = hashes[order]
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(is_first)
+    return ordered[starts], starts, order
+
+
+def _latest(hashes: list[Hashes], ticks: list[Int64s]) -> tuple[Hashes, Int64s]:
+    """Distinct hashes, ascending, each with its highest tick."""
+    known, starts, order = _grouped(np.concatenate([NO_HASHES, *hashes]))
+    if not len(known):
+        return NO_HASHES, NO_NUMBERS
+    return known, np.maximum.reduceat(np.concatenate(ticks)[order], starts)
+
+
+def _looked_up(hashes: Hashes, known: Hashes, numbers: Int64s) -> Int64s:
+    """The number of each hash among those known, ascending; 0 for others."""
+    if not len(known):
+        return np.zeros(len(hashes), np.int64)
+    at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.where(known[at] == hashes, numbers[at], 0)
+
+
+def _is_in(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
+    at = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    found: npt.NDArray[np.bool_] = ordered[at] == hashes
+    return found

@@ -1,0 +1,385 @@
+"""A table over a topic as its users hold it: builder or reader, commits, changes, explanations.
+
+The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
+one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
+topic. When the builder is gone, a reader that follows the table, or waits for more of it, becomes the builder; one
+that was opened with `read_only=True` never does.
+
+Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tidegate.clock import Clock
+from tidegate.durations import DurationLike, MomentLike, milliseconds, moment_ms
+from tidegate.errors import InvalidError, UnavailableError, UnsupportedError
+from tidegate.tables.building.commits import Commit, load_commits
+from tidegate.tables.building.partition_state import Counts
+from tidegate.tables.building.shape import TableRules, TableShape
+from tidegate.tables.building.source import StoredCommit, StoredCommits, StoredSnapshot, TableSource
+from tidegate.tables.building.successor import Successor
+from tidegate.tables.commit_follower import LOOK_AGAIN_MS, CommitFollower, PinnedCommit
+from tidegate.tables.queries.stored_rows import StoredRows
+from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.building.claim import Claim
+    from tidegate.tables.building.materialiser import Materialiser
+    from tidegate.tables.queries.changes import Subscription
+    from tidegate.tables.queries.explain import Explanation
+
+_EXPLAINED = {"window": (True, False), "session": (True, True), "key": (False, False)}
+_SAID = {"window": ", start", "session": ", start, end", "key": ""}
+
+logger = logging.getLogger(__name__)
+
+
+Follower: TypeAlias = "CommitFollower[StoredCommit, StoredSnapshot] | PinnedCommit[StoredSnapshot]"
+
+
+class TableAt(Table):
+    """A table as one of its last commits left it; close it, or its table."""
+
+    def __init__(self, follower: Follower) -> None:
+        """`follower` has one commit only."""
+        follower.refresh()
+        self._follower = follower
+
+    @property
+    def _snapshot(self) -> StoredSnapshot:
+        shown = self._follower.current
+        if shown is None:
+            raise InvalidError("this commit is closed; ask its table for it again")
+        return shown
+
+    @property
+    def name(self) -> str:
+        return self.rules.shape.name
+
+    @property
+    def rules(self) -> TableRules:
+        return self.source.rules
+
+    @property
+    def commit(self) -> Commit:
+        return self._snapshot.commit
+
+    @property
+    def position(self) -> dict[int, int]:
+        return dict(self.commit.positions)
+
+    @property
+    def source(self) -> TableSource:
+        return self._snapshot.source
+
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """This commit as a Spark DataFrame; with `columns`, only they are read."""
+        from tidegate.tables.queries.spark_frame import spark_frame
+
+        return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
+
+    def close(self) -> None:
+        self._follower.close()
+
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[StoredRows]:
+        _require(at_least, self.position, "this commit is fixed; ask the table itself")
+        with self._follower.pinned() as shown:
+            yield StoredRows(shown.source)
+
+
+class TopicTable(Table):
+    """A table over a topic, built here or read; use it with `with`, or close it."""
+
+    def __init__(
+        self,
+        rules: TableRules,
+        backend: StorageBackend,
+        log: Any,
+        *,
+        builder: Materialiser | None,
+        clock: Clock,
+        owns_backend: bool = True,
+        owns_log: bool = False,
+        claim: Claim | None = None,
+    ) -> None:
+        self.rules = rules
+        self._backend = backend
+        self._log = log
+        self._builder = builder
+        self._clock = clock
+        self._owns_backend = owns_backend
+        self._owns_log = owns_log
+        self._claim = claim
+        self._successor = None if claim is None else Successor(self._take_over, claim.retry_ms, clock)
+        self._follows = False
+        self._asked_ms: int | None = None
+        self._lock = threading.RLock()
+        self._commits = StoredCommits(backend, rules.shape.name, self._same_rules, clock=clock)
+        self._follower = CommitFollower(self._commits, clock)
+        self._past: list[TableAt] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        shape = self.rules.shape
+        return f"{type(self).__name__}({shape.name!r} over {shape.topic!r}, {self.role})"
+
+    def _repr_html_(self) -> str:
+        from tidegate.tables.queries.html import table_html
+
+        return table_html(self)
+
+    def show(self) -> None:
+        """Print the first rows: those of one batch of a scan."""
+        from tidegate.tables.queries.html import rows_text, some_rows
+
+        shown = some_rows(self)
+        print(repr(self) if shown is None else rows_text(shown, None))
+
+    @property
+    def name(self) -> str:
+        return self.rules.shape.name
+
+    @property
+    def role(self) -> str:
+        return "builder" if self._builder is not None else "reader"
+
+    @property
+    def position(self) -> dict[int, int]:
+        """What has been seen: partition → the offset after it. Good as `at_least` of any process's query."""
+        if self._builder is not None:
+            return self._builder.source.positions
+        if self._commits.newest() is None:
+            return {}
+        with self._follower.pinned(refresh=True) as shown:
+            return dict(shown.commit.positions)
+
+    @property
+    def lag(self) -> int:
+        """How many offsets of the topic the table has not seen yet."""
+        position = self.position
+        with self._log.reader(self.rules.shape.topic, start="latest") as reader:
+            ends: dict[int, int] = reader.end_offsets()
+        return sum(max(0, end - position.get(number, 0)) for number, end in ends.items())
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the records so far."""
+
+        def summed(rows: Any) -> Counts:
+            total = Counts()
+            for state in rows.source.partitions:
+                for name in total.__struct_fields__:
+                    setattr(total, name, getattr(total, name) + getattr(state.counts, name))
+            return total
+
+        return self._read(summed, timeout=0)
+
+    # -- going on --------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Go on in the background: build the table if it is ours, else build it once nobody else does."""
+        self._check_open()
+        with self._lock:
+            self._follows = True
+            builder = self._builder
+        if builder is not None:
+            if not builder.is_running:
+                builder.run()
+        elif self._successor is not None:
+            self._successor.start()
+
+    def catch_up(self, timeout: int | DurationLike = "60s") -> dict[int, int]:
+        """See everything that is in the topic now; the position then.
+
+        A builder that does not follow reads it here and commits, and gives up when nothing comes for `timeout`; one
+        that does, and a reader, wait for it.
+        """
+        self._check_open()
+        timeout_ms = milliseconds(timeout)
+        with self._log.reader(
+            self.rules.shape.topic, start="latest", isolation=self.rules.consumed.isolation
+        ) as reader:
+            targets = reader.end_offsets()
+        self._wait(targets, timeout_ms)
+        if self._builder is not None and not self._builder.is_running:
+            self._builder.commit()
+        return self.position
+
+    def commit(self, timeout: int | DurationLike = DEFAULT_TIMEOUT) -> Commit:
+        """Make what is drained by now readable for other processes and for a restart."""
+        self._check_open()
+        if self._builder is None:
+            raise InvalidError(f"table {self.name} is built by another process, which commits it")
+        if self._builder.is_running:
+            self._builder.request_commit(milliseconds(timeout))
+        else:
+            self._builder.commit()
+        newest = self._builder.commits.newest
+        if newest is None:
+            raise UnavailableError(f"table {self.name} has no commit")
+        return newest
+
+    def commits(self) -> tuple[Commit, ...]:
+        """The commits that `as_of` reaches, oldest first."""
+        self._check_open()
+        found = load_commits(self._backend, self.name)
+        return () if found is None else found[0].commits
+
+    def as_of(self, commit: Commit | int) -> TableAt:
+        """The table as this commit (or the one of this number) left it, with the same queries."""
+        self._check_open()
+        number = commit.number if isinstance(commit, Commit) else commit
+        known = {each.number: each for each in self.commits()}
+        if number not in known:
+            reach = f"{min(known)} to {max(known)}" if known else "none yet"
+            raise InvalidError(f"commit {number} of table {self.name} is not kept; there are {reach}")
+        only = (self.rules.shape, known[number])
+        commits = StoredCommits(self._backend, self.name, self._same_rules, clock=self._clock, only=only)
+        past = TableAt(CommitFollower(commits, self._clock))
+        self._past.append(past)
+        return past
+
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """The last commit, as it is when a query runs, as a Spark DataFrame; with `columns`, only they are read.
+
+        What this process has seen and not committed is not in it: `commit()` first.
+        """
+        from tidegate.tables.queries.spark_frame import spark_frame
+
+        self._check_open()
+        return spark_frame(spark, self._backend, self.rules, None, columns=columns)
+
+    def changes(self, limit_rows: int = 1_000_000) -> Subscription:
+        """The changes from now on, as `Change(new, old)`; only where the table is built."""
+        self._check_open()
+        if self._builder is None:
+            raise UnsupportedError(
+                f"table {self.name} is built by another process, and changes are told there; read the table, or its "
+                "topic, instead"
+            )
+        return self._builder.changes.subscribe(limit_rows)
+
+    def explain(
+        self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None
+    ) -> Explanation:
+        """Which records made this key's value (this window's, this session's), what was left out and why, and what it
+        still waits for."""
+        from tidegate.tables.queries.explain import explain
+
+        kind = self.rules.shape.kind
+        if _EXPLAINED[kind] != (start is not None, end is not None):
+            raise TypeError(f"table {self.name} is of kind {kind}: explain(key{_SAID[kind]})")
+        first, last = (0 if each is None else moment_ms(each) for each in (start, end))
+        ts, seq = (last, first) if kind == "session" else (first, 0)
+        return self._read(
+            lambda rows: explain(rows.source, self._log, rows.source.key(key), ts, seq)  # type: ignore[attr-defined]
+        )
+
+    def close(self) -> None:
+        """Commit what is drained, give the lease up, let everything go; fine to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._successor is not None:
+            self._successor.stop()
+        try:
+            if self._builder is not None:
+                self._builder.close()
+        finally:
+            for past in self._past:
+                past.close()
+            self._follower.close()
+            if self._builder is not None:
+                self._builder.source.runtime.close()
+            if self._owns_backend:
+                self._backend.close()
+            if self._owns_log:
+                self._log.close()
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[StoredRows]:
+        self._check_open()
+        if at_least:
+            self._wait(at_least, milliseconds(timeout))
+        if self._builder is not None:
+            yield StoredRows(self._builder.source)
+            return
+        with self._follower.pinned(refresh=is_retry) as shown:
+            yield StoredRows(shown.source)
+
+    def _same_rules(self, stored: TableShape) -> TableRules:
+        self.rules.shape.check_same(stored)
+        return self.rules
+
+    def _wait(self, targets: Mapping[int, int], timeout_ms: int) -> None:
+        deadline = self._clock.monotonic_ms() + timeout_ms
+        while not _reached(self.position, targets):
+            left = deadline - self._clock.monotonic_ms()
+            builder = self._builder or self._take_over_if_due()
+            if builder is not None and self._reach(builder, targets, max(0, left)):
+                return
+            if left <= 0:
+                raise self._late(targets, timeout_ms)
+            self._clock.sleep_ms(10)
+
+    def _take_over_if_due(self) -> Materialiser | None:
+        """Whoever waits for a table that nobody builds builds it; asked for now and then, not all the time."""
+        if self._successor is None:
+            return None
+        self._successor.check()
+        now_ms = self._clock.monotonic_ms()
+        if self._asked_ms is not None and now_ms - self._asked_ms < LOOK_AGAIN_MS:
+            return None
+        self._asked_ms = now_ms
+        return self._take_over()
+
+    def _take_over(self) -> Materialiser | None:
+        """Become the builder, if there is none; the builder then."""
+        with self._lock:
+            if self._builder is None and self._claim is not None and not self._closed:
+                self._builder = self._claim.attempt()
+                if self._builder is not None:
+                    logger.info(
+                        "table %s has no builder any more; this process goes on building it", self.name
+                    )
+                    if self._follows:
+                        self._builder.run()
+            return self._builder
+
+    def _reach(self, builder: Materialiser, targets: Mapping[int, int], timeout_ms: int) -> bool:
+        """Wait for a builder in the background; else do its work here."""
+        go_on = builder.wait_for if builder.is_running else builder.advance_to
+        return go_on(targets, timeout_ms)
+
+    def _late(self, targets: Mapping[int, int], timeout_ms: int) -> UnavailableError:
+        return UnavailableError(
+            f"table {self.name} has seen {self.position} and not yet {dict(targets)} after {timeout_ms} ms; wait "
+            "longer, or look whether the process that builds it runs"
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidError(f"table {self.name} is closed; open it again")
+
+
+def _reached(position: Mapping[int, int], targets: Mapping[int, int]) -> bool:
+    return all(position.get(number, 0) >= offset for number, offset in targets.items())
+
+
+def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> None:
+    if at_least and not _reached(position, at_least):
+        raise UnavailableError(f"seen is {dict(position)}, asked for is {dict(at_least)}: {remedy}")

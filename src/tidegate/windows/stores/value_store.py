@@ -1,0 +1,357 @@
+"""Kafka Streams' forms of window and session stores: byte values with a timestamp, row by row or in columns.
+
+A row is (key, time, second number) → value, value's timestamp: for windows (start, sequence), for sessions (end,
+start). The clock is the store's own, the largest time it was given; a null value deletes. Reads answer what the rules
+of `expiry` let them see, and change nothing. Every put goes through `put_batch` of `segmented_store`.
+
+A put that is dropped as expired is counted, and the changelog is told of it all the same: the changelog stands outside
+the store and does not know.
+
+Thread rule: the task's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.durations import DurationLike, milliseconds
+from tidegate.errors import InvalidError, TidegateWarning
+from tidegate.metrics import Metrics
+from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
+from tidegate.windows.keys.columns import DecodedKeys, encode_keys
+from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.stores.expiry import (
+    LATEST,
+    Compat,
+    Expiry,
+    Flags,
+    Int64s,
+    default_bucket_ms,
+    default_interval_ms,
+)
+from tidegate.windows.stores.positions import Position
+from tidegate.windows.stores.segmented_store import PutResult, SegmentedStore
+from tidegate.windows.stores.state import StoreState, WindowsState
+from tidegate.windows.stores.store_rows import (
+    PAYLOAD,
+    Changelog,
+    NumberColumn,
+    StoreIterator,
+    TimestampedValue,
+    Value,
+    ValueColumn,
+    number_column,
+    scan_batches,
+    value_column,
+)
+
+logger = logging.getLogger("tidegate.windows")
+_KEYED = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        *PAYLOAD,
+    ]
+)
+_UNKEYED = pa.schema(list(_KEYED)[1:])
+MANY_TIMES = (
+    64  # windows asked for together; beyond it one look over all of them is cheaper than one for each
+)
+
+
+class ValueStore(SegmentedStore):
+    """The common part; use `WindowStore` or `SessionStore`."""
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        store: str | StoreState,
+        *,
+        retention: int | DurationLike | None,
+        segment_interval: int | DurationLike | None = None,
+        timestamped: bool = False,
+        compat: Compat | str = Compat.TIDEGATE,
+        changelog: Changelog | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Open a store of byte values under a name, or one over a state of any columns.
+
+        A store with a state of its own is written and read in batches; its time segments are those of the state's spec.
+        Without a retention it keeps everything.
+        """
+        self.compat = _compat(compat)
+        self.is_timestamped = timestamped
+        self._changelog = changelog
+        self._dropped = (metrics or Metrics()).counter(
+            "tidegate_windows_dropped_records_total",
+            "puts into time segments that are gone",
+            ("task", "store"),
+        )
+        state = store
+        if isinstance(state, str):
+            retention_ms = _retention(state, 0 if retention is None else retention)
+            interval_ms = default_interval_ms(retention_ms)
+            if segment_interval is not None:
+                interval_ms = milliseconds(segment_interval)
+            expiry = Expiry(retention_ms, interval_ms, self.compat)
+            spec = StoreSpec(
+                state, Merge.LAST, PAYLOAD, bucket_ms=default_bucket_ms(interval_ms), segment_ms=interval_ms
+            )
+            state = WindowsState(spec, forgets_clocks=self.compat.forgets_clocks)
+            super().__init__(context, state, expiry)
+        elif retention is None:
+            super().__init__(context, state, None)
+        else:
+            spec = state.index.spec
+            kept = Expiry(_retention(spec.name, retention), spec.segment_ms, self.compat)
+            super().__init__(context, state, kept)
+
+    # ── looking at it ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def observed_time(self) -> int:
+        """The largest window start (session end) it was given; -1 before the first."""
+        return self.state.stream_time
+
+    @property
+    def position(self) -> Position:
+        """The offsets it has seen."""
+        return self._values.position
+
+    @property
+    def dropped_records(self) -> int:
+        """How many puts were dropped as expired."""
+        return self._values.dropped_records
+
+    @property
+    def expiry(self) -> Expiry:
+        if self._expiry is None:
+            raise TypeError(f"store {self.name} keeps everything")
+        return self._expiry
+
+    @property
+    def retention_ms(self) -> int:
+        return self.expiry.retention_ms
+
+    @property
+    def segment_interval_ms(self) -> int:
+        return self.expiry.interval_ms
+
+    @property
+    def logging(self) -> bool:
+        """Whether a changelog is told of its puts."""
+        return self._changelog is not None
+
+    @property
+    def _values(self) -> WindowsState:
+        return values_state(self.state)
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(
+        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    ) -> PutResult:
+        """Put rows in the order they came, each judged by the store's time with it."""
+        if not len(times):
+            return PutResult(None, 0)
+        state = self._values
+        stream_time = self.expiry.own_time(times, state.observed_time)
+        result = self.put_batch(value_rows(keys, times, seconds, values, value_ts), stream_time=stream_time)
+        state.observed_time = stream_time if isinstance(stream_time, int) else int(stream_time[-1])
+        if result.dropped:
+            self._count_dropped(result.dropped)
+        return result
+
+    def _restore(
+        self, keys: pa.Array, times: Int64s, seconds: Int64s | None, values: pa.Array, value_ts: Int64s
+    ) -> None:
+        """Put rows of a changelog: time is that of the end of the batch, and what is expired by then is left out."""
+        if not len(times):
+            return
+        after = max(self._values.observed_time, int(times.max()))
+        self.put_batch(value_rows(keys, times, seconds, values, value_ts), stream_time=after)
+        self._values.observed_time = after
+
+    def _restore_records(
+        self,
+        decoded: DecodedKeys,
+        times: Int64s,
+        seconds: Int64s | None,
+        values: ValueColumn,
+        timestamps: NumberColumn,
+    ) -> None:
+        """Records of a changelog, their keys taken apart; those without a key say nothing about any window."""
+        keys, rows = decoded.inner, len(times)
+        column, stamps = value_column(values, rows), number_column("timestamps", timestamps, rows)
+        if keys.null_count:
+            good = np.flatnonzero(decoded.good)
+            chosen = pa.array(good)
+            keys, column, times, stamps = keys.take(chosen), column.take(chosen), times[good], stamps[good]
+            seconds = None if seconds is None else seconds[good]
+        self._restore(keys, times, seconds, column, stamps)
+
+    def _count_dropped(self, dropped: int) -> None:
+        before, now = self.dropped_records, self.dropped_records + dropped
+        self._values.dropped_records = now
+        self._dropped.add(dropped, task=self._context.task, store=self.name)
+        if now.bit_length() > before.bit_length():  # at 1, 2, 4, 8, …: heard of, and no flood
+            logger.warning(
+                "task %s, store %s: %d puts so far were dropped, because their time segments are gone"
+                " (observed time %d, retention %d ms)",
+                self._context.task,
+                self.name,
+                now,
+                self.observed_time,
+                self.retention_ms,
+            )
+
+    def _see(self, topic: str, partitions: NumberColumn, offsets: NumberColumn | None, rows: int) -> None:
+        if offsets is None:
+            return
+        seen = number_column("offsets", offsets, rows)
+        where = partitions if isinstance(partitions, int) else number_column("partitions", partitions, rows)
+        self.position.advance_batch(topic, where, seen)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _span(self, first: int, last: int) -> Time | None:
+        """The part of first … last (both included) that may be read; None when there is none."""
+        first, last = max(first, self.first_readable_ts), min(last, LATEST)
+        return Time(first, last) if first <= last else None
+
+    def _key_rows(self, key: bytes, span: Time | None) -> pa.RecordBatch:
+        """Columns ts, seq, value, value_ts of one key, in the order of time; nothing is held afterwards."""
+        if span is None:
+            return _no_rows(_UNKEYED)
+        reader = self._context.reader()
+        with reader.load(reader.plan(self._context.task, self.state, (RangeRequest(key, span),))) as loaded:
+            return loaded.view().to_batch()
+
+    def _keys_rows(self, keys: pa.Array, span: Time | None) -> pa.RecordBatch:
+        """Columns key, ts, seq, value, value_ts of these keys, key after key as they were asked for."""
+        batches = []
+        if span is not None and len(keys):
+            reader = self._context.reader()
+            plan = reader.plan(self._context.task, self.state, (RangeRequest(keys, span),))
+            with reader.load(plan) as loaded:
+                batches = [batch.select(_KEYED.names) for batch in loaded.batches()]
+        if not batches:
+            return _no_rows(_KEYED)
+        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+    def _scan(
+        self,
+        span: Time | None,
+        key_from: bytes | None = None,
+        key_to: bytes | None = None,
+        *,
+        forward: bool = True,
+    ) -> StoreIterator[pa.RecordBatch]:
+        if key_from is not None and key_to is not None and key_from > key_to:
+            warnings.warn(
+                f"store {self.name}: the range of keys from {key_from.hex()} to {key_to.hex()} is empty, because keys"
+                " are compared as unsigned bytes; numbers below zero come after all others",
+                TidegateWarning,
+                stacklevel=3,
+            )
+            span = None
+        if span is None:
+            return StoreIterator(iter(()))
+        return scan_batches(
+            self._context, self._values, span, key_from=key_from, key_to=key_to, forward=forward
+        )
+
+    def _each(self, batches: StoreIterator[pa.RecordBatch]) -> StoreIterator[tuple[bytes, int, int, Value]]:
+        """(key, time, second number, value) of every row, but for rows of time segments dropped meanwhile."""
+
+        def rows() -> Iterator[tuple[bytes, int, int, Value]]:
+            for batch in batches:
+                columns = (batch.column(name).to_pylist() for name in _KEYED.names)
+                for key, ts, second, value, value_ts in zip(*columns, strict=True):
+                    if not self._is_gone(ts):
+                        yield key, ts, second, self._value(value, value_ts)
+
+        return StoreIterator(rows(), batches.close)
+
+    def _is_gone(self, ts: int) -> bool:
+        if self.compat is Compat.KAFKA_STREAMS_MEMORY:  # its iterators keep what they were opened on
+            return False
+        return ts < self.segments.dropped_before_ts
+
+    def _value(self, value: bytes, value_ts: int) -> Value:
+        return TimestampedValue(value, value_ts) if self.is_timestamped else value
+
+    def _aligned(
+        self, keys: pa.Array, times: Int64s, wanted: pa.Array, key_format: KeyFormat
+    ) -> pa.RecordBatch:
+        """value and value_ts for each windowed key in `wanted`, in its order; null where there is no such row."""
+        pieces = [_no_rows(_KEYED)]
+        distinct = np.unique(times)
+        if len(distinct) > MANY_TIMES:
+            span = self._span(int(distinct[0]), int(distinct[-1]))
+            pieces.append(self._keys_rows(pc.unique(keys), span))
+            distinct = distinct[:0]
+        for time in distinct.tolist():
+            here = keys if len(distinct) == 1 else keys.filter(pa.array(times == time))
+            pieces.append(self._keys_rows(pc.unique(here), self._span(time, time)))
+        found = pa.concat_batches(pieces)
+        ts, seq = found.column("ts").to_numpy(), found.column("seq").to_numpy()
+        is_session = key_format is KeyFormat.SESSION
+        there = encode_keys(
+            found.column("key"), seq if is_session else ts, key_format, end=ts if is_session else None
+        )
+        return found.select(PAYLOAD.names).take(pc.index_in(wanted, value_set=there))
+
+
+def values_state(state: StoreState) -> WindowsState:
+    """The state of a store of byte values; `InvalidError` for one of other columns."""
+    if not isinstance(state, WindowsState):
+        raise InvalidError(
+            f"store {state.index.spec.name} holds the columns {state.index.spec.payload.names}, no byte values: use"
+            " put_batch, fetch_batch and scan"
+        )
+    return state
+
+
+def value_rows(
+    keys: pa.Array,
+    times: Int64s,
+    seconds: Int64s | None,
+    values: pa.Array,
+    value_ts: Int64s,
+    kept: Flags | None = None,
+) -> pa.RecordBatch:
+    """Rows as a store takes them; `kept` chooses some."""
+    columns = {"key": keys, "ts": pa.array(times)}
+    if seconds is not None:
+        columns["seq"] = pa.array(seconds)
+    if values.null_count:
+        columns["deleted"] = values.is_null()
+    columns |= {"value": values, "value_ts": pa.array(value_ts)}
+    rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return rows if kept is None or kept.all() else rows.filter(pa.array(kept))
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
+
+
+def _compat(given: Compat | str) -> Compat:
+    try:
+        return Compat(given)
+    except ValueError:
+        known = ", ".join(each.value for each in Compat)
+        raise InvalidError(f"compat is {given!r}; it is one of {known}") from None
+
+
+def _retention(name: str, retention: int | DurationLike) -> int:
+    if isinstance(retention, int) and retention < 0:
+        raise InvalidError(f"store {name}: a retention of {retention} ms is not possible; give 0 or more")
+    return milliseconds(retention)
