@@ -1,7 +1,8 @@
 """Cases of Kafka Streams' documented behaviour: what a case says, and what the handbook says about kept differences.
 
 `StoreCase` is about one store: puts, then reads. `WindowCase` is about a windowed count: records in, windows out.
-Expectations are those of Kafka Streams 3.9. Where Tidegate differs on purpose, the case names the difference by the
+Expectations were read from Kafka Streams' own tests and code, and no case was run against it; recorded runs are in
+`test_streams_windows` and `test_stores_and_streams`. Where Tidegate differs on purpose, the case names the line by the
 first column of the table in `docs/differences-from-kafka-streams.md` (or by a heading there) and says both answers.
 
 Every case runs on every level that it does not leave out with a reason:
