@@ -133,3 +133,15 @@ def test_compat_of_windows_is_checked_recorded_and_kept(tmp_path: Path) -> None:
     assert "compat" not in str(ours.document) and theirs.fingerprint != ours.fingerprint
     assert compare({"t": ours.description}, [theirs]).kind == "incompatible"
     assert compare({"t": theirs.description}, [theirs]).kind == "same"
+
+
+def test_with_compat_a_reader_of_an_app_sees_no_session_that_has_expired(tmp_path: Path) -> None:
+    """A reader restores the committed state, clocks included: in an app they are the source's, and not forgotten."""
+    rows = [("key", T0 + 20, 1), ("other", T0 + 31, 2), ("key", T0 + 22, 3)]
+    app = tg.App("kept", log=filled(tmp_path, rows), state=tmp_path / "state")
+    windows = app.stream("events").window(tg.Session("10ms", retention="11ms"))
+    windows.count(compat="kafka-streams").table("sessions")
+    app.run("local", until="caught_up")
+    with app.read("sessions") as table:
+        found = [(row.key, row.window.start - T0, row.window.end - T0) for row in table.all()]
+    assert found == [("key", 22, 22), ("other", 31, 31)]

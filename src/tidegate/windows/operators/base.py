@@ -160,8 +160,9 @@ class WindowedOperator(ABC):
 
         `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
         needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, and on close windows can be
-        read for a millisecond longer, as in its stores of that kind. `layout` is that of a store
+        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, unless they are `stamped` and
+        so not the operator's own, and on close windows can be read for a millisecond longer, as in its stores of that
+        kind. `layout` is that of a store
         which was made for a shorter retention, or fewer aggregates. `heard=False`: nobody takes rows that are sent on,
         the windows are read where they are kept; so none are made, which is a third of the work.
         """
@@ -180,7 +181,10 @@ class WindowedOperator(ABC):
         layout = window_layout(kind) if layout is None else layout
         spec = grown(self._spec(name, layout), self._folds, layout, values)
         self._state = WindowOperatorState(
-            spec, StreamClocks(partitions), step_ms=self._step_ms, forgets=compat is not None
+            spec,
+            StreamClocks(partitions),
+            step_ms=self._step_ms,
+            forgets=compat is not None and not stamped,
         )
         rules = StoreCompat.TIDEGATE
         if compat is not None:
