@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 _serial = itertools.count()
+_READ_TRIES = 5  # of a file that another process cuts short meanwhile
 
 MUTATIONS = frozenset(
     {
@@ -254,12 +255,17 @@ class Files:
         return File(self, path, fd, writable=write)
 
     def read(self, path: Path, *, limit: int | None = None) -> bytes:
-        """The whole file, refused above `limit` bytes."""
+        """The whole file, refused above `limit` bytes. A file that is cut short while it is read is read again."""
+        data = b""
         with self.open(path) as file:
-            size = file.size()
-            if limit is not None and size > limit:
-                raise InvalidError(f"{path} has {size} bytes, more than the {limit} such a file may have")
-            return file.read_at(0, size)
+            for _ in range(_READ_TRIES):
+                size = file.size()
+                if limit is not None and size > limit:
+                    raise InvalidError(f"{path} has {size} bytes, more than the {limit} such a file may have")
+                data = file.read_at(0, size)
+                if len(data) == size:
+                    break
+        return data
 
     def map(self, path: Path) -> pa.Buffer:
         """The whole file as read-only memory, paged in when touched; unlinking it later does no harm.

@@ -448,3 +448,19 @@ def test_a_file_is_usable_as_a_context_and_by_position_from_several_readers(
     with files.open(tmp_path / "x") as one, files.open(tmp_path / "x") as two:
         assert isinstance(one, File)
         assert (one.read_at(5, 2), two.read_at(0, 2), one.read_at(0, 2)) == (b"56", b"01", b"01")
+
+
+def test_a_file_cut_short_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    """A broker cuts its preallocated indexes to size when it rolls a segment; half of one is no content."""
+    path = tmp_path / "index"
+    path.write_bytes(b"x" * 100)
+
+    def cut(effect: Effect) -> None:
+        if effect.kind == "read" and path.stat().st_size == 100:
+            path.write_bytes(b"abc")
+
+    assert Files(watch=cut).read(path) == b"abc"
+    sizes = iter([90, 80, 70, 60, 50, 40])
+    path.write_bytes(b"x" * 100)
+    Files(watch=lambda effect: os.truncate(path, next(sizes)) if effect.kind == "read" else None).read(path)
+    assert next(sizes) == 40, "bounded"

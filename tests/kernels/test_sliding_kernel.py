@@ -51,7 +51,9 @@ def windows_of(
     for node, owner in zip(nodes.tolist(), owners.tolist(), strict=True):
         level = max(at for at, base in enumerate(bases) if base <= node)
         members[owner] += below[level][node - bases[level]]
-    assert all(len(set(each)) == len(each) for each in members), "an event is listed once"
+    places = {int(row): place for place, row in enumerate(rows)}
+    listed = [[places[row] for row in each] for each in members]
+    assert all(each == sorted(set(each)) for each in listed), "an event is listed once, in the order of time"
     return [(int(key[at]), int(end[at]), frozenset(members[at])) for at in range(made)]
 
 

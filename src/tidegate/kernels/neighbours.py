@@ -21,31 +21,48 @@ from tidegate.kernels.key_bytes import int64
 
 
 @register_jitable
-def _list_stretch(
-    low: Any, high: Any, levels: int, bases: Any, window: Any, at: Any, nodes: Any, windows: Any
-) -> Any:
-    """List the nodes that hold the places from `low` up to `high`; where the next goes. No room: only counted."""
-    writes = nodes.shape[0] > 0
+def _count_stretch(low: Any, high: Any, levels: int) -> Any:
+    """How many nodes hold the places from `low` up to `high`."""
+    count = int64(0)
     level = 0
     while low < high:
         if level == levels - 1:
+            return count + high - low
+        count += (low & 1) + (high & 1)
+        low, high, level = (low + 1) >> 1, high >> 1, level + 1
+    return count
+
+
+@register_jitable
+def _list_stretch(
+    low: Any, high: Any, levels: int, bases: Any, window: Any, at: Any, nodes: Any, windows: Any
+) -> Any:
+    """List the nodes that hold the places from `low` up to `high`, in the order of the places.
+
+    Merges are done in the order listed, and not every aggregate gives the same in another order. Returns where the
+    next node goes. Without room in `nodes` they are only counted.
+    """
+    end = at + _count_stretch(low, high, levels)
+    if nodes.shape[0] == 0:
+        return end
+    windows[at:end] = window
+    front, back, level = at, end, 0
+    while low < high:
+        if level == levels - 1:
             for node in range(low, high):
-                if writes:
-                    nodes[at], windows[at] = bases[level] + node, window
-                at += 1
-            return at
+                nodes[front] = bases[level] + node
+                front += 1
+            return end
         if low & 1:
-            if writes:
-                nodes[at], windows[at] = bases[level] + low, window
-            at += 1
+            nodes[front] = bases[level] + low
+            front += 1
             low += 1
         if high & 1:
             high -= 1
-            if writes:
-                nodes[at], windows[at] = bases[level] + high, window
-            at += 1
+            back -= 1
+            nodes[back] = bases[level] + high
         low, high, level = low >> 1, high >> 1, level + 1
-    return at
+    return end
 
 
 @kernel(
@@ -66,7 +83,7 @@ def list_nodes(
     nodes: Any,
     windows: Any,
 ) -> Any:
-    """Pairs of a node and the window it is part of; answers how many, and lists them if there is room.
+    """Pairs of a node and its window: returns how many, and lists them by window and place if there is room.
 
     away_before[place] counts rows at earlier places that not every window takes.
     """

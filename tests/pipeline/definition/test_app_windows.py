@@ -145,3 +145,35 @@ def test_with_compat_a_reader_of_an_app_sees_no_session_that_has_expired(tmp_pat
     with app.read("sessions") as table:
         found = [(row.key, row.window.start - T0, row.window.end - T0) for row in table.all()]
     assert found == [("key", 22, 22), ("other", 31, 31)]
+
+
+@pytest.mark.parametrize(
+    "kind", [tg.Sliding("10s", grace="1m"), tg.Hopping("10s", "1s", grace="1m")], ids=repr
+)
+@pytest.mark.parametrize("emit", ["update", "close"])
+@pytest.mark.parametrize("records", [9, 40, 10_000])
+def test_reduce_takes_the_records_of_overlapping_windows_in_order(
+    tmp_path: Path, kind: tg.Sliding | tg.Hopping, emit: str, records: int
+) -> None:
+    """Windows of many records are merged from shared parts: these stay in the order of time."""
+
+    def joined(states: pa.Array, groups: Any, count: int) -> pa.Array:
+        texts = [""] * count
+        for state, group in zip(states.to_pylist(), groups.tolist(), strict=True):
+            texts[group] += state
+        return pa.array(texts, pa.string())
+
+    rows = [("k", T0 + at * 333, at) for at in range(120)]
+    app = tg.App("reduced", log=filled(tmp_path, rows), state=tmp_path / "state")
+    stream = app.stream("events", value=tg.Json(n="int64")).select(text="cast(n as string) || ' '")
+    windows = stream.window(kind).aggregate(emit=emit, all=tg.reduce("text", joined, state=pa.string()))
+    windows.to("windows").table("kept")
+    app.run("local", until="caught_up", close=True, round_records=records)
+    with app.read("kept") as table:
+        kept = {row.window.start: row.value["all"] for row in table.all()}
+    with app, app.windowed_table("windows", window_size="10s", retention="1d") as sent:
+        assert {row.window.start: row.value["all"] for row in sent.all()} == kept
+    assert len(kept) > 40
+    for start, text in kept.items():
+        end = start + 10_000 + isinstance(kind, tg.Sliding)
+        assert text.split() == [str(number) for _, time, number in rows if start <= time < end]
