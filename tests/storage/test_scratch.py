@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import OverloadError
+from tidegate.storage.memory import scratch
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.testing.threads import Beside, until
 
@@ -178,3 +179,22 @@ def test_a_wait_for_bytes_ends() -> None:
 
     with limiter.hold(6 * MIB, str):
         assert Beside(second).result() == "scratch"
+
+
+@pytest.mark.parametrize(("share", "is_returned"), [(8, True), (9, False)])
+def test_a_large_merge_returns_freed_memory_when_it_ends(
+    share: int, is_returned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: an eighth of working memory and more is large."""
+    limiter = limiter_of(working_bytes=2 * MIB * share)
+    told: list[str] = []
+
+    class Pool:
+        def release_unused(self) -> None:
+            told.append("released")
+
+    monkeypatch.setattr(scratch.pa, "default_memory_pool", Pool)
+    with pytest.raises(ZeroDivisionError), limiter.hold(2 * MIB, str):
+        told.append("merged")
+        raise ZeroDivisionError
+    assert told == ["merged", "released"] if is_returned else told == ["merged"]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+import tracemalloc
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError, WindowedKeyFormatError
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes import json_serde
+from tidegate.tables.serdes.json_serde import Json, encode_objects
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
 from tidegate.tables.serdes.windowed import WindowedSerde, windowed
 from tidegate.windows.keys.layouts import SessionWindow, TimeWindow, Windowed
@@ -199,6 +203,111 @@ def test_json_writes_every_declared_type_so_that_it_is_read_back() -> None:
     assert raw.startswith(b'{"d":-0.05,"t":"2026-01-02T03:04:05.678Z","u":"2026-01-02T03:04:05.000001Z"')
     assert serde.decode(raw) == row
     assert serde.decode_column(pa.array([raw])).require_good().to_pylist() == [row]
+
+
+# -- lists in JSON -----------------------------------------------------------------------------------------
+
+PIECE = json_serde.PIECE_VALUES
+LIST_VALUES: list[Any] = [
+    pytest.param(pa.string(), ["", 'q"\\', "é\u2028", None, "\x00\n"], id="strings"),
+    pytest.param(pa.int64(), [0, -1, 2**63 - 1, None], id="integers"),
+    pytest.param(pa.float64(), [0.0, -1.5, 1e300, 1 / 3, None], id="doubles"),
+    pytest.param(pa.bool_(), [True, None, False], id="booleans"),
+    pytest.param(pa.decimal128(10, 2), [Decimal("-0.05"), None], id="decimals"),
+    pytest.param(pa.timestamp("us", tz="UTC"), [datetime(2026, 1, 2, tzinfo=UTC), None], id="moments"),
+    pytest.param(pa.struct({"a": pa.string(), "b": pa.int32()}), [{"a": ",]", "b": 1}, None], id="structs"),
+    pytest.param(pa.list_(pa.int32()), [[], [1, None, 3], None], id="lists"),
+]
+LENGTHS = [
+    [], [0], [1], [PIECE - 1], [PIECE], [PIECE + 1], [2 * PIECE], [2 * PIECE + 1], [0, PIECE, 0], [1, PIECE, 1],
+    [PIECE - 2, 3, 1, 1], [PIECE // 2 + 1] * 3, [PIECE + 1, PIECE - 1, 3 * PIECE], [0, 1] * PIECE,
+]  # fmt: skip
+
+
+def lists_of(kind: pa.DataType, values: list[Any], lengths: list[int], large: bool = False) -> pa.Array:
+    """Lists of these lengths, with the values over and over."""
+    total = sum(lengths)
+    content = pa.array((values * (total // len(values) + 1))[:total], kind)
+    bounds = pa.array(np.cumsum([0, *lengths]), pa.int64() if large else pa.int32())
+    made = (pa.LargeListArray if large else pa.ListArray).from_arrays(bounds, content)
+    made.validate(full=True)
+    return made
+
+
+def in_one_piece(column: pa.Array) -> list[bytes]:
+    """What `json.dumps` of each whole list gives, as the only field of an object."""
+    texts = [
+        json.dumps(one, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+        for one in column.to_pylist()
+    ]
+    return [b'{"l":%b}' % text.encode() for text in texts]
+
+
+def written(column: pa.Array) -> list[bytes]:
+    return encode_objects(pa.record_batch({"l": column})).to_pylist()
+
+
+@pytest.mark.parametrize(("kind", "values"), LIST_VALUES)
+def test_lists_are_written_as_in_one_piece_at_every_length_around_a_piece(
+    kind: pa.DataType, values: list[Any]
+) -> None:
+    for lengths in LENGTHS:
+        column = lists_of(kind, values, lengths)
+        assert written(column) == in_one_piece(column), lengths
+        assert written(column[1:]) == in_one_piece(column[1:]), lengths
+    column = lists_of(kind, values, [3, PIECE + 1, 0, 5], large=True)
+    assert written(column[1:3]) == in_one_piece(column[1:3])
+
+
+@pytest.mark.parametrize("piece", [1, 2, 5])
+@pytest.mark.parametrize(("kind", "values"), LIST_VALUES)
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_nulls_and_slices_of_lists_are_written_as_in_one_piece(
+    piece: int, kind: pa.DataType, values: list[Any], data: Any
+) -> None:
+    """With small pieces; values that lie under a null list are not written."""
+    lengths = data.draw(st.lists(st.integers(0, 12), max_size=12))
+    full = lists_of(kind, values, lengths)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    column = pa.ListArray.from_arrays(full.offsets, full.values, mask=pa.array(mask, pa.bool_()))
+    assert [one is None for one in column.to_pylist()] == mask
+    start = data.draw(st.integers(0, len(column)))
+    stop = data.draw(st.integers(start, len(column)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(json_serde, "PIECE_VALUES", piece)
+        for each in (column, column[start:stop], full.slice(start, stop - start)):
+            assert written(each) == in_one_piece(each)
+
+
+@pytest.mark.parametrize("place", [0, PIECE, 3 * PIECE - 1])
+def test_a_value_without_json_is_refused_in_whichever_piece_of_a_list_it_is(place: int) -> None:
+    values = np.zeros(3 * PIECE)
+    values[place] = math.nan
+    column = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), pa.array(values))
+    with pytest.raises(InvalidError, match="'l' has a value that JSON cannot say"):
+        written(column)
+
+
+def test_a_list_too_large_for_a_column_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(total_bytes: int, what: str) -> int:
+        raise InvalidError(f"{what} would take {total_bytes} bytes")
+
+    monkeypatch.setattr(json_serde, "room_for", no_room)
+    with pytest.raises(InvalidError, match=r"^a column of JSON would take 7 bytes$"):
+        written(pa.array([[1, 2, 3]]))
+
+
+def test_a_long_list_is_never_python_objects_as_a_whole() -> None:
+    column = lists_of(pa.string(), [f"order-{number:024}" for number in range(1000)], [300_000])
+    size = len(written(column)[0])
+    tracemalloc.start()
+    try:
+        encode_objects(pa.record_batch({"l": column}))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * size, (peak, size)
 
 
 # -- windowed ----------------------------------------------------------------------------------------------

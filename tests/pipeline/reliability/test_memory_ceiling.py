@@ -21,7 +21,9 @@ from memory_cgroup import Ended, run_limited  # noqa: E402
 GROUP = 512 * MIB
 RECORDS = 1_500_000
 MANY = 10_000_000
-PLAYS = [("collect", "table"), ("collect", "topic"), ("collect", "close"), ("distinct", "topic")]
+PLAYS = [
+    ("collect", "table"), ("collect", "topic"), ("collect", "rounds"), ("collect", "close"), ("distinct", "topic")
+]  # fmt: skip
 MORE = [("distinct", "table"), ("distinct", "close"), ("top", "topic"), ("count", "topic")]
 
 

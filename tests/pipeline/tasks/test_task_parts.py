@@ -137,6 +137,24 @@ def test_of_several_results_for_a_window_the_last_stays_in_its_place(keys: int, 
     assert found.deleted.tolist() == [line[3] % 5 == 0 for line in expected]
 
 
+def test_lists_of_results_that_all_stay_are_not_copied() -> None:
+    """One window of lists can be a large part of the process's memory."""
+
+    def piece(key: bytes, *lists: list[int]) -> WindowRows:
+        rows = len(lists)
+        zeros = np.zeros(rows, np.int64)
+        values = pa.record_batch({"l": pa.array(lists, pa.list_(pa.int64()))})
+        return WindowRows(pa.array([key] * rows), zeros, np.arange(rows), zeros, values, zeros, zeros, zeros)
+
+    def place(rows: WindowRows) -> int:
+        return int(rows.values["l"].values.buffers()[1].address)
+
+    first, again, other = piece(b"k", [1], [2, 3]), piece(b"k", [4], [5]), piece(b"o", [6])
+    assert place(last_of_each([first])) == place(first)
+    assert place(last_of_each([first, again])) == place(again)
+    assert last_of_each([first, other, again]).values["l"].to_pylist() == [[6], [4], [5]]
+
+
 def flow_of(*sinks: Sink, shards: int = 0, dedupe: bool = False, count: bool = False) -> Flow:
     steps: list[Step] = [KeyBy("who", String(), shards=shards)] if shards else []
     steps += [Dedupe(Deduplicate("who", within="1000ms"))] if dedupe else []

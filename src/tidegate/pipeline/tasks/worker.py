@@ -52,7 +52,7 @@ from tidegate.storage.runs.assembling import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.operators.shapes import Moment, Rows, WindowRows, rows_that_fit
+from tidegate.windows.operators.shapes import RESULT_COPIES, Moment, Rows, WindowRows, rows_that_fit
 from tidegate.windows.operators.windows import Emit
 
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
@@ -202,6 +202,9 @@ class Worker:
                 self.forget(order.flow, order.task)
                 return TaskResult(order.flow, order.task, b"", bad=tuple(task.chain.bad))
             parcel = self._parcel(order, round, contents, timings)
+            rows_sent, nbytes = sum(len(piece) for piece in rows), _list_bytes(rows)
+            del rows, contents  # large lists must not stay in memory while the task is stored
+            self._runtime.scratch.freed(RESULT_COPIES * nbytes)
             with timings("maintain"):
                 taken_ms = self._clock.monotonic_ms() - began_ms
                 self._runtime.maintain(name, budget_ms=max(1, taken_ms * MAINTENANCE_PERMILLE // 1000))
@@ -221,7 +224,7 @@ class Worker:
             token=token,
             parcel=parcel,
             stream_time=events.stream_time if isinstance(events, Reading) else stream_time,
-            rows_sent=sum(len(piece) for piece in rows),
+            rows_sent=rows_sent,
             counters=dict(counters),
             backlog_bytes=self._runtime.charge_of(name),
             memory_bytes=self._runtime.pool.used(name),
@@ -360,11 +363,10 @@ class Worker:
         """What a round sends, and more of it; of windows whose lists are large, only what they hold last."""
         rows = [*rows, found]
         windows = [piece for piece in rows if isinstance(piece, WindowRows)]
-        nbytes = sum(list_bytes(piece.values.columns) for piece in windows)
         if (
             len(windows) > 1
             and len(windows) == len(rows)
-            and 4 * nbytes > self._runtime.scratch.working_bytes
+            and 4 * _list_bytes(rows) > self._runtime.scratch.working_bytes
         ):
             windows = [last_of_each(windows)]
             rows = list(windows)
@@ -399,6 +401,11 @@ class Worker:
         name = names.parcel_name(self.setup.app, order.flow, order.task, round, unique)
         with timings("parcel"):
             return write_parcel(self._backend, name, contents)
+
+
+def _list_bytes(rows: Iterable[Rows]) -> int:
+    """The bytes of all lists in rows of windows."""
+    return sum(list_bytes(piece.values.columns) for piece in rows if isinstance(piece, WindowRows))
 
 
 def _seen_by(is_own: npt.NDArray[np.bool_], events: EventBatch, changes: RowChanges) -> EventBatch:

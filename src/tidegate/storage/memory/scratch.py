@@ -10,6 +10,8 @@ S1  a slot is given back exactly once, when the last holder closes, whatever pat
 S2  no self-deadlock: a thread that holds a permit of a kind gets its next one on the same slot at once, and a thread
     that holds bytes never waits for more.
 S3  a merge that needs more than the limit is refused before anything of it is copied.
+S4  when a large merge ends, Arrow's memory pool returns what was freed to the operating system. The pool has no bound
+    of its own: after merging a window of lists it kept three times the bytes still in use, which nobody counts.
 
 Safe from any thread; a permit may be closed on another thread than the one that took it.
 """
@@ -22,6 +24,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 
+import pyarrow as pa
+
 from tidegate.clock import Clock
 from tidegate.errors import OverloadError
 from tidegate.storage.memory.waiting import Line
@@ -29,6 +33,7 @@ from tidegate.storage.memory.waiting import Line
 COPIES = 3  # of what is merged: put behind each other, in order, and cut into rows again
 SORT_BYTES = 64  # for each value of a list: ranks, order and groups, sorted
 SMALL_BYTES = 1 << 20  # below this nobody asks
+LARGE_SHARE = 8  # a merge of an eighth of working memory or more is large
 
 
 class Scratch(StrEnum):
@@ -122,9 +127,18 @@ class ScratchLimiter:
             yield
         finally:
             self._mine.bytes = holding
+            self.freed(nbytes)
             with self._bytes_line.lock:
                 self._bytes_held -= nbytes
                 self._bytes_line.stir()
+
+    def freed(self, nbytes: int) -> None:
+        """Return freed memory to the operating system if about `nbytes` of columns were freed and that is large (S4).
+
+        Call it on the thread that freed them: Arrow's pool keeps freed memory by thread.
+        """
+        if nbytes * LARGE_SHARE >= self.working_bytes:
+            pa.default_memory_pool().release_unused()
 
     def check(self, nbytes: int, what: Callable[[], str]) -> None:
         """`OverloadError` when so many bytes are more than there can be."""

@@ -80,8 +80,7 @@ def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
     rows, made = batch.num_rows, _Fields(batch.num_rows, texts)
     for field, column in zip(batch.schema, batch.columns, strict=True):
         made.add(field.name, column)
-    joined = pa.concat_arrays(made.pieces) if made.pieces else pa.array([], pa.string())
-    column = binary_column(joined)
+    column = binary_column(_joined(made.pieces))
     name_bytes = sum(map(len, made.names))
     numbers = sum(kind != kernel.TEXT for kind in made.kinds)
     room = (
@@ -107,6 +106,13 @@ def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
         content,
     )
     return make_binary(ends, content[:size], None)
+
+
+def _joined(pieces: Sequence[pa.StringArray]) -> pa.StringArray:
+    """The texts of all columns behind each other; the texts of a single column are not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
 
 
 def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:

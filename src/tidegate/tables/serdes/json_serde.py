@@ -4,8 +4,8 @@
 these fields, in this order, without blanks; null fields are written as null. `Json()` declares nothing: one value
 at a time it is any JSON value, and in columns it stays the text it is.
 
-Columns are written with no Python object per record (`json_objects`). Doubles are written with the fewest digits that
-read back as the same double; `NaN` and infinities have no JSON and are refused.
+Columns are written with no Python object per record (`json_objects`); lists and structs are the exception. Doubles are
+written with the fewest digits that read back as the same double; `NaN` and infinities have no JSON and are refused.
 
 Values; use them from any thread.
 """
@@ -13,9 +13,11 @@ Values; use them from any thread.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +27,9 @@ from tidegate.tables.serdes.json_fields import Declared
 from tidegate.tables.serdes.json_objects import write_objects
 from tidegate.tables.serdes.json_values import Refused, as_array, parse, parse_row
 from tidegate.tables.serdes.plain import DecodedColumn, String
+from tidegate.windows.keys.binary_columns import make_binary, present_rows, room_for
 
+PIECE_VALUES: Final = 1 << 14  # of lists, as Python objects at a time
 _CONTROLS: Final = [chr(code) for code in range(32)]
 _SHORT: Final = {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 
@@ -150,12 +154,60 @@ def _texts(column: pa.Array, name: str) -> pa.StringArray:
         written = _moments(column) if pa.types.is_timestamp(kind) else column.cast(pa.string())
         return pc.binary_join_element_wise('"', written, '"', "")
     try:
-        nested = [None if one is None else json.dumps(one, separators=(",", ":"), ensure_ascii=False,
-                                                      allow_nan=False, default=str)
-                  for one in column.to_pylist()]  # fmt: skip
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return _list_texts(column)
+        nested = [None if one is None else _dumped(one) for one in column.to_pylist()]
+    except InvalidError:  # too large a column
+        raise
     except ValueError as error:
         raise InvalidError(f"field {name!r} has a value that JSON cannot say: {error}") from None
     return pa.array(nested, pa.string())
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _list_texts(column: pa.ListArray | pa.LargeListArray) -> pa.StringArray:
+    """Each list as a JSON array, null where it is null.
+
+    One list can be a whole window of `collect`, and as Python objects its values take three times the memory of the
+    column. At most `PIECE_VALUES` values are therefore Python objects at a time.
+    """
+    bounds, present = np.asarray(column.offsets, np.int64), present_rows(column)
+    content, ends = bytearray(), np.zeros(len(column) + 1, np.int32)
+    for start, stop in _pieces(bounds):
+        if stop == start + 1:
+            if present[start]:
+                _write_list(content, column.values, int(bounds[start]), int(bounds[stop]))
+            ends[stop] = room_for(len(content), "a column of JSON")
+            continue
+        for row, values in enumerate(column.slice(start, stop - start).to_pylist(), start + 1):
+            if values is not None:
+                content += _dumped(values).encode()
+            ends[row] = room_for(len(content), "a column of JSON")
+    return make_binary(ends, np.frombuffer(content, np.uint8), present, pa.string())
+
+
+def _pieces(bounds: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Cut rows of lists into ranges with at most `PIECE_VALUES` rows and values; a longer list is a range alone."""
+    start, rows = 0, len(bounds) - 1
+    while start < rows:
+        fitting = int(np.searchsorted(bounds, bounds[start] + PIECE_VALUES, "right")) - 1
+        stop = min(max(start + 1, fitting), start + PIECE_VALUES, rows)
+        yield start, stop
+        start = stop
+
+
+def _write_list(content: bytearray, values: pa.Array, start: int, stop: int) -> None:
+    """Append the values from `start` up to `stop` as one JSON array."""
+    content += b"["
+    for first in range(start, stop, PIECE_VALUES):
+        if first > start:
+            content += b","
+        piece = values.slice(first, min(PIECE_VALUES, stop - first))
+        content += _dumped(piece.to_pylist())[1:-1].encode()
+    content += b"]"
 
 
 def _require_four_digit_years(column: pa.Array, name: str) -> None:

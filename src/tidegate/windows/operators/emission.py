@@ -265,6 +265,8 @@ def _put(mine: pa.Array, places: Int32s, theirs: pa.Array) -> pa.Array:
         changed = words(mine).copy()
         changed[places] = words(theirs)
         return numbers_column(mine.type, changed)
+    if np.array_equal(places, np.arange(len(mine))):  # all are replaced: do not copy large lists
+        return theirs
     chosen = np.arange(len(mine), dtype=np.int64)
     chosen[places] = len(mine) + np.arange(len(places))
     return pa.concat_arrays([mine, theirs]).take(pa.array(chosen))
