@@ -61,7 +61,10 @@ def define(folder: Path, kind: str, target: str, ceiling: int = CEILING) -> tg.A
         .aggregate(kept=kept, n=tg.count(), emit="close" if target == "close" else "update")
     )
     if target != "table":
-        windows = windows.to(f"out-{kind}-{target}")
+        out = f"out-{kind}-{target}"
+        with tg.Log(folder / "log") as log:
+            log.create_topic(out, 1, {"max.message.bytes": str(2**31 - 1)}, if_not_exists=True)
+        windows = windows.to(out)
     windows.table(f"{kind}-{target}")
     return app
 

@@ -27,6 +27,7 @@ from tidegate.pipeline.rounds.orders import (
     TaskResult,
     Tick,
 )
+from tidegate.pipeline.rounds.topics import largest_batch
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker, pack_events, unpack_events
 from tidegate.randomness import Randomness, SystemRandomness
@@ -89,7 +90,13 @@ class TaskRig:
         for topic, count in counts.items():
             self.log.create_topic(topic, count, if_not_exists=True)
         self.setup = WorkerSetup(
-            "app", (flow,), str(folder), "memory://", storage or StorageConfig.for_tests(), partitions=counts
+            "app",
+            (flow,),
+            str(folder),
+            "memory://",
+            storage or StorageConfig.for_tests(),
+            partitions=counts,
+            max_batch_bytes={topic: largest_batch(self.log, topic, {}) for topic in counts},
         )
         self.done = Committed()
         self.number = 0

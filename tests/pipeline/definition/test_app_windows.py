@@ -177,3 +177,73 @@ def test_reduce_takes_the_records_of_overlapping_windows_in_order(
     for start, text in kept.items():
         end = start + 10_000 + isinstance(kind, tg.Sliding)
         assert text.split() == [str(number) for _, time, number in rows if start <= time < end]
+
+
+def large_results(folder: Path, **settings: str) -> tg.App:
+    """An app that collects 400 texts of 5,000 letters in one window and sends them to topic `out`."""
+    with tg.Log(folder / "log") as log:
+        log.create_topic("events", 1)
+        log.create_topic("out", 1, {name.replace("_", "."): value for name, value in settings.items()})
+        with log.writer("events") as writer:
+            texts = [f'{{"text":"{"x" * 5_000}"}}' for _ in range(400)]
+            writer.write(pa.table({"key": ["k"] * 400, "value": texts, "timestamp": range(T0, T0 + 400)}))
+    app = tg.App("large", log=str(folder / "log"), state=folder / "state")
+    stream = app.stream("events", value=tg.Json(text="string"))
+    stream.window(tg.Tumbling("1m")).aggregate(texts=tg.collect("text")).to("out")
+    return app
+
+
+@pytest.mark.parametrize("compression", ["producer", "lz4"])
+def test_a_result_above_max_message_bytes_is_refused_before_the_commit(
+    tmp_path: Path, compression: str
+) -> None:
+    app = large_results(tmp_path, max_message_bytes="1048588", compression_type=compression)
+    said = "key b'k' in the window that starts at 2026-01-01T10:00:00.000Z .* Raise max.message.bytes of topic out"
+    for _ in range(2):
+        with pytest.raises(tg.InvalidError, match=said):
+            app.run("local", until="caught_up")
+    with tg.Log(tmp_path / "log") as log:
+        log.alter_topic("out", {"max.message.bytes": "3000000"})
+    app.run("local", until="caught_up")
+    with tg.Log(tmp_path / "log") as log, log.reader("out", start="earliest") as reader:
+        (records,) = list(reader)
+    assert [len(value) for value in records.column("value").to_pylist()] == [
+        400 * 5_003 + len('{"texts":[]}') - 1
+    ]
+
+
+@pytest.mark.parametrize("compression", ["producer", "lz4"])
+def test_results_are_sent_in_batches_that_the_topic_takes(tmp_path: Path, compression: str) -> None:
+    settings = {"max.message.bytes": "20000", "compression.type": compression}
+    log_at = filled(tmp_path, [(f"key-{at}", T0 + at, at) for at in range(5_000)])
+    with tg.Log(log_at) as log:
+        log.create_topic("out", 1, settings)
+    app = tg.App("many", log=log_at, state=tmp_path / "state")
+    stream = app.stream("events", value=tg.Json(n="int64"))
+    stream.window(tg.Tumbling("1m")).aggregate(total=tg.sum("n")).to("out")
+    app.run("local", until="caught_up")
+    sizes = []
+    for segment in sorted((tmp_path / "log" / "out-0").glob("*.log")):
+        data, at = segment.read_bytes(), 0
+        while at < len(data):
+            sizes.append(12 + int.from_bytes(data[at + 8 : at + 12], "big"))
+            at += sizes[-1]
+    assert len(sizes) > 5
+    assert max(sizes) <= 20_000
+    with app, app.windowed_table("out", "1m") as table:
+        assert sorted(row.value["total"] for row in table.all()) == list(range(5_000))
+
+
+@pytest.mark.parametrize("on_error", ["fail", "keep"])
+def test_a_record_above_max_message_bytes_is_treated_as_a_bad_record(tmp_path: Path, on_error: str) -> None:
+    rows = [("a", T0, 1), ("b" * 4_000, T0 + 1, 2), ("c", T0 + 2, 3)]
+    log_at = filled(tmp_path, rows)
+    with tg.Log(log_at) as log:
+        log.create_topic("out", 1, {"max.message.bytes": "4000"})
+    app = tg.App("copy", log=log_at, state=tmp_path / "state")
+    app.stream("events", value=tg.Json(n="int64"), on_error=on_error).to("out")
+    summary = app.run("local", until="caught_up")
+    assert ("offset 1" in str(summary)) == (on_error == "fail"), summary
+    with tg.Log(log_at) as log, log.reader("out", start="earliest") as reader:
+        sent = [key for batch in reader for key in batch.column("key").to_pylist()]
+    assert sent == ([b"a", b"c"] if on_error == "keep" else [b"a"])

@@ -39,7 +39,12 @@ from tidegate.pipeline.rounds.records import (
     Records,
     SourceLine,
 )
-from tidegate.pipeline.rounds.topics import make_topics, require_as_recorded, require_one_writer
+from tidegate.pipeline.rounds.topics import (
+    largest_batch,
+    make_topics,
+    require_as_recorded,
+    require_one_writer,
+)
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import Randomness
 
@@ -81,7 +86,12 @@ def open_app(
     sinks = make_topics(log, records.backend, setup.app, flows, facts)
     require_one_writer(flows, facts, sinks)
     sources = {flow.topic: flow.partitions for flow in facts.values()}
-    known = replace(setup, flows=flows, partitions={**setup.partitions, **sources, **sinks})
+    known = replace(
+        setup,
+        flows=flows,
+        partitions={**setup.partitions, **sources, **sinks},
+        max_batch_bytes={topic: largest_batch(log, topic, setup.client) for topic in sinks},
+    )
     return Opened(known, facts, records, generation, commit, digest, heads, notes)
 
 

@@ -8,6 +8,7 @@ Thread rule: one master, one thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
@@ -24,6 +25,8 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
+
+CLIENT_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of message.max.bytes
 
 
 def make_topics(
@@ -48,6 +51,14 @@ def make_topics(
                 )
             _keep_encoding(log, backend, app, counts[sink.topic], sink.topic, encoding_of(flow, sink))
     return {sink.topic: counts[sink.topic] for flow in flows for sink in flow.topics}
+
+
+def largest_batch(log: Log | KafkaLog, topic: str, client: Mapping[str, str]) -> int:
+    """The bytes of the largest batch that can be written to the topic; of a cluster's, what the client sends at most."""
+    if not isinstance(log, Log):
+        return int(client.get("message.max.bytes", CLIENT_BATCH_BYTES))
+    config = log.describe(topic).config
+    return min(config.max_message_bytes, config.segment_bytes)
 
 
 def require_as_recorded(log: Log | KafkaLog, backend: StorageBackend, flows: Sequence[Flow]) -> None:

@@ -15,7 +15,8 @@ that any consumer of windowed keys and values can read it, and Kafka Streams can
 
 C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
     task's checkpoint (`OutboxState`), and the time in its headers is the round's.
-C2  a batch is at most a mebibyte, a larger record alone in one.
+C2  a batch is at most a mebibyte and never larger than the topic takes (`max.message.bytes`): a result that does not
+    fit is refused before the round is committed.
 
 Thread rule: one task, one thread.
 """
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 BATCH_BYTES: Final = 1 << 20
 JOINED_BYTES: Final = 1 << 20
+RECORD_OVERHEAD: Final = 1024  # at most this much of a batch of one record is neither its key nor its value
 SETTLED: Final = "settled"
 OUTBOX: Final = "outbox"
 NAMESPACE: Final = uuid.UUID("6d1bcb5c-0d5c-4bd8-9d0b-0e5b6c4b7f0e")
@@ -68,6 +70,10 @@ class _Saved(msgspec.Struct, array_like=True):
 
     life: str = ""
     positions: dict[str, dict[int, bytes]] = {}
+
+
+class TooLargeError(InvalidError):
+    """A record that the topic does not take."""
 
 
 class OutboxState:
@@ -118,8 +124,19 @@ class OutboxState:
 class Changelog:
     """Makes the records of one sink of one task."""
 
-    def __init__(self, app: str, flow: Flow, sink: To, task: int, partitions: int, tasks: int) -> None:
+    def __init__(
+        self,
+        app: str,
+        flow: Flow,
+        sink: To,
+        task: int,
+        partitions: int,
+        tasks: int,
+        *,
+        max_batch_bytes: int = BATCH_BYTES,
+    ) -> None:
         self._app, self._flow, self._sink, self._task = app, flow, sink, task
+        self._max_batch_bytes = max_batch_bytes
         self._partitions = partitions
         shuffled = -1 if flow.rekey_at is None else flow.rekey_at
         changes_key = any(isinstance(step, KeyBy) for step in flow.steps[shuffled + 1 :])
@@ -172,11 +189,15 @@ class Changelog:
     def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
         """The rows' values as bytes; None where some cannot be written."""
         try:
-            return self._values.encode(rows.values)
+            return self._encoded(rows.values, rows.key)
         except ValueError as error:  # InvalidError and ArrowInvalid are such
             if isinstance(rows, EventBatch):
                 only_first = self._flow.source.on_error == "fail"
-                write = writing(self._values, rows.values.schema.names)
+
+                def write(events: EventBatch) -> EventBatch:
+                    self._encoded(events.values, events.key)
+                    return events
+
                 found = bad_records(
                     f"to {self._sink.topic}",
                     write,
@@ -186,12 +207,12 @@ class Changelog:
                     only_first=only_first,
                 )
                 bad += found.values()
-                return None if found else self._values.encode(rows.values)
+                return None if found else self._encoded(rows.values, rows.key)
             finite = _finite(rows.values)
             if finite is rows.values:
                 raise self._unwritable(rows, error) from error
         try:
-            values = self._values.encode(finite)
+            values = self._encoded(finite, rows.key)
         except ValueError as error:  # InvalidError and ArrowInvalid are such
             raise self._unwritable(rows, error) from error
         logger.warning(
@@ -200,21 +221,39 @@ class Changelog:
         )  # fmt: skip
         return values
 
+    def _encoded(self, values: pa.RecordBatch, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The values as bytes; `TooLargeError` when the topic does not take one of them with its key."""
+        encoded = self._values.encode(values)
+        sizes = pc.add(pc.binary_length(encoded).fill_null(0), pc.binary_length(keys).fill_null(0))
+        largest = pc.max(sizes).as_py() or 0
+        if largest + RECORD_OVERHEAD > self._max_batch_bytes:
+            raise TooLargeError(
+                f"it has {largest} bytes and the topic takes batches of at most {self._max_batch_bytes} bytes, of "
+                f"which {RECORD_OVERHEAD} are kept for headers",
+                kafka_name="MESSAGE_TOO_LARGE",
+            )
+        return encoded
+
     def _unwritable(self, rows: WindowRows, error: Exception) -> InvalidError:
         """What to say of the first window whose result cannot be written."""
         low, high = 0, len(rows)
         while high - low > 1:
             middle = (low + high) // 2
             try:
-                self._values.encode(rows.values.slice(low, middle - low))
+                self._encoded(rows.values.slice(low, middle - low), rows.key.slice(low, middle - low))
             except ValueError as failed:
                 high, error = middle, failed
             else:
                 low = middle
         key, start = rows.key[low].as_py(), format_moment(int(rows.window_start[low]))
+        remedy = (
+            f"Raise max.message.bytes of topic {self._sink.topic}, or aggregate less"
+            if isinstance(error, TooLargeError)
+            else "Choose a value= that holds it"
+        )
         return InvalidError(
             f"to {self._sink.topic}: the result of key {key!r} in the window that starts at {start} cannot be written "
-            f"by {self._values!r}: {str(error).partition(chr(10))[0]}. Choose a value= that holds it, and run again"
+            f"by {self._values!r}: {str(error).partition(chr(10))[0]}. {remedy}, and run again"
         )
 
     def _columns(self, rows: Rows, values: pa.BinaryArray) -> RecordColumns:
@@ -254,7 +293,7 @@ class Changelog:
         if len(pieces) > 1 and sum(each.key.nbytes + each.value.nbytes for each in pieces) <= JOINED_BYTES:
             pieces = [joined(pieces)] if self._sink.integrity else pieces
         with timings("encode"):
-            batches = encode_together(pieces, max_batch_bytes=BATCH_BYTES)
+            batches = encode_together(pieces, max_batch_bytes=min(BATCH_BYTES, self._max_batch_bytes))
         return Batches(topic, number, batches, sum(map(len, pieces)))
 
     def _stamped(

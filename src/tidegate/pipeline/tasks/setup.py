@@ -22,7 +22,8 @@ class WorkerSetup:
 
     `log` is a folder of an embedded log or `kafka://host:port,…`; `state` a folder or `s3://…`. `client` are
     settings of the Kafka client; there are passwords among them, so they are never shown. `partitions` are the numbers
-    of partitions of every topic the app reads or writes, as they were when the app was made. `key_id` is the key that
+    of partitions of every topic the app reads or writes, as they were when the app was made, and `max_batch_bytes` the
+    largest batches that the topics it writes take. `key_id` is the key that
     signs state, empty where it is not signed: a worker that would sign with another one, or with none, is refused.
     """
 
@@ -33,6 +34,7 @@ class WorkerSetup:
     storage: StorageConfig
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
     partitions: Mapping[str, int] = field(default_factory=dict)
+    max_batch_bytes: Mapping[str, int] = field(default_factory=dict)
     key_id: str = field(default_factory=state_key_id)
 
     def flow(self, name: str) -> Flow:

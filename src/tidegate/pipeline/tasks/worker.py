@@ -33,6 +33,7 @@ from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskO
 from tidegate.pipeline.tasks import names
 from tidegate.pipeline.tasks.batching import BATCH_BYTES, PIECE_ROWS, in_batches
 from tidegate.pipeline.tasks.chain import TaskChain, checks_of, cut_of, front_of, keyless
+from tidegate.pipeline.tasks.changelog import BATCH_BYTES as RESULT_BATCH_BYTES
 from tidegate.pipeline.tasks.changelog import Changelog, OutboxState
 from tidegate.pipeline.tasks.consolidating import last_of_each
 from tidegate.pipeline.tasks.delivering import Deliverer
@@ -296,6 +297,7 @@ class Worker:
                     order.task,
                     self.setup.partitions[sink.topic],
                     flow.tasks(sources),
+                    max_batch_bytes=self.setup.max_batch_bytes.get(sink.topic, RESULT_BATCH_BYTES),
                 )
                 for sink in flow.topics
             ],
