@@ -54,7 +54,7 @@ def make_topics(
 
 
 def largest_batch(log: Log | KafkaLog, topic: str, client: Mapping[str, str]) -> int:
-    """The bytes of the largest batch that can be written to the topic; of a cluster's, what the client sends at most."""
+    """The bytes of the largest batch that can be written to the topic; to a cluster, that the client sends."""
     if not isinstance(log, Log):
         return int(client.get("message.max.bytes", CLIENT_BATCH_BYTES))
     config = log.describe(topic).config
