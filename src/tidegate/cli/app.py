@@ -259,7 +259,7 @@ def rebase(
 
 @contextmanager
 def _log(url: str | None, command_config: str | None, client: dict[str, str]) -> Iterator[Any]:
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
 
     if url is None:
         yield None

@@ -60,7 +60,7 @@ def command(
     tidegate audit compare orders /mnt/mirror/orders
     tidegate audit compare kafka://old:9092/orders kafka://new:9092/orders --spark
     """
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.integrity.comparing import compare
     from tidegate.integrity.digests import Parts
     from tidegate.integrity.reading_ranges import TopicAt

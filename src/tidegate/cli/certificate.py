@@ -78,7 +78,7 @@ def export(
     command_properties: dict[str, str],
 ) -> None:
     """Read what an app's round, a table's version or a topic holds, and write its certificate."""
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.clock import SystemClock
     from tidegate.files import Files
     from tidegate.integrity.topic_certificates import certify_topic
@@ -139,7 +139,7 @@ def check(
     format: str,
 ) -> int:
     """Read the log again: proven, changed (exit code 1), or aged out (3 when nothing is left to check)."""
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.files import Files
     from tidegate.integrity.certificates import check_certificate, parse_certificate
 

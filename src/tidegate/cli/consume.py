@@ -14,11 +14,11 @@ from tidegate.cli.options import (
     Verb,
     command_options,
     log_option,
+    opened,
     settings_option,
     talk_options,
 )
 from tidegate.cli.output import TerminalBytes, counted, say
-from tidegate.cli.topic import opened
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError
 

@@ -30,9 +30,9 @@ from tidegate.kernels import compile_progress
 
 
 class Place(NamedTuple):
-    """Where a verb lives, and its line in `--help`."""
+    """Where a command is defined (`module:name`), and its line in `--help`."""
 
-    module: str
+    target: str
     summary: str
 
 
@@ -44,36 +44,62 @@ class Places(NamedTuple):
 
 
 VERBS: dict[str, Place | Places] = {
-    "topic": Place("tidegate.cli.topic", "Create, list, describe, alter and delete topics."),
-    "produce": Place("tidegate.cli.produce", "Write records from a file or a pipe into a topic."),
-    "consume": Place("tidegate.cli.consume", "Read records of a topic."),
+    "topic": Place("tidegate.cli.topic:command", "Create, list, describe, alter and delete topics."),
+    "produce": Place("tidegate.cli.produce:command", "Write records from a file or a pipe into a topic."),
+    "consume": Place("tidegate.cli.consume:command", "Read records of a topic."),
     "log": Places(
         {
-            "dump": Place("tidegate.cli.log_dump", "Print log files line for line as kafka-dump-log does."),
-            "lifetime": Place("tidegate.cli.log_lifetime", "How long a record really lives, and why."),
-            "clean": Place("tidegate.cli.log_clean", "Run retention and compaction, and say what they did."),
-            "reseal": Place("tidegate.cli.log_reseal", "Accept files that another program wrote."),
+            "dump": Place(
+                "tidegate.cli.log_dump:command", "Print log files line for line as kafka-dump-log does."
+            ),
+            "lifetime": Place(
+                "tidegate.cli.log_lifetime:command", "How long a record really lives, and why."
+            ),
+            "clean": Place(
+                "tidegate.cli.log_clean:command", "Run retention and compaction, and say what they did."
+            ),
+            "reseal": Place("tidegate.cli.log_reseal:command", "Accept files that another program wrote."),
         },
         "Look into the files of a log, and look after them.",
     ),
-    "run": Place("tidegate.cli.run", "Run a pipeline: from topics to windowed tables, on Spark or here."),
-    "app": Place("tidegate.cli.app", "See what an app did, and the ways out that messages name."),
-    "push": Place(
-        "tidegate.cli.push", "Push rows as the next version of a table, proven complete, then shown."
+    "run": Place(
+        "tidegate.cli.run:command", "Run a pipeline: from topics to windowed tables, on Spark or here."
     ),
-    "table": Place("tidegate.cli.table", "Look into tables and their versions: fetch, scan, diff, swap, …"),
-    "state": Place("tidegate.cli.state_sign", "Sign the files of a state, or take the signatures off."),
-    "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
+    "app": Place("tidegate.cli.app:command", "See what an app did, and the ways out that messages name."),
+    "push": Place(
+        "tidegate.cli.push:command", "Push rows as the next version of a table, proven complete, then shown."
+    ),
+    "table": Place(
+        "tidegate.cli.table:command", "Look into tables and their versions: fetch, scan, diff, swap, …"
+    ),
+    "state": Place(
+        "tidegate.cli.state_sign:command", "Sign the files of a state, or take the signatures off."
+    ),
+    "verify": Place(
+        "tidegate.cli.verify:command", "Check a topic or a Kafka data folder for damage and gaps."
+    ),
     "audit": Places(
-        {"compare": Place("tidegate.cli.audit_compare", "Prove two topics equal, or name what differs.")},
+        {
+            "compare": Place(
+                "tidegate.cli.audit_compare:command", "Prove two topics equal, or name what differs."
+            )
+        },
         "Audits of more than one topic.",
     ),
-    "certificate": Place("tidegate.cli.certificate", "Certify what was read, and check it against the log."),
-    "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
-    "ui": Place("tidegate.cli.ui", "Look at topics, records, tables and apps in a browser; HTTP API."),
-    "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
-    "completion": Place("tidegate.cli.completion", "Print what a shell needs to complete commands."),
-    "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
+    "certificate": Place(
+        "tidegate.cli.certificate:command", "Certify what was read, and check it against the log."
+    ),
+    "break": Place(
+        "tidegate.cli.break_topic:command", "Copy a topic with one known damage, to see it found."
+    ),
+    "ui": Place(
+        "tidegate.cli.ui:command", "Look at topics, records, tables and apps in a browser; HTTP API."
+    ),
+    "doctor": Place("tidegate.cli.doctor:command", "Say what this machine has and what is missing."),
+    "completion": Place("tidegate.cli.completion:command", "Print what a shell needs to complete commands."),
+    "demo": Place(
+        "tidegate.cli.demo:command", "See faults planted and found, and a pipeline that counts right."
+    ),
 }
 
 
@@ -93,7 +119,8 @@ class LazyGroup(GroupVerb):
             return None
         if isinstance(place, Places):
             return LazyGroup(place.verbs, name=cmd_name, help=place.summary, short_help=place.summary)
-        command: click.Command = import_module(place.module).command
+        module, _, name = place.target.partition(":")
+        command: click.Command = getattr(import_module(module), name)
         command.short_help = command.short_help or place.summary
         return command
 

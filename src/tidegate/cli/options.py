@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tidegate.cli.output import WARNINGS, Talk
-from tidegate.config import parse_assignments
+from tidegate.config import parse_assignments, parse_properties
 from tidegate.durations import duration_ms, size_bytes
 from tidegate.errors import InvalidError
 
+if TYPE_CHECKING:
+    from tidegate.log.access.embedded import Log
+    from tidegate.log.kafka.log import KafkaLog
+
 DEFAULT_LOG = "./data/log"
+_PROPERTIES_LIMIT_BYTES = 1 << 20
 SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 a check found a fault; 2 wrong usage; 3 out of reach, retry later; "
@@ -194,6 +201,28 @@ def talk_options(command: AnyFunction) -> AnyFunction:
         callback=lambda ctx, _parameter, on: _set_level(ctx, 0) if on else None,
         help="Say nothing on stderr but errors.",
     )(command)
+
+
+@contextmanager
+def opened(
+    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[Log | KafkaLog]:
+    """Open the log at a URL and close it at the end; client settings come from the file, then from the options."""
+    from tidegate.log.access.connect import open_log
+
+    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
+        yield log
+
+
+def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the settings of the Kafka client: those of the file, overridden by those of the options."""
+    from tidegate.files import Files
+
+    stored: dict[str, str] = {}
+    if command_config is not None:
+        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
+        stored = parse_properties(text.decode("utf-8"))
+    return {**stored, **(client or {})}
 
 
 def _set_level(ctx: click.Context, level: int) -> None:

@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from tidegate.cli.options import SIZE, Verb, command_options, log_option, settings_option, talk_options
+from tidegate.cli.options import (
+    SIZE,
+    Verb,
+    command_options,
+    log_option,
+    opened,
+    settings_option,
+    talk_options,
+)
 from tidegate.cli.output import Progress, counted, detail, say
-from tidegate.cli.topic import opened
 from tidegate.durations import format_duration, size_bytes
 from tidegate.errors import InvalidError
 

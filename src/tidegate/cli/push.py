@@ -15,8 +15,7 @@ from tidegate.cli.options import (
     settings_option,
     talk_options,
 )
-from tidegate.cli.output import print_object, printable, say
-from tidegate.cli.run_line import LiveLine, bar
+from tidegate.cli.output import LiveLine, bar, print_object, printable, say
 from tidegate.cli.state import state_option
 from tidegate.durations import format_duration
 
@@ -93,7 +92,7 @@ def command(
     Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
     """
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.spark import session
     from tidegate.spark.push.driver import push
     from tidegate.spark.push.source import source_frame

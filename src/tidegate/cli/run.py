@@ -104,7 +104,7 @@ def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, *
     if metrics is not None:
         _serve(counted, metrics)
     chosen = _engine(engine, master, app.name)
-    with RunLine(app.name) as line:
+    with RunLine() as line:
         run = app._opened(chosen, metrics=counted, progress=line.show, **settings)
         code = 0
         try:

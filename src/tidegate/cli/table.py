@@ -184,7 +184,7 @@ def info(name: str | None, state: str, format: str) -> None:
 def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
     from tidegate.cli.app_table import explain_lines
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
     from tidegate.tables.queries.explain import explain as explained
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-import sys
 import threading
 from typing import Any
 
 import click
 
 from tidegate.cli.options import DURATION, Verb, command_options, log_option, talk_options
-from tidegate.cli.output import is_quiet, say, to_json
-from tidegate.cli.run_line import short
+from tidegate.cli.output import LiveLine, say, short
 from tidegate.cli.state import state_option
 from tidegate.errors import InvalidError
 
-REDRAW_SECONDS, HEARTBEAT_SECONDS = 0.5, 5.0
+REDRAW_SECONDS = 0.5
 
 
 @click.command("serve", cls=Verb)
@@ -79,7 +76,7 @@ def serve(
     Start it in several processes, on one machine or many, with the same --state: one of them leads each partition, the
     others follow and take over. A line of JSON on stderr every five seconds says how it stands.
     """
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
     from tidegate.durations import duration_ms
     from tidegate.tables.hybrid_table import hybrid_table
 
@@ -118,28 +115,18 @@ def line(status: Any) -> str:
 
 
 def _watch(table: Any, ends: threading.Event, seconds: float | None) -> None:
+    """Show the status until `ends` is set or the time is over."""
     from tidegate.clock import SystemClock
     from tidegate.tables.replicas.status import described
 
     clock = SystemClock()
     stop_ms = None if seconds is None else clock.monotonic_ms() + int(seconds * 1000)
-    terminal, quiet, told_ms = sys.stderr.isatty(), is_quiet(), -(10**9)
-    while not ends.wait(REDRAW_SECONDS if stop_ms is None else min(REDRAW_SECONDS, 0.1)):
-        table.check()
-        now_ms = clock.monotonic_ms()
-        if stop_ms is not None and now_ms >= stop_ms:
-            break
-        if quiet or (not terminal and now_ms - told_ms < HEARTBEAT_SECONDS * 1000):
-            continue
-        told_ms, status = now_ms, table.status()
-        if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{line(status)[:width]}")
-            sys.stderr.flush()
-        else:
-            click.echo(to_json(described(status)), err=True)
-    if terminal and not quiet:
-        sys.stderr.write("\r\x1b[K")
+    with LiveLine() as live:
+        while not ends.wait(REDRAW_SECONDS if stop_ms is None else min(REDRAW_SECONDS, 0.1)):
+            table.check()
+            if stop_ms is not None and clock.monotonic_ms() >= stop_ms:
+                break
+            live.tell(lambda: line(table.status()), lambda: described(table.status()))
 
 
 def _numbers(written: str | None) -> list[int] | None:

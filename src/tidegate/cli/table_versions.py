@@ -163,7 +163,7 @@ def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes:
 
 
 def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, yes: bool) -> None:
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
     from tidegate.durations import format_size
     from tidegate.tables.versions.deleting import delete_version, files_of
 

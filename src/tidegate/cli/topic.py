@@ -6,9 +6,7 @@ Imports neither Arrow nor numba: these verbs answer at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,16 +18,14 @@ from tidegate.cli.options import (
     dry_run_option,
     format_option,
     log_option,
+    opened,
     settings_option,
     talk_options,
     yes_option,
 )
 from tidegate.cli.output import counted, echo, print_object, print_rows, say, warn
-from tidegate.config import parse_properties
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import InvalidError
-from tidegate.files import Files
-from tidegate.log.access.connect import open_log
 from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topic_config import Source, TopicConfig
 from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
@@ -37,7 +33,6 @@ from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
 
-_PROPERTIES_LIMIT_BYTES = 1 << 20
 _FOREVER = ("-1", "9223372036854775807")
 
 
@@ -286,24 +281,6 @@ def delete_records(
         elif _agreed(what, yes):
             for number in numbers:
                 say(f"{name}-{number} now starts at offset {log.delete_records(name, number, before)}")
-
-
-@contextmanager
-def opened(
-    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
-) -> Iterator[Log | KafkaLog]:
-    """The log at a URL, closed at the end; client settings come from the file, then from the options."""
-    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
-        yield log
-
-
-def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
-    """Settings of the Kafka client: those of the file, and over them those of the options."""
-    stored: dict[str, str] = {}
-    if command_config is not None:
-        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
-        stored = parse_properties(text.decode("utf-8"))
-    return {**stored, **(client or {})}
 
 
 def _warn_of_unused(log: Any, settings: Mapping[str, str]) -> None:

@@ -99,7 +99,7 @@ def serve_page(
         if error.name is not None and error.name.startswith("tidegate"):
             raise
         raise InvalidError("the page needs its extra: pip install 'tidegate[web]', then try again") from None
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.web.settings import Settings, folders_of, log_of, read_token
 
     log: Path | str

@@ -113,7 +113,7 @@ def command(
     with parallel_runner(spark, master, jobs) as runner:
         try:
             if log_url.startswith("kafka://"):
-                from tidegate.cli.topic import client_settings
+                from tidegate.cli.options import client_settings
 
                 client = client_settings(command_config, command_properties)
                 _audit_cluster(log_url, where, client, shallow, now_ms, runner, full)
