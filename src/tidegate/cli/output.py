@@ -1,6 +1,6 @@
 """What the command line prints: data on stdout in the asked-for format, talk on stderr.
 
-Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Talk obeys
+Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Verbosity obeys
 `-q` and `-v`; colour appears on terminals only and never with `NO_COLOR`. `Progress` is one line that is
 rewritten on a terminal, and a JSON heartbeat every five seconds elsewhere.
 
@@ -33,7 +33,7 @@ _REDRAW_MS = 100
 _BAR_STEPS = 5
 
 
-class Talk:
+class Verbosity:
     """How much is said: 0 errors only, 1 as usual, 2 with details."""
 
     level = 1
@@ -164,7 +164,7 @@ def error_line(message: str, *, kafka_name: str | None = None) -> None:
     click.echo(f"{_colour('error:', 'red')} {told}{named}", err=True)
 
 
-class WarningLines(logging.Handler):
+class WarningHandler(logging.Handler):
     """Warnings of the library as lines of talk; `-q` sets its level above them."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -176,7 +176,7 @@ class WarningLines(logging.Handler):
             self.handleError(record)
 
 
-WARNINGS = WarningLines(logging.WARNING)
+WARNINGS = WarningHandler(logging.WARNING)
 
 
 class LiveLine:
@@ -298,13 +298,13 @@ def short(number: float) -> str:
     return f"{number:.0f}"
 
 
-class CompileTalk:
+class CompileReporter:
     """Tell a person who waits for kernels to be compiled: at once that they are, then how far it is.
 
     Called in whichever thread compiles; so `talk` is handed in, and not looked up in the context of the thread.
     """
 
-    def __init__(self, talk: Talk, *, clock: Clock | None = None) -> None:
+    def __init__(self, talk: Verbosity, *, clock: Clock | None = None) -> None:
         self._talk = talk
         self._clock = clock or SystemClock()
         self._started_ms: int | None = None
@@ -396,7 +396,7 @@ def is_quiet() -> bool:
 def _level() -> int:
     context = click.get_current_context(silent=True)
     talk = None if context is None else context.find_root().obj
-    return talk.level if isinstance(talk, Talk) else 1
+    return talk.level if isinstance(talk, Verbosity) else 1
 
 
 def _tell(level: int, message: str, mark: str = "") -> None:
