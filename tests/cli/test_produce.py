@@ -350,7 +350,7 @@ def test_the_line_and_the_heartbeat_say_percent_and_what_is_left(
     beat = json.loads(capsys.readouterr().err)
     assert (beat["percent"], beat["left_ms"], beat["records"]) == (25, 30_000, 500)
     assert progress._line() == "writing t: 256 KiB of 1 MiB (25%), 25.6 KiB/s, 30s left, 500 records"
-    assert Progress("writing t", clock=clock)._line(1000) == "writing t: 0, 0/s"
+    assert Progress("writing t", clock=clock)._line() == "writing t: 0, 0/s"
 
 
 def piped(content: bytes, *arguments: str) -> subprocess.CompletedProcess[str]:
