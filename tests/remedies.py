@@ -27,7 +27,6 @@ _COMMAND = re.compile(r"`tidegate ([^`]+)`|(?:^|: )tidegate ([^;\n`#]+)$", re.MU
 _NO_ERRORS = (
     "demo",
     "demo_shop",
-    "reference",
 )  # shows, and a page of the handbook
 _NOT_TOLD = (
     "cli",
