@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.output import CompileTalk, Talk
+from tidegate.cli.output import CompileReporter, Verbosity
 from tidegate.clock import ManualClock
 from tidegate.kernels.compile_progress import CompileProgress
 
@@ -29,10 +29,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, talk: Talk, *, step_ms: int = 2000) -> str:
+def told(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, talk: Verbosity, *, step_ms: int = 2000
+) -> str:
     clock = ManualClock(0)
     monkeypatch.setattr(sys, "stderr", stream)
-    listener = CompileTalk(talk, clock=clock)
+    listener = CompileReporter(talk, clock=clock)
     for step in STEPS:
         listener(step)
         clock.advance(step_ms)
@@ -40,7 +42,7 @@ def told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, talk: Talk, *, st
 
 
 def test_a_pipe_gets_one_line_at_once_and_one_every_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, io.StringIO(), Talk()).splitlines() == [
+    assert told(monkeypatch, io.StringIO(), Verbosity()).splitlines() == [
         "compiling kernels for this machine (once; kept in /cache/kernels)",
         "compiling kernels: 2 ready of at most 9, 6 s",
     ]
@@ -49,7 +51,7 @@ def test_a_pipe_gets_one_line_at_once_and_one_every_five_seconds(monkeypatch: py
 def test_a_terminal_sees_what_is_compiled_and_the_line_is_gone_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shown = told(monkeypatch, Terminal(), Talk())
+    shown = told(monkeypatch, Terminal(), Verbosity())
     first, _, drawn = shown.partition("\n")
     assert first == "\r\x1b[Kcompiling kernels for this machine (once; kept in /cache/kernels)"
     assert drawn.split("\r\x1b[K") == [
@@ -64,7 +66,7 @@ def test_a_terminal_sees_what_is_compiled_and_the_line_is_gone_in_the_end(
 
 
 def test_a_quiet_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = Talk()
+    talk = Verbosity()
     talk.level = 0
     assert told(monkeypatch, Terminal(), talk) == ""
 
@@ -72,7 +74,7 @@ def test_a_quiet_command_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_that_cannot_be_written_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    CompileTalk(Talk(), clock=ManualClock(0))(CompileProgress("decode_records", 0, 9, None))
+    CompileReporter(Verbosity(), clock=ManualClock(0))(CompileProgress("decode_records", 0, 9, None))
     assert "at every start, as no folder can be written; NUMBA_CACHE_DIR names one" in stream.getvalue()
 
 
@@ -86,9 +88,9 @@ def test_a_command_that_compiles_in_a_thread_is_as_quiet_as_it_was_asked_to_be(
         "import sys, threading\n"
         "import click\n"
         "from tidegate.cli import main\n"
-        "from tidegate.cli.options import talk_options\n"
+        "from tidegate.cli.options import verbosity_options\n"
         "@click.command()\n"
-        "@talk_options\n"
+        "@verbosity_options\n"
         "def command():\n"
         "    from tidegate.kernels.compiling import INT64, kernel\n"
         "    @kernel(INT64(INT64))\n"
@@ -96,8 +98,8 @@ def test_a_command_that_compiles_in_a_thread_is_as_quiet_as_it_was_asked_to_be(
         "        return 2 * number\n"
         "    thread = threading.Thread(target=lambda: print(double(21)))\n"
         "    thread.start(); thread.join()\n"
-        "main.VERBS['compile'] = main.Place('verb', 'x')\n"
-        "sys.modules['verb'] = sys.modules['__main__']\n"
+        "main.COMMANDS['compile'] = main.LazyCommand('verb:command', 'x')\n"
+        "sys.modules['tidegate.cli.verb'] = sys.modules['__main__']\n"
         "sys.exit(main.run(sys.argv[1:]))\n"
     )
     arguments = ["compile", "-q"] if quiet else ["compile"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.demo_stage import Stage
+from tidegate.cli.demo import Stage
 from tidegate.cli.main import run
 
 

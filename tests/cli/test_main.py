@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.cli import main as main_module
-from tidegate.cli.main import VERBS, run
+from tidegate.cli.main import COMMANDS, run
 from tidegate.errors import ConflictError, CorruptError, InvalidError, OverloadError, TidegateError
 
 HEAVY = ("numba", "pyarrow", "pandas", "pyspark", "confluent_kafka", "matplotlib", "rich")
@@ -71,7 +71,7 @@ def test_light_verbs_load_nothing_heavy(tmp_path: Path, arguments: tuple[str, ..
 def test_help_lists_every_verb_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    for verb in VERBS:
+    for verb in COMMANDS:
         assert verb in text
     for code in (
         "0 fine",

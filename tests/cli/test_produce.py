@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tidegate.cli import produce as produce_module
+from tidegate.cli import records as produce_module
 from tidegate.cli.main import run
 from tidegate.cli.output import Progress
 from tidegate.clock import ManualClock
@@ -349,8 +349,8 @@ def test_the_line_and_the_heartbeat_say_percent_and_what_is_left(
     progress.advance(1 << 18, records=500)
     beat = json.loads(capsys.readouterr().err)
     assert (beat["percent"], beat["left_ms"], beat["records"]) == (25, 30_000, 500)
-    assert progress._line(10_000) == "writing t: 256 KiB of 1 MiB (25%), 25.6 KiB/s, 30s left, 500 records"
-    assert Progress("writing t", clock=clock)._line(1000) == "writing t: 0, 0/s"
+    assert progress._line() == "writing t: 256 KiB of 1 MiB (25%), 25.6 KiB/s, 30s left, 500 records"
+    assert Progress("writing t", clock=clock)._line() == "writing t: 0, 0/s"
 
 
 def piped(content: bytes, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -379,14 +379,14 @@ def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch:
     """Also where a chunk ends inside a quoted field."""
     import csv
 
-    from tidegate.cli import record_input
+    from tidegate.cli import record_formats
 
     values = ['{"a": "x,y"}', "two\nlines", 'a ""quoted"" word', "", "plain", '5" disk', "end\n"] * 40
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerows([("key", "value"), *((f"k{number}", value) for number, value in enumerate(values))])
     for chunk in (7, 64, 1 << 20):
-        monkeypatch.setattr(record_input, "_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(record_formats, "_CHUNK_BYTES", chunk)
         assert produce(monkeypatch, text.getvalue(), "t", "--format", "csv") == 0
         assert [value for _, value in pairs(path)][-len(values) :] == [
             each.encode() or None for each in values

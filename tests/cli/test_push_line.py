@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.cli.push import push_line
+from tidegate.cli.versions import push_line
 from tidegate.spark.push.progress import PushProgress
 
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.cli.loading import load_app
+from tidegate.cli.app import line, load_app
 from tidegate.cli.main import run
-from tidegate.cli.run_line import bar, line, short
+from tidegate.cli.output import bar, short
 from tidegate.errors import InvalidError
 from tidegate.integrity.breaking import break_topic
 from tidegate.integrity.damage import DamageKind

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.cli.break_topic import KINDS
 from tidegate.cli.main import run
+from tidegate.cli.verify import DAMAGE_KINDS as KINDS
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.integrity import (

@@ -254,7 +254,7 @@ def test_damage_that_is_not_sealed_is_looked_at_dumped_and_restored_or_insisted_
     (sealed,) = [each for each in verified(folder, 1) if each["kind"] == "seal"]
     place = "log.verify.partition.Audit._seals: log reseal"
     refused = typed(sealed["remedy"], place, expect=ConflictError.exit_code)
-    assert segment.name in typed(refused, "cli.log_reseal._refuse_damage: verify", expect=1)
+    assert segment.name in typed(refused, "cli.log._refuse_damage: verify", expect=1)
     assert "insist with --force" in refused
     segment.write_bytes(content)
     assert verified(folder, 0) == []

@@ -15,6 +15,7 @@ GENERATED = {
     "cli-reference": "reference/cli.md",
     "error-reference": "reference/errors.md",
     "metric-reference": "reference/metrics.md",
+    "http-reference": "reference/http-api.md",
     "glossary": "concepts/glossary.md",
     "llms": "llms.txt",
 }

@@ -1,29 +1,359 @@
-"""`tidegate app`: what apps did by their records, and the ways out that messages name. Thin over `ways_out`."""
+"""`tidegate run` and `tidegate app`: run the app that a module defines; inspect, resume, reset or replay its state.
+
+`MODULE:app` names the app:
+
+    tidegate run shop.pipeline:app        a module on the path, or in the working folder
+    tidegate run pipelines/shop.py:app    a file
+    tidegate run shop                     the only App in it
+
+The folder the module was found in is added to PYTHONPATH, so that Spark's Python workers find the same module. While
+an app runs, one status line is shown on stderr (`output.LiveLine`):
+
+    shop  12.4 M records  2.1 M/s  lag 3.6 M (2s)  stream time 10:41:07  backlog ▰▰▱▱▱ 38%  memory ▰▱▱▱▱ 12%  2 faults
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from tidegate.cli.options import (
-    GroupVerb,
+    DURATION,
+    Command,
+    Group,
     command_options,
     format_option,
-    talk_options,
+    opened_backend,
+    state_option,
+    verbosity_options,
     yes_option,
 )
-from tidegate.cli.output import print_object, print_rows, say
-from tidegate.cli.state import opened_backend, state_option
-from tidegate.durations import format_moment, format_size
+from tidegate.cli.output import (
+    LiveLine,
+    bar,
+    echo,
+    print_object,
+    print_rows,
+    printable,
+    say,
+    short,
+    to_json,
+    warn,
+)
+from tidegate.durations import format_duration, format_moment, format_size
+from tidegate.errors import InvalidError, TidegateError, UnavailableError
 
 if TYPE_CHECKING:
+    from tidegate.pipeline.definition.app import App
+    from tidegate.pipeline.rounds.progress import Progress
+    from tidegate.pipeline.rounds.run import Run, Summary
     from tidegate.pipeline.rounds.ways_out import CommitInfo
 
 
-@click.group("app", cls=GroupVerb)
+# -- the app that MODULE:app names -----------------------------------------------------------------
+
+
+def load_app(where: str) -> App:
+    """The app that `where` names, or `InvalidError` that says what is there instead."""
+    from tidegate.pipeline.definition.app import App
+
+    place, _, name = where.partition(":")
+    module = _load(place)
+    apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
+    if name:
+        if name in apps:
+            return apps[name]
+        if hasattr(module, name):
+            raise InvalidError(f"{where}: {name} is a {type(getattr(module, name)).__name__}, not an App")
+        near = get_close_matches(name, apps, 1)
+        raise InvalidError(
+            f"{place} has no {name}"
+            + (f"; did you mean {place}:{near[0]}?" if near else _listed(place, apps))
+        )
+    different = {id(app): key for key, app in apps.items()}
+    if len(different) != 1:
+        raise InvalidError(f"{place} does not say which app to take" + _listed(place, apps))
+    return apps[next(iter(different.values()))]
+
+
+def _load(place: str) -> ModuleType:
+    if not place:
+        raise InvalidError("which app? Say MODULE:app, like shop.pipeline:app, or a file, like shop.py:app")
+    path = Path(place)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise InvalidError(f"there is no file {place}")
+        folder, name = path.resolve().parent, path.stem
+    else:
+        folder, name = Path.cwd(), place
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), *filter(None, known)]))
+    try:
+        return importlib.import_module(name)
+    except TidegateError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code: it may raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name is not None and name.startswith(error.name):
+            raise InvalidError(
+                f"there is no module {name}; run this in the folder it lies in, or name the file: {name}.py:app"
+            ) from None
+        raise InvalidError(f"{place} cannot be imported: {_said(error, folder)}") from error
+
+
+def _said(error: BaseException, folder: Path) -> str:
+    """An error of the user's module in one line, with the place in it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if isinstance(error, SyntaxError):  # says the place itself
+        return said
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename).is_relative_to(folder) and "site-packages" not in frame.filename
+    ]
+    return f"{said} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else said
+
+
+def _listed(place: str, apps: dict[str, App]) -> str:
+    if not apps:
+        return "; it defines no App. An app is made with tidegate.App(…)"
+    return "; it has " + ", ".join(f"{place}:{name}" for name in sorted(apps))
+
+
+# -- the status line -------------------------------------------------------------------------------
+
+
+class RunLine(LiveLine):
+    """Shows how a run goes; give `show` to it as its progress callback."""
+
+    def show(self, progress: Progress) -> None:
+        """One look at the run."""
+        self.tell(lambda: line(progress), lambda: dataclasses.asdict(progress))
+
+    def end(self, summary: Summary) -> None:
+        """What it came to; the summary says what stopped, with the way out."""
+        self.clear()
+        if not self._terminal:
+            click.echo(to_json(_document(summary)))
+            return
+        say(str(summary))
+
+
+def line(progress: Progress) -> str:
+    """The live line."""
+    parts = [
+        printable(progress.app),
+        f"{short(progress.records)} records",
+        f"{short(progress.records_per_second)}/s",
+        "caught up" if progress.caught_up else _lag(progress),
+    ]
+    if (time := _stream_time(progress)) is not None:
+        parts.append(f"stream time {time}")
+    if progress.backlog_limit_bytes:
+        parts.append(f"backlog {bar(progress.backlog_bytes / progress.backlog_limit_bytes)}")
+    if progress.memory_limit_bytes:
+        parts.append(f"memory {bar(progress.memory_bytes / progress.memory_limit_bytes)}")
+    faults = sum(progress.faults.values())
+    parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
+    if progress.stopped:
+        parts.append(f"{len(progress.stopped)} stopped")
+    return "  ".join(parts)
+
+
+def _lag(progress: Progress) -> str:
+    left = "" if progress.eta_s is None else f" ({format_duration(max(1, round(progress.eta_s)) * 1000)})"
+    return f"lag {short(progress.lag_records)}{left}"
+
+
+def _stream_time(progress: Progress) -> str | None:
+    """How far the slowest partition has come."""
+    times = [time for flow in progress.watermarks.values() for time in flow.values() if 0 <= time < 2**53]
+    return None if not times else datetime.fromtimestamp(min(times) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _document(summary: Summary) -> dict[str, Any]:
+    return {**dataclasses.asdict(summary), "summary": str(summary)}
+
+
+# -- tidegate run ----------------------------------------------------------------------------------
+
+
+@click.command("run", cls=Command)
+@click.argument("where", metavar="MODULE:APP")
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "spark", "local"]),
+    default="auto",
+    show_default=True,
+    help="Where tasks run: Spark, or threads of this process. auto is Spark where it is installed.",
+)
+@click.option("--master", metavar="URL", help="Spark's master.  [default: local[*,4]]")
+@click.option("--once", is_flag=True, help="End when everything that is in the log is done.")
+@click.option("--close", is_flag=True, help="With --once: the input ends there, so every window is final.")
+@click.option(
+    "--trigger",
+    type=DURATION,
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    help="Rounds when caught up.",
+)
+@click.option("--round-records", type=click.IntRange(min=1), help="Rounds of so many records, not by time.")
+@click.option(
+    "--on-loss",
+    type=click.Choice(["stop", "accept"]),
+    default="stop",
+    show_default=True,
+    help="What to do when records were deleted before they were read; accept is recorded for ever.",
+)
+@click.option("--metrics", metavar="[HOST]:PORT", help="Serve metrics for Prometheus there, like :9108.")
+@click.option("--explain", is_flag=True, help="Print the plan and do nothing.")
+@verbosity_options
+def run(
+    where: str,
+    engine: str,
+    master: str | None,
+    once: bool,
+    close: bool,
+    trigger: str,
+    round_records: int | None,
+    on_loss: str,
+    metrics: str | None,
+    explain: bool,
+) -> int:
+    """Run the app that a module defines, until it is interrupted or, with --once, has caught up.
+
+    \b
+    tidegate run shop.pipeline:app
+    tidegate run shop.py --once --close
+    tidegate run shop:app --metrics :9108
+    tidegate run shop:app --explain
+
+    It goes on where it stopped, on whatever engine. Ctrl-C ends it after the round it is in; nothing is lost
+    either way. Exit code 1: validation found faults that nobody acknowledged yet, or stopped a partition. Exit code
+    5: a partition stopped because it cannot be read. Both come with the command that goes on.
+    """
+
+    if close and not once:
+        raise click.UsageError("--close says that the input ends, so it needs --once")
+    app = load_app(where)
+    if explain:
+        echo(app.explain())
+        return 0
+    return run_app(
+        app,
+        engine=engine,
+        master=master,
+        metrics=metrics,
+        until="caught_up" if once else None,
+        close=close,
+        trigger=trigger,
+        round_records=round_records,
+        on_loss=on_loss,
+    )
+
+
+def run_app(app: App, *, engine: str, master: str | None, metrics: str | None, **settings: Any) -> int:
+    """Start it, show how it goes, and tell how it ended."""
+    from tidegate.metrics import Metrics
+
+    counted = Metrics()
+    if metrics is not None:
+        _serve(counted, metrics)
+    chosen = _engine(engine, master, app.name)
+    with RunLine() as line:
+        run = app._opened(chosen, metrics=counted, progress=line.show, **settings)
+        code = 0
+        try:
+            try:
+                run.begin()
+                summary = _waited(run)
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ) as asked:  # Ctrl-C, or SIGTERM of whoever runs services here
+                code = 130 if isinstance(asked, KeyboardInterrupt) else int(asked.code or 0)
+                line.clear()
+                say("stopping after this round; once more to stop at once")
+                run.stop()
+                summary = _waited(run)
+        finally:
+            if run.is_running:  # a second interrupt, wherever it came
+                _end_now(run, code or 130)
+        line.end(summary)
+    return code or int(summary.exit_code)
+
+
+def _end_now(run: Run, code: int) -> NoReturn:
+    """End the process without waiting for the threads that are in the round, as an ordinary exit would."""
+    try:
+        run.give_up()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also when interrupted again
+        os._exit(code)
+
+
+def _waited(run: Any) -> Any:
+    """Until it ends; in small steps, so that an interrupt is seen at once."""
+    while run.is_running:
+        run.join("200ms")
+    return run.wait()
+
+
+def _engine(engine: str, master: str | None, name: str) -> Any:
+    if engine == "local":
+        if master is not None:
+            raise click.UsageError("--master is Spark's; leave it out with --engine local")
+        return "local"
+    from tidegate.spark import session
+
+    try:
+        spark = session(name) if master is None else session(name, master=master)
+    except UnavailableError as error:
+        if engine == "spark" or master is not None:
+            raise
+        warn(f"running without Spark, in this process: {error}")
+        return "local"
+    spark.sparkContext.setLogLevel("ERROR")
+    # Spark's own handler cancels all jobs at once; here the first interrupt lets the round come to its end.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return spark
+
+
+def _serve(metrics: Any, address: str) -> None:
+    """Answer Prometheus on this address, in the background."""
+    from tidegate.metrics import serve_metrics
+
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise InvalidError(f"--metrics {address}: say [HOST]:PORT, like :9108")
+    host = host or "127.0.0.1"
+    serve_metrics(metrics, host, int(port))
+    say(f"metrics on http://{host}:{port}/metrics")
+
+
+# -- tidegate app ----------------------------------------------------------------------------------
+
+
+@click.group("app", cls=Group)
 def command() -> None:
     """See what an app did, and the ways out that messages name.
 
@@ -48,7 +378,7 @@ def command() -> None:
 )
 @command_options
 @format_option()
-@talk_options
+@verbosity_options
 def status(
     app: str | None,
     state: str,
@@ -136,7 +466,7 @@ def status(
 @click.argument("app")
 @state_option
 @format_option()
-@talk_options
+@verbosity_options
 def checkpoints(app: str, state: str, format: str) -> None:
     """Print the commits of APP that are kept: what `replay --to-round` and `as_of` reach."""
     from tidegate.pipeline.rounds.ways_out import app_commits
@@ -163,7 +493,7 @@ def checkpoints(app: str, state: str, format: str) -> None:
 @click.argument("app")
 @state_option
 @yes_option
-@talk_options
+@verbosity_options
 def reset(app: str, state: str, yes: bool) -> None:
     """Forget all that APP knows: state, and where it was reading. Its topics stay as they are."""
     from tidegate.pipeline.rounds.ways_out import reset_app
@@ -186,7 +516,7 @@ def reset(app: str, state: str, yes: bool) -> None:
 )
 @state_option
 @yes_option
-@talk_options
+@verbosity_options
 def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str, yes: bool) -> None:
     """Compute APP's results again: from the beginning of the log, from a commit, or from offsets.
 
@@ -209,7 +539,7 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
     help="Go on there, at or behind where it stopped; what is skipped is recorded for ever.",
 )
 @state_option
-@talk_options
+@verbosity_options
 def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
     """Go on with a partition of APP that a fault stopped, where it stopped or behind it."""
     from tidegate.pipeline.rounds.ways_out import resume_partition
@@ -221,7 +551,7 @@ def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
 @command.command("acknowledge")
 @click.argument("app")
 @state_option
-@talk_options
+@verbosity_options
 def acknowledge(app: str, state: str) -> None:
     """Say that the faults that APP found so far are known; run and status end with 0 again until a new one comes."""
     from tidegate.pipeline.rounds.ways_out import acknowledge_faults
@@ -236,7 +566,7 @@ def acknowledge(app: str, state: str) -> None:
 @command_options
 @state_option
 @yes_option
-@talk_options
+@verbosity_options
 def rebase(
     app: str,
     log_url: str,
@@ -259,7 +589,7 @@ def rebase(
 
 @contextmanager
 def _log(url: str | None, command_config: str | None, client: dict[str, str]) -> Iterator[Any]:
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
 
     if url is None:
         yield None

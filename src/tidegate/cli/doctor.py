@@ -26,7 +26,7 @@ from pathlib import Path
 import click
 
 from tidegate import __version__
-from tidegate.cli.options import Verb, format_option, log_option
+from tidegate.cli.options import Command, format_option, log_option
 from tidegate.cli.output import print_object, print_rows
 from tidegate.durations import format_size
 from tidegate.errors import InvalidError, TidegateError
@@ -56,7 +56,7 @@ class Check:
     remedy: str = ""
 
 
-@click.command("doctor", cls=Verb)
+@click.command("doctor", cls=Command)
 @log_option
 @format_option(("table", "json"), default="table")
 @click.option("--spark", "start_spark", is_flag=True, help="Also start Spark and run a job on it (10 s).")

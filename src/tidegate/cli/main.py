@@ -1,13 +1,12 @@
-"""The `tidegate` command: which verbs there are, where each one lives, and how every run ends.
+"""The `tidegate` command: its commands, where each one is defined, and how a run ends.
 
-A verb is a module with a `command`; it is imported only when it is called, so that `--help` and the light
-verbs never load Arrow, numba or Spark. Help lines stand here for the same reason.
+The module of a command is imported only when it is called, so that `--help` and the light commands never load Arrow,
+numba or Spark. The lines of `--help` are here for the same reason.
 
 M1  a run ends with one of the documented exit codes and at most one error on stderr (a line; a refusal that lists
-    several things keeps its lines), never a traceback (`TIDEGATE_DEBUG=1` shows it, for those who look for a fault
-    in Tidegate itself).
+    several things keeps its lines), never a traceback (`TIDEGATE_DEBUG=1` shows it).
 M2  a closed pipe (`… | head`) ends the run quietly with 0; Ctrl-C with 130, SIGTERM with 143, both after the
-    verb has closed what it opened.
+    command has closed what it opened.
 """
 
 from __future__ import annotations
@@ -23,93 +22,94 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from tidegate.cli.options import EXIT_CODES, GroupVerb, talk_options
-from tidegate.cli.output import WARNINGS, CompileTalk, Talk, error_line
+from tidegate.cli.options import EXIT_CODES, Command, Group, verbosity_options
+from tidegate.cli.output import WARNINGS, CompileReporter, Verbosity, error_line
 from tidegate.errors import TidegateError
 from tidegate.kernels import compile_progress
 
 
-class Place(NamedTuple):
-    """Where a verb lives, and its line in `--help`."""
+class LazyCommand(NamedTuple):
+    """Where a command is defined (`module:name`), and its line in `--help`."""
 
-    module: str
+    target: str
     summary: str
 
 
-class Places(NamedTuple):
-    """A verb with verbs of its own."""
+class LazySubgroup(NamedTuple):
+    """Commands below one word, and its line in `--help`."""
 
-    verbs: Mapping[str, Place]
+    commands: Mapping[str, LazyCommand]
     summary: str
 
 
-VERBS: dict[str, Place | Places] = {
-    "topic": Place("tidegate.cli.topic", "Create, list, describe, alter and delete topics."),
-    "produce": Place("tidegate.cli.produce", "Write records from a file or a pipe into a topic."),
-    "consume": Place("tidegate.cli.consume", "Read records of a topic."),
-    "log": Places(
+COMMANDS: dict[str, LazyCommand | LazySubgroup] = {
+    "topic": LazyCommand("topic:command", "Create, list, describe, alter and delete topics."),
+    "produce": LazyCommand("records:produce", "Write records from a file or a pipe into a topic."),
+    "consume": LazyCommand("records:consume", "Read records of a topic."),
+    "log": LazySubgroup(
         {
-            "dump": Place("tidegate.cli.log_dump", "Print log files line for line as kafka-dump-log does."),
-            "lifetime": Place("tidegate.cli.log_lifetime", "How long a record really lives, and why."),
-            "clean": Place("tidegate.cli.log_clean", "Run retention and compaction, and say what they did."),
-            "reseal": Place("tidegate.cli.log_reseal", "Accept files that another program wrote."),
+            "dump": LazyCommand("log:dump_files", "Print log files line for line as kafka-dump-log does."),
+            "lifetime": LazyCommand("log:show_lifetime", "How long a record really lives, and why."),
+            "clean": LazyCommand("log:clean", "Run retention and compaction, and say what they did."),
+            "reseal": LazyCommand("log:reseal", "Accept files that another program wrote."),
         },
-        "Look into the files of a log, and look after them.",
+        "Inspect and maintain the files of a log.",
     ),
-    "run": Place("tidegate.cli.run", "Run a pipeline: from topics to windowed tables, on Spark or here."),
-    "app": Place("tidegate.cli.app", "See what an app did, and the ways out that messages name."),
-    "push": Place(
-        "tidegate.cli.push", "Push rows as the next version of a table, proven complete, then shown."
+    "run": LazyCommand("app:run", "Run a pipeline: from topics to windowed tables, on Spark or here."),
+    "app": LazyCommand("app:command", "Show what an app did; resume, reset or replay a stopped app."),
+    "push": LazyCommand(
+        "versions:push", "Push rows as the next version of a table; shown once proven complete."
     ),
-    "table": Place("tidegate.cli.table", "Look into tables and their versions: fetch, scan, diff, swap, …"),
-    "state": Place("tidegate.cli.state_sign", "Sign the files of a state, or take the signatures off."),
-    "verify": Place("tidegate.cli.verify", "Check a topic or a Kafka data folder for damage and gaps."),
-    "audit": Places(
-        {"compare": Place("tidegate.cli.audit_compare", "Prove two topics equal, or name what differs.")},
+    "table": LazyCommand("table:command", "Read tables and their versions: fetch, scan, diff, swap, …"),
+    "state": LazyCommand("state:command", "Sign the files of a state, or remove the signatures."),
+    "verify": LazyCommand("verify:verify", "Check a topic or a Kafka data folder for damage and gaps."),
+    "audit": LazySubgroup(
+        {"compare": LazyCommand("verify:compare_topics", "Prove two topics equal, or name what differs.")},
         "Audits of more than one topic.",
     ),
-    "certificate": Place("tidegate.cli.certificate", "Certify what was read, and check it against the log."),
-    "break": Place("tidegate.cli.break_topic", "Copy a topic with one known damage, to see it found."),
-    "ui": Place("tidegate.cli.ui", "Look at topics, records, tables and apps in a browser; HTTP API."),
-    "doctor": Place("tidegate.cli.doctor", "Say what this machine has and what is missing."),
-    "completion": Place("tidegate.cli.completion", "Print what a shell needs to complete commands."),
-    "demo": Place("tidegate.cli.demo", "See faults planted and found, and a pipeline that counts right."),
+    "certificate": LazyCommand("verify:certificate", "Certify what was read, and check it against the log."),
+    "break": LazyCommand("verify:break_copy", "Copy a topic with one known damage, to see it found."),
+    "ui": LazyCommand("ui:command", "Look at topics, records, tables and apps in a browser; HTTP API."),
+    "doctor": LazyCommand("doctor:command", "Say what this machine has and what is missing."),
+    "completion": LazyCommand("main:completion", "Print what a shell needs to complete commands."),
+    "demo": LazyCommand("demo:command", "See faults planted and found, and a pipeline that counts right."),
 }
 
 
-class LazyGroup(GroupVerb):
-    """A group whose verbs are imported when called."""
+class LazyGroup(Group):
+    """A group whose commands are imported when they are called."""
 
-    def __init__(self, verbs: Mapping[str, Place | Places], **settings: Any) -> None:
+    def __init__(self, commands: Mapping[str, LazyCommand | LazySubgroup], **settings: Any) -> None:
         super().__init__(**settings)
-        self._verbs = verbs
+        self._commands = commands
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._verbs)
+        return list(self._commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = self._verbs.get(cmd_name)
+        place = self._commands.get(cmd_name)
         if place is None:
             return None
-        if isinstance(place, Places):
-            return LazyGroup(place.verbs, name=cmd_name, help=place.summary, short_help=place.summary)
-        command: click.Command = import_module(place.module).command
+        if isinstance(place, LazySubgroup):
+            return LazyGroup(place.commands, name=cmd_name, help=place.summary, short_help=place.summary)
+        module, _, name = place.target.partition(":")
+        command: click.Command = getattr(import_module(f"tidegate.cli.{module}"), name)
         command.short_help = command.short_help or place.summary
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.summary) for name, place in self._verbs.items()])
+            formatter.write_dl([(name, place.summary) for name, place in self._commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self._verbs and not args[0].startswith("-"):
-            raise click.UsageError(_unknown_verb(args[0], self._verbs), ctx)
+        if args and args[0] not in self._commands and not args[0].startswith("-"):
+            raise click.UsageError(_unknown_command(args[0], self._commands), ctx)
         return super().resolve_command(ctx, args)
 
 
-def _unknown_verb(name: str, known: Mapping[str, object]) -> str:
+def _unknown_command(name: str, known: Mapping[str, object]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(known), n=1)
@@ -118,13 +118,13 @@ def _unknown_verb(name: str, known: Mapping[str, object]) -> str:
 
 
 @click.version_option(package_name="tidegate", message="%(prog)s %(version)s")
-@talk_options
+@verbosity_options
 def _cli() -> None:
     pass
 
 
 cli = LazyGroup(
-    VERBS,
+    COMMANDS,
     name="tidegate",
     callback=_cli,
     params=_cli.__click_params__,  # type: ignore[attr-defined]
@@ -133,8 +133,27 @@ cli = LazyGroup(
 )
 
 
+@click.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@verbosity_options
+def completion(shell: str) -> None:
+    """Print the script that lets SHELL complete commands, options and their values with the tab key.
+
+    \b
+    eval "$(tidegate completion bash)"                                          in ~/.bashrc
+    eval "$(tidegate completion zsh)"                                           in ~/.zshrc
+    tidegate completion fish > ~/.config/fish/completions/tidegate.fish         once
+    """
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    if script is None:
+        raise click.UsageError(f"no completion for {shell}")
+    click.echo(script(cli, {}, "tidegate", "_TIDEGATE_COMPLETE").source())
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; its exit code. Everything that can go wrong is told here (M1, M2)."""
+    """Run one command line and return its exit code; errors are printed here (M1, M2)."""
     WARNINGS.setLevel(logging.WARNING)
     logging.getLogger("tidegate").addHandler(WARNINGS)
     try:
@@ -148,8 +167,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         AttributeError, OSError
     ):  # names may be no text: shown as escapes where the stream can do it
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    talk = Talk()
-    compile_progress.listen(CompileTalk(talk))
+    talk = Verbosity()
+    compile_progress.listen(CompileReporter(talk))
     try:
         outcome = cli.main(
             args=None if arguments is None else list(arguments),

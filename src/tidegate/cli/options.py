@@ -1,35 +1,44 @@
-"""Options that mean the same in every verb, and the click classes that print the exit codes in `--help`.
+"""Options that mean the same in every command, and the logs and backends they name.
 
-`@log_option`, `@format_option(…)`, `@settings_option`, `@talk_options`, `@command_options`, `@yes_option`,
-`@dry_run_option`: decorators, to be put on a `@click.command(cls=Verb)`.
+Decorators for a `@click.command(cls=Command)`: `@log_option`, `@state_option`, `@format_option(…)`, `@settings_option`,
+`@command_options`, `@yes_option`, `@dry_run_option`, `@verbosity_options`. `opened` and `opened_backend` open what
+`--log` and `--state` name. `Command` and `Group` print the exit codes at the end of `--help`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidegate.cli.output import WARNINGS, Talk
-from tidegate.config import parse_assignments
+from tidegate.cli.output import WARNINGS, Verbosity
+from tidegate.config import parse_assignments, parse_properties
 from tidegate.durations import duration_ms, size_bytes
 from tidegate.errors import InvalidError
 
+if TYPE_CHECKING:
+    from tidegate.log.access.embedded import Log
+    from tidegate.log.kafka.log import KafkaLog
+    from tidegate.storage.backends.port import StorageBackend
+
+
 DEFAULT_LOG = "./data/log"
+_PROPERTIES_LIMIT_BYTES = 1 << 20
 SERDE_NAMES = ("bytes", "string", "int", "long", "double", "json")
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 a check found a fault; 2 wrong usage; 3 out of reach, retry later; "
     "4 conflict or fenced; 5 corrupt input stopped the run; 130 interrupted."
 )
-
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Verb(click.Command):
+class Command(click.Command):
     """A command whose help ends with the exit codes."""
 
     def __init__(self, name: str | None, **settings: Any) -> None:
@@ -45,10 +54,10 @@ class Verb(click.Command):
             raise _as_written(error, self, ctx, given) from None
 
 
-class GroupVerb(click.Group):
+class Group(click.Group):
     """A group of commands, likewise. A group called alone shows its help."""
 
-    command_class = Verb
+    command_class = Command
 
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         settings.setdefault("context_settings", CONTEXT)
@@ -56,7 +65,7 @@ class GroupVerb(click.Group):
         super().__init__(name, **settings)
 
 
-class Measured(click.ParamType[Any]):
+class CheckedText(click.ParamType[Any]):
     """A duration or a size in an option: checked while options are read, so that a refusal names the option."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
@@ -71,8 +80,8 @@ class Measured(click.ParamType[Any]):
         return value
 
 
-DURATION = Measured("duration", duration_ms)
-SIZE = Measured("size", size_bytes)
+DURATION = CheckedText("duration", duration_ms)
+SIZE = CheckedText("size", size_bytes)
 
 
 def _as_written(
@@ -174,7 +183,7 @@ def dry_run_option(command: AnyFunction) -> AnyFunction:
     return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
 
 
-def talk_options(command: AnyFunction) -> AnyFunction:
+def verbosity_options(command: AnyFunction) -> AnyFunction:
     """`-q` and `-v`: how much is said on stderr. Not parameters; `output.say` and `detail` obey them."""
     command = click.option(
         "-v",
@@ -196,8 +205,30 @@ def talk_options(command: AnyFunction) -> AnyFunction:
     )(command)
 
 
+@contextmanager
+def opened(
+    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
+) -> Iterator[Log | KafkaLog]:
+    """Open the log at a URL and close it at the end; client settings come from the file, then from the options."""
+    from tidegate.log.access.connect import open_log
+
+    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
+        yield log
+
+
+def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the settings of the Kafka client: those of the file, overridden by those of the options."""
+    from tidegate.files import Files
+
+    stored: dict[str, str] = {}
+    if command_config is not None:
+        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
+        stored = parse_properties(text.decode("utf-8"))
+    return {**stored, **(client or {})}
+
+
 def _set_level(ctx: click.Context, level: int) -> None:
-    ctx.find_root().ensure_object(Talk).level = level
+    ctx.find_root().ensure_object(Verbosity).level = level
     WARNINGS.setLevel(logging.WARNING if level else logging.CRITICAL)
 
 
@@ -217,3 +248,23 @@ def _choose_log(ctx: click.Context, parameter: click.Parameter, url: str) -> str
 
 def _usual_format() -> str:
     return "table" if sys.stdout.isatty() else "jsonl"
+
+
+def state_option(command: AnyFunction) -> AnyFunction:
+    """`--state URL` as parameter `state`."""
+    return click.option(
+        "--state", "state", metavar="URL", envvar="TIDEGATE_STATE", show_envvar=True, default="./data/state",
+        show_default=True, help="Where apps and tables are kept: a folder, or s3://BUCKET/PATH.",
+    )(command)  # fmt: skip
+
+
+@contextmanager
+def opened_backend(state: str, *, read_only: bool = True) -> Iterator[StorageBackend]:
+    """The backend at an address; it must be there, and one that is read is left as it is."""
+    from tidegate.storage import open_backend
+
+    backend = open_backend(state, create=False, read_only=read_only)
+    try:
+        yield backend
+    finally:
+        backend.close()

@@ -1,6 +1,6 @@
 """What the command line prints: data on stdout in the asked-for format, talk on stderr.
 
-Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Talk obeys
+Rows are plain mappings; `print_rows` writes them as an aligned table, JSON, JSON lines or CSV. Verbosity obeys
 `-q` and `-v`; colour appears on terminals only and never with `NO_COLOR`. `Progress` is one line that is
 rewritten on a terminal, and a JSON heartbeat every five seconds elsewhere.
 
@@ -15,9 +15,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO, Final, TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, Final, Self, TextIO
 
 import click
 
@@ -29,9 +30,10 @@ from tidegate.kernels.compile_progress import CompileProgress
 _DOUBTFUL: Final = re.compile(r"[^ -~\n\t]")
 _HEARTBEAT_MS = 5000
 _REDRAW_MS = 100
+_BAR_STEPS = 5
 
 
-class Talk:
+class Verbosity:
     """How much is said: 0 errors only, 1 as usual, 2 with details."""
 
     level = 1
@@ -162,7 +164,7 @@ def error_line(message: str, *, kafka_name: str | None = None) -> None:
     click.echo(f"{_colour('error:', 'red')} {told}{named}", err=True)
 
 
-class WarningLines(logging.Handler):
+class WarningHandler(logging.Handler):
     """Warnings of the library as lines of talk; `-q` sets its level above them."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -174,61 +176,90 @@ class WarningLines(logging.Handler):
             self.handleError(record)
 
 
-WARNINGS = WarningLines(logging.WARNING)
+WARNINGS = WarningHandler(logging.WARNING)
 
 
-class Progress:
-    """How far long work has come: `with Progress("scanning", total=bytes, unit="bytes") as progress`.
+class LiveLine:
+    """A status line on stderr: rewritten in place on a terminal, a line of JSON every five seconds elsewhere."""
 
-    `advance` is cheap (it looks at the clock and usually returns), but is meant per batch, not per record.
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._terminal = _is_terminal(sys.stderr)
+        self._quiet = is_quiet()  # read here: `tell` may run on a thread that has no click context
+        self._told_ms: int | None = None
+        self._drawn = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def tell(
+        self, text: Callable[[], str], document: Callable[[], dict[str, Any]], *, at_once: bool = False
+    ) -> None:
+        """Show the current state; does nothing within the pause after the last one, unless `at_once`."""
+        now_ms = self._clock.monotonic_ms()
+        pause_ms = _REDRAW_MS if self._terminal else _HEARTBEAT_MS
+        recent = self._told_ms is not None and now_ms - self._told_ms < pause_ms
+        if self._quiet or (recent and not at_once):
+            return
+        self._told_ms = now_ms
+        if not self._terminal:
+            click.echo(to_json(document()), err=True)
+            return
+        width = shutil.get_terminal_size().columns - 1
+        sys.stderr.write(f"\r\x1b[K{text()[:width]}")
+        sys.stderr.flush()
+        self._drawn = True
+
+    def clear(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+
+class Progress(LiveLine):
+    """Progress of long work: `with Progress("scanning", total=bytes, unit="bytes") as progress`.
+
+    `advance` is cheap (it reads the clock and usually returns), but is meant per batch, not per record.
     """
 
     def __init__(
         self, label: str, *, total: int | None = None, unit: str = "records", clock: Clock | None = None
     ) -> None:
+        super().__init__(clock)
         self.label = label
         self.total = total
         self.unit = unit
         self.done = 0
         self.counts: dict[str, int] = {}
-        self._clock = clock or SystemClock()
-        self._started_ms = self._clock.monotonic_ms()
-        self._told_ms = self._started_ms
-        self._terminal = _is_terminal(sys.stderr)
-        self._drawn = False
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:
-            _clear_line()
+        self._started_ms = self._told_ms = self._clock.monotonic_ms()
 
     @property
     def elapsed_ms(self) -> int:
         return self._clock.monotonic_ms() - self._started_ms
 
     def advance(self, done: int, **counts: int) -> None:
-        """`done` more units; named counts (faults=1, records=500) are summed and shown."""
+        """Add `done` units; named counts (faults=1, records=500) are summed and shown."""
         self.done += done
         for name, count in counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
-        now_ms = self._clock.monotonic_ms()
-        pause_ms = _REDRAW_MS if self._terminal else _HEARTBEAT_MS
-        if now_ms - self._told_ms >= pause_ms and _level() >= 1:
-            self._told_ms = now_ms
-            self._show(now_ms - self._started_ms)
+        self.tell(self._line, self._document)
 
-    def _show(self, elapsed_ms: int) -> None:
-        if self._terminal:
-            self._drawn = True
-            sys.stderr.write(f"\r\x1b[K{self._line(elapsed_ms)}")
-            sys.stderr.flush()
-        else:
-            beat = {"doing": self.label, "done": self.done, "total": self.total, "unit": self.unit}
-            share, left_ms = self._share(), self._left_ms(elapsed_ms)
-            told = {"percent": None if share is None else round(share * 100), "left_ms": left_ms}
-            click.echo(to_json({**beat, **told, **self.counts, "elapsed_ms": elapsed_ms}), err=True)
+    def _document(self) -> dict[str, Any]:
+        elapsed_ms, share = self.elapsed_ms, self._share()
+        return {
+            "doing": self.label,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "percent": None if share is None else round(share * 100),
+            "left_ms": self._left_ms(elapsed_ms),
+            **self.counts,
+            "elapsed_ms": elapsed_ms,
+        }
 
     def _share(self) -> float | None:
         return min(1.0, self.done / self.total) if self.total else None
@@ -238,7 +269,8 @@ class Progress:
         share = self._share()
         return None if not share or share >= 1 else round(elapsed_ms * (1 - share) / share)
 
-    def _line(self, elapsed_ms: int) -> str:
+    def _line(self) -> str:
+        elapsed_ms = self.elapsed_ms
         seconds = max(elapsed_ms, 1) / 1000
         amount = format_size if self.unit == "bytes" else "{:,}".format
         parts = [f"{self.label}: {amount(self.done)}"]
@@ -252,13 +284,27 @@ class Progress:
         return ", ".join(parts)
 
 
-class CompileTalk:
+def bar(share: float) -> str:
+    """A share as five steps and a percentage: `▰▰▱▱▱ 38%`."""
+    full = min(_BAR_STEPS, max(0, round(share * _BAR_STEPS)))
+    return f"{'▰' * full}{'▱' * (_BAR_STEPS - full)} {share:.0%}"
+
+
+def short(number: float) -> str:
+    """A number with three digits: `950`, `12.4 k`, `3.1 M`."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+class CompileReporter:
     """Tell a person who waits for kernels to be compiled: at once that they are, then how far it is.
 
     Called in whichever thread compiles; so `talk` is handed in, and not looked up in the context of the thread.
     """
 
-    def __init__(self, talk: Talk, *, clock: Clock | None = None) -> None:
+    def __init__(self, talk: Verbosity, *, clock: Clock | None = None) -> None:
         self._talk = talk
         self._clock = clock or SystemClock()
         self._started_ms: int | None = None
@@ -350,7 +396,7 @@ def is_quiet() -> bool:
 def _level() -> int:
     context = click.get_current_context(silent=True)
     talk = None if context is None else context.find_root().obj
-    return talk.level if isinstance(talk, Talk) else 1
+    return talk.level if isinstance(talk, Verbosity) else 1
 
 
 def _tell(level: int, message: str, mark: str = "") -> None:

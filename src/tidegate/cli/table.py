@@ -1,20 +1,172 @@
-"""`tidegate table`: look into tables that a process keeps in a state folder. Reads commits, never builds."""
+"""`tidegate table`: read the tables of a state folder, and serve replicas of hybrid tables.
+
+A table is read at its last commit, or an earlier one; nothing is built. Tables of apps are named as in `.table(name)`;
+where several apps have a table of that name, as APP:NAME. The commands about versions are in `versions`.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.options import SERDE_NAMES, AnyFunction, GroupVerb, format_option, log_option, talk_options
-from tidegate.cli.output import counted, echo, print_object, print_rows, printable, say
-from tidegate.cli.state import opened_backend, state_option
-from tidegate.cli.table_serve import serve
-from tidegate.cli.table_versions import VERBS
+from tidegate.cli.options import (
+    DURATION,
+    SERDE_NAMES,
+    AnyFunction,
+    Command,
+    Group,
+    command_options,
+    format_option,
+    log_option,
+    opened_backend,
+    state_option,
+    verbosity_options,
+)
+from tidegate.cli.output import LiveLine, counted, echo, print_object, print_rows, printable, say, short
+from tidegate.cli.versions import VERBS
+from tidegate.durations import format_moment
 from tidegate.errors import InvalidError
+
+if TYPE_CHECKING:
+    from tidegate.pipeline.reading.recorded import RecordedTable
+    from tidegate.pipeline.reading.result_table import ResultTable
+    from tidegate.storage.backends.port import StorageBackend
+
+
+# -- tidegate table serve --------------------------------------------------------------------------
+
+REDRAW_SECONDS = 0.5
+
+
+@click.command("serve", cls=Command)
+@click.argument("name")
+@click.option(
+    "--live", "live", metavar="TOPIC", required=True, help="The live topic that goes on from the push."
+)
+@click.option(
+    "--rewind",
+    default="1d",
+    show_default=True,
+    help="How far before the push's end the live topic is read from.",
+)
+@click.option(
+    "--rewind-from", type=click.Choice(["end", "start"]), default="end", show_default=True,
+    help="Rewind from the end of the push, or from its start.",
+)  # fmt: skip
+@click.option("--partitions", metavar="0,1", help="The partitions to replicate; all by default.")
+@click.option(
+    "--replica", metavar="NAME", help="Whose rows to go on with; by default the first that nobody serves."
+)
+@click.option(
+    "--max-age",
+    metavar="TIME",
+    help="Forget producers silent for longer; at least the rewind. Never by default.",
+)
+@click.option(
+    "--commit-interval", default="5s", show_default=True, help="How often what is drained is committed."
+)
+@click.option(
+    "--lease-ttl", default="10s", show_default=True, help="When a leader that says nothing is replaced."
+)
+@click.option(
+    "--for",
+    "duration",
+    type=DURATION,
+    metavar="TIME",
+    help="Stop after so long; without it on Ctrl-C or SIGTERM.",
+)
+@state_option
+@log_option
+@command_options
+@verbosity_options
+def serve(
+    name: str,
+    state: str,
+    log_url: str,
+    partitions: str | None,
+    duration: str | None,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    **options: Any,
+) -> None:
+    """Serve a replica of NAME, a table's current version or a version topic, and go on with a live topic.
+
+    \b
+    tidegate table serve users --live user-updates --rewind 1d
+    tidegate table serve users_v3 --live user-updates --partitions 0,1 --replica left
+
+    Start it in several processes, on one machine or many, with the same --state: one of them leads each partition, the
+    others follow and take over. A line of JSON on stderr every five seconds says how it stands.
+    """
+    from tidegate.cli.options import opened
+    from tidegate.durations import duration_ms
+    from tidegate.tables.hybrid_table import hybrid_table
+
+    ends = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ends.set())
+    seconds = None if duration is None else duration_ms(duration) / 1000
+    with opened(log_url, command_config, command_properties) as log:
+        table = hybrid_table(log, name, state=state, partitions=_numbers(partitions), follow=True, **options)
+        try:
+            say(f"replica {table.replica} of {table.version}, with {options['live']}; Ctrl-C ends it")
+            _watch(table, ends, seconds)
+        finally:
+            table.close()
+        say(f"replica {table.replica} of {table.version} is closed")
+
+
+def line(status: Any) -> str:
+    """The live line: `users_v3.r0  leads 0, 2  follows 1  lag 12  live lag 3 k  1 fault`."""
+    leads = [str(each.partition) for each in status.partitions if each.role == "leader"]
+    follows = [str(each.partition) for each in status.partitions if each.role == "standby"]
+    stopped = [str(each.partition) for each in status.partitions if each.role == "offline"]
+    parts = [status.replica]
+    for word, numbers in (("leads", leads), ("follows", follows), ("stopped", stopped)):
+        if numbers:
+            parts.append(f"{word} {', '.join(numbers)}")
+    parts.append(f"lag {short(sum(each.lag for each in status.partitions))}")
+    live = [each.live_lag for each in status.partitions if each.live_lag >= 0]
+    parts.append(f"live lag {short(sum(live))}" if live else "not switched yet")
+    faults = sum(each.faults + each.live_faults for each in status.partitions)
+    parts.append(f"{faults:,} faults" if faults != 1 else "1 fault")
+    lost = sum(each.live_lost for each in status.partitions)
+    if lost:
+        parts.append(f"{lost:,} lost by the live topic")
+    return "  ".join(parts)
+
+
+def _watch(table: Any, ends: threading.Event, seconds: float | None) -> None:
+    """Show the status until `ends` is set or the time is over."""
+    from tidegate.clock import SystemClock
+    from tidegate.tables.replicas.status import described
+
+    clock = SystemClock()
+    stop_ms = None if seconds is None else clock.monotonic_ms() + int(seconds * 1000)
+    with LiveLine() as live:
+        while not ends.wait(REDRAW_SECONDS if stop_ms is None else min(REDRAW_SECONDS, 0.1)):
+            table.check()
+            if stop_ms is not None and clock.monotonic_ms() >= stop_ms:
+                break
+            live.tell(lambda: line(table.status()), lambda: described(table.status()))
+
+
+def _numbers(written: str | None) -> list[int] | None:
+    if written is None:
+        return None
+    try:
+        return [int(each) for each in written.split(",")]
+    except ValueError:
+        raise InvalidError(f"--partitions {written}: give numbers, as in 0,1") from None
+
+
+# -- tidegate table fetch, scan, info, explain -----------------------------------------------------
 
 _NUMBERS = ("int", "long")
 
@@ -29,13 +181,13 @@ def _reading_options(command: AnyFunction) -> AnyFunction:
         click.option("--value", "value_serde", type=serde, help="How to read values; likewise."),
         click.option("--commit", "number", type=int, help="An earlier commit; `info` lists them."),
         state_option,
-        talk_options,
+        verbosity_options,
     ):
         command = option(command)
     return command
 
 
-@click.group("table", cls=GroupVerb)
+@click.group("table", cls=Group)
 def command() -> None:
     """Look into tables: single windows, ranges, what a table is, why a value is what it is; and its versions.
 
@@ -96,10 +248,9 @@ def scan(name: str, num: int | None, format: str, **options: Any) -> None:
 @click.argument("name", required=False)
 @state_option
 @format_option()
-@talk_options
+@verbosity_options
 def info(name: str | None, state: str, format: str) -> None:
     """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
-    from tidegate.cli.app_table import app_table_facts
     from tidegate.clock import SystemClock
     from tidegate.durations import format_duration, format_moment
     from tidegate.pipeline.reading.recorded import all_recorded
@@ -139,7 +290,7 @@ def info(name: str | None, state: str, format: str) -> None:
             print_object(_version_facts(backend, *versioned), format=format)
             return
         if (found_app := _of_app(backend, name)) is not None:
-            print_object(app_table_facts(backend, found_app), format=format)
+            print_object(_app_table_facts(backend, found_app), format=format)
             return
         name = freshest_replica(backend, name) or name
         table = open_committed(backend, name, clock=SystemClock())
@@ -183,15 +334,14 @@ def info(name: str | None, state: str, format: str) -> None:
 @_reading_options
 def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
-    from tidegate.cli.app_table import explain_lines
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
     from tidegate.tables.queries.explain import explain as explained
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
         if _is_of_app(table):
             if start is None or end is not None:
                 raise InvalidError(f"table {name} is kept by an app: give START, and no END")
-            for told in explain_lines(table, log, _parsed(table.flow.key_serde, key), _moment(start)):
+            for told in _explain_app_table(table, log, _parsed(table.flow.key_serde, key), _moment(start)):
                 click.echo(printable(told))
             return
         kind = table.rules.shape.kind
@@ -215,7 +365,6 @@ command.add_command(serve)
 def _opened(
     name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
 ) -> Iterator[Any]:
-    from tidegate.cli.app_table import opened_app_table
     from tidegate.clock import SystemClock
     from tidegate.tables.building.stored import SERDES, open_committed
     from tidegate.tables.replicas.reading import freshest_replica
@@ -226,7 +375,7 @@ def _opened(
     with opened_backend(state) as backend:
         if (of_app := _of_app(backend, name)) is not None:
             serdes = {"key_serde": key_serde, "value_serde": value_serde}
-            with opened_app_table(backend, of_app, number=number, **serdes) as kept:
+            with _opened_app_table(backend, of_app, number=number, **serdes) as kept:
                 yield kept
             return
         replica = freshest_replica(backend, name)
@@ -361,3 +510,70 @@ def _parsed(serde: Any, written: str) -> Any:
 
 for _verb in VERBS:
     command.add_command(_verb)
+
+
+# -- tables of apps --------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened_app_table(
+    backend: StorageBackend,
+    found: RecordedTable,
+    *,
+    number: int | None,
+    key_serde: str | None,
+    value_serde: str | None,
+) -> Iterator[ResultTable]:
+    """The table at its app's last commit, or at commit `number`."""
+    from tidegate.pipeline.reading.recorded import open_recorded
+
+    if key_serde is not None or value_serde is not None:
+        raise InvalidError(
+            f"table {found.name} is of app {found.app}, which says how keys and values are read; leave --key and "
+            "--value out"
+        )
+    with open_recorded(backend, found.app, found.name) as table, table.pinned() as newest:
+        if number is None:
+            yield newest
+            return
+        with table.as_of(number) as past:
+            yield past
+
+
+def _app_table_facts(backend: StorageBackend, found: RecordedTable) -> dict[str, Any]:
+    """What is known of the table."""
+    with _opened_app_table(backend, found, number=None, key_serde=None, value_serde=None) as table:
+        commit, rounds = table.commit, table.rounds()
+        tasks = [line for line in commit.tasks if line.flow == found.flow]
+        return {
+            "table": found.name,
+            "kind": "windows of an app",
+            "app": found.app,
+            "flow": found.flow,
+            "topic": found.topic,
+            "windows": str(None if table.flow.window is None else table.flow.window.kind),
+            "key serde": table.flow.key_serde.name,
+            "columns": ", ".join(f"{each.name} {each.type}" for each in table.schema),
+            "commit": commit.round,
+            "committed": format_moment(commit.committed_ms),
+            "earliest commit": rounds[0] if rounds else commit.round,
+            "position": ", ".join(f"{number}: {offset}" for number, offset in sorted(table.position.items())),
+            "backlog bytes": sum(line.backlog_bytes for line in tasks),
+        }
+
+
+def _explain_app_table(table: ResultTable, log: Any, key: Any, start_ms: int) -> Iterator[str]:
+    """Lines that name the records that made the value of a window, and for each of the others why it is not in it."""
+    from tidegate.cli.output import counted, to_json
+    from tidegate.pipeline.reading.explaining import explain_window
+
+    said = explain_window(table, log, key, start_ms)
+    bounds = f"{format_moment(said.start)} to {format_moment(said.end)}"
+    value = "there is no such window" if said.value is None else to_json(said.value)
+    yield f"{said.key} from {bounds}: {value}"
+    for each in said.contributions:
+        why = f": {each.reason}" if each.reason else ""
+        place = f"partition {each.partition} offset {each.offset} at {format_moment(each.timestamp)}"
+        yield f"  {place} {each.outcome}{why}"
+    yield from (f"  note: {note}" for note in said.notes)
+    yield f"{counted(said.counted, 'record')} of {said.looked_at:,} looked at make the value"

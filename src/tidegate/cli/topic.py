@@ -1,35 +1,31 @@
-"""`tidegate topic`: create, list, describe, alter, delete, delete-records. What it knows, `Log` and `KafkaLog` know.
+"""`tidegate topic create|list|describe|alter|delete|delete-records`.
 
-Imports neither Arrow nor numba: these verbs answer at once.
+Loads neither Arrow nor numba, so that these commands answer at once.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.cli.options import (
-    GroupVerb,
-    Verb,
+    Command,
+    Group,
     command_options,
     dry_run_option,
     format_option,
     log_option,
+    opened,
     settings_option,
-    talk_options,
+    verbosity_options,
     yes_option,
 )
 from tidegate.cli.output import counted, echo, print_object, print_rows, say, warn
-from tidegate.config import parse_properties
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import InvalidError
-from tidegate.files import Files
-from tidegate.log.access.connect import open_log
 from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topic_config import Source, TopicConfig
 from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
@@ -37,16 +33,15 @@ from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
 
-_PROPERTIES_LIMIT_BYTES = 1 << 20
 _FOREVER = ("-1", "9223372036854775807")
 
 
-@click.group("topic", cls=GroupVerb)
+@click.group("topic", cls=Group)
 def command() -> None:
     """Create, list, describe, alter and delete topics."""
 
 
-@command.command("create", cls=Verb)
+@command.command("create", cls=Command)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @click.option("--if-not-exists", is_flag=True, help="Be content with a topic that exists already.")
@@ -59,7 +54,7 @@ def command() -> None:
 @log_option
 @command_options
 @dry_run_option
-@talk_options
+@verbosity_options
 def create(
     names: tuple[str, ...],
     partitions: int,
@@ -96,11 +91,11 @@ def create(
                 say(f"created topic {name} with {counted(partitions, 'partition')} in {log_url}")
 
 
-@command.command("list", cls=Verb)
+@command.command("list", cls=Command)
 @log_option
 @command_options
 @format_option()
-@talk_options
+@verbosity_options
 def list_topics(
     log_url: str, command_config: str | None, command_properties: dict[str, str], format: str
 ) -> None:
@@ -118,7 +113,7 @@ def list_topics(
         say(f"no topics in {log_url}")
 
 
-@command.command("describe", cls=Verb)
+@command.command("describe", cls=Command)
 @click.argument("name", metavar="NAME")
 @click.option("-c", "--config-only", is_flag=True, help="Only the settings: KEY VALUE SOURCE.")
 @click.option("--partitions-only", is_flag=True, help="Only the partitions and their offsets.")
@@ -126,7 +121,7 @@ def list_topics(
 @log_option
 @command_options
 @format_option()
-@talk_options
+@verbosity_options
 def describe(
     name: str,
     config_only: bool,
@@ -172,7 +167,7 @@ def describe(
         say("settings are assumed: this folder was not created by Tidegate, which only reads it")
 
 
-@command.command("alter", cls=Verb)
+@command.command("alter", cls=Command)
 @click.argument("name", metavar="NAME")
 @settings_option("A setting to change (repeatable).")
 @click.option(
@@ -184,7 +179,7 @@ def describe(
 @log_option
 @command_options
 @dry_run_option
-@talk_options
+@verbosity_options
 def alter(
     name: str,
     settings: dict[str, str],
@@ -215,14 +210,14 @@ def alter(
         say(f"{'would raise' if dry_run else 'raised'} partitions from {before.partitions} to {partitions}")
 
 
-@command.command("delete", cls=Verb)
+@command.command("delete", cls=Command)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--if-exists", is_flag=True, help="Be content with a topic that is not there.")
 @yes_option
 @log_option
 @command_options
 @dry_run_option
-@talk_options
+@verbosity_options
 def delete(
     names: tuple[str, ...],
     if_exists: bool,
@@ -248,7 +243,7 @@ def delete(
                 say(f"deleted topic {name}")
 
 
-@command.command("delete-records", cls=Verb)
+@command.command("delete-records", cls=Command)
 @click.argument("name", metavar="NAME")
 @click.option(
     "--before", type=click.IntRange(-1), required=True, help="The first offset to keep; -1 keeps none."
@@ -258,7 +253,7 @@ def delete(
 @log_option
 @command_options
 @dry_run_option
-@talk_options
+@verbosity_options
 def delete_records(
     name: str,
     before: int,
@@ -286,24 +281,6 @@ def delete_records(
         elif _agreed(what, yes):
             for number in numbers:
                 say(f"{name}-{number} now starts at offset {log.delete_records(name, number, before)}")
-
-
-@contextmanager
-def opened(
-    log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
-) -> Iterator[Log | KafkaLog]:
-    """The log at a URL, closed at the end; client settings come from the file, then from the options."""
-    with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
-        yield log
-
-
-def client_settings(command_config: str | None, client: Mapping[str, str] | None) -> dict[str, str]:
-    """Settings of the Kafka client: those of the file, and over them those of the options."""
-    stored: dict[str, str] = {}
-    if command_config is not None:
-        text = Files().read(Path(command_config), limit=_PROPERTIES_LIMIT_BYTES)
-        stored = parse_properties(text.decode("utf-8"))
-    return {**stored, **(client or {})}
 
 
 def _warn_of_unused(log: Any, settings: Mapping[str, str]) -> None:

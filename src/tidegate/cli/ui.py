@@ -1,4 +1,4 @@
-"""`tidegate ui`: the page and the HTTP API over a data folder or a cluster, read-only. Thin over `tidegate.web`."""
+"""`tidegate ui`: serve the web page and the HTTP API over a data folder or a cluster, read-only."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from tidegate.cli.options import Verb, talk_options
+from tidegate.cli.options import Command, verbosity_options
 from tidegate.cli.output import say
 from tidegate.errors import InvalidError
 
 
-@click.command("ui", cls=Verb)
+@click.command("ui", cls=Command)
 @click.argument("data", type=click.Path(path_type=Path), default="./data")
 @click.option(
     "--log",
@@ -54,7 +54,7 @@ from tidegate.errors import InvalidError
     help="A further name browsers may use (repeatable).",
 )
 @click.option("--open", "opens", is_flag=True, help="Open a browser.")
-@talk_options
+@verbosity_options
 def command(
     data: Path,
     log_url: str | None,
@@ -99,7 +99,7 @@ def serve_page(
         if error.name is not None and error.name.startswith("tidegate"):
             raise
         raise InvalidError("the page needs its extra: pip install 'tidegate[web]', then try again") from None
-    from tidegate.cli.topic import client_settings
+    from tidegate.cli.options import client_settings
     from tidegate.web.settings import Settings, folders_of, log_of, read_token
 
     log: Path | str

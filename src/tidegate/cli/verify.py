@@ -1,15 +1,30 @@
-"""`tidegate verify`: an audit of a topic or of any Kafka data folder, with no set-up and without writing."""
+"""Checks of what a log holds: `tidegate verify`, `audit compare`, `certificate`, and `break`, which plants a damage.
+
+All but `break` read; with `--spark` or `--jobs` they read in ranges, and the result is the same.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidegate.cli.options import Verb, command_options, format_option, log_option, talk_options
-from tidegate.cli.output import Progress, echo, print_rows, say, to_json
-from tidegate.cli.parallel import parallel_options, parallel_runner
+from tidegate.cli.options import (
+    AnyFunction,
+    Command,
+    Group,
+    command_options,
+    format_option,
+    log_option,
+    state_option,
+    verbosity_options,
+)
+from tidegate.cli.output import Progress, echo, print_object, print_rows, say, to_json, visible
 from tidegate.durations import format_size
 from tidegate.errors import InvalidError
 
@@ -17,8 +32,59 @@ if TYPE_CHECKING:
     from tidegate.files import Files
     from tidegate.integrity.audit_report import AuditReport
     from tidegate.integrity.auditing import FullReport, Runner
+    from tidegate.integrity.differences import Kind
     from tidegate.log.verify.findings import Findings
     from tidegate.log.verify.report import Report
+    from tidegate.storage.backends.port import StorageBackend
+
+
+# -- --spark, --master, --jobs ---------------------------------------------------------------------
+
+
+def parallel_options(command: AnyFunction) -> AnyFunction:
+    """`--spark`, `--master` and `--jobs` as parameters `spark`, `master` and `jobs`."""
+    command = click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Processes of this machine that read at once.",
+    )(command)
+    command = click.option(
+        "--master", metavar="URL", help="Spark's master with --spark; every core of this machine without it."
+    )(command)
+    return click.option("--spark", is_flag=True, help="Read in ranges on Spark; the result is the same.")(
+        command
+    )
+
+
+@contextmanager
+def parallel_runner(spark: bool, master: str | None, jobs: int) -> Iterator[Runner | None]:
+    """Who does the work; None for this process alone."""
+    if spark and jobs > 1:
+        raise InvalidError("--spark and --jobs both say who reads; keep one")
+    if master is not None and not spark:
+        raise InvalidError("--master is Spark's; add --spark")
+    if spark:
+        from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
+        from tidegate.spark.session import session
+
+        where: dict[str, Any] = {} if master is None else {"master": master}
+        made = session("tidegate-audit", config=SCHEDULES_ONLY, **where)
+        try:
+            yield SparkRunner(made)
+        finally:
+            made.stop()
+    elif jobs > 1:
+        from tidegate.integrity.runners import Processes
+
+        with Processes(jobs) as processes:
+            yield processes
+    else:
+        yield None
+
+
+# -- tidegate verify -------------------------------------------------------------------------------
 
 _FINDING_COLUMNS = ("severity", "kind", "file", "position", "offset", "producer", "message", "remedy")
 _PARTITION_COLUMNS = (
@@ -48,7 +114,7 @@ _PRODUCER_COLUMNS = (
 )
 
 
-@click.command("verify", cls=Verb)
+@click.command("verify", cls=Command)
 @click.argument("where", metavar="DIR|TOPIC", required=False)
 @log_option
 @click.option(
@@ -69,8 +135,8 @@ _PRODUCER_COLUMNS = (
 @command_options
 @click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, help="Findings to print.")
 @format_option()
-@talk_options
-def command(
+@verbosity_options
+def verify(
     where: str | None,
     log_url: str,
     fail_on: tuple[str, ...],
@@ -113,7 +179,7 @@ def command(
     with parallel_runner(spark, master, jobs) as runner:
         try:
             if log_url.startswith("kafka://"):
-                from tidegate.cli.topic import client_settings
+                from tidegate.cli.options import client_settings
 
                 client = client_settings(command_config, command_properties)
                 _audit_cluster(log_url, where, client, shallow, now_ms, runner, full)
@@ -320,3 +386,391 @@ def _verdict(report: Report, integrity: AuditReport | None, findings: Findings, 
             return f"{where}: no fault found, but {'; '.join(doubts)}"
         return f"{where}: nothing wrong found"
     return f"{where}: {findings.total} findings, {findings.faults} of them faults; {failing} count as failure"
+
+
+# -- tidegate audit compare ------------------------------------------------------------------------
+
+
+@click.command("compare", cls=Command)
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@log_option
+@click.option("--headers/--no-headers", default=True, show_default=True, help="Whether headers count.")
+@click.option("--timestamps", is_flag=True, help="Timestamps count, too.")
+@click.option("--committed", is_flag=True, help="Leave records of aborted transactions out, on both sides.")
+@click.option(
+    "--by",
+    type=click.Choice(["auto", "partition", "key"]),
+    default="auto",
+    show_default=True,
+    help="In order by partition, or by key without order; auto: by key where partitions are not the same.",
+)
+@click.option("--examples", type=click.IntRange(min=0), default=10, show_default=True, help="Of each kind.")
+@parallel_options
+@command_options
+@format_option(("table", "json"), default="table")
+@verbosity_options
+def compare_topics(
+    a: str,
+    b: str,
+    log_url: str,
+    headers: bool,
+    timestamps: bool,
+    committed: bool,
+    by: str,
+    examples: int,
+    spark: bool,
+    master: str | None,
+    jobs: int,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    format: str,
+) -> int:
+    """Prove that topics A and B hold the same records; exit code 1 when they do not.
+
+    A and B are a topic of --log, FOLDER/TOPIC, or kafka://HOST:PORT/TOPIC. Offsets do not count: records are compared
+    in order, partition by partition, by key, value and headers.
+
+    \b
+    tidegate audit compare orders /mnt/mirror/orders
+    tidegate audit compare kafka://old:9092/orders kafka://new:9092/orders --spark
+    """
+    from tidegate.cli.options import client_settings
+    from tidegate.integrity.comparing import compare
+    from tidegate.integrity.digests import Parts
+    from tidegate.integrity.reading_ranges import TopicAt
+
+    client = client_settings(command_config, command_properties)
+    isolation = "read_committed" if committed else "read_uncommitted"
+    sides = []
+    for given in (a, b):
+        url, topic = _place(given, log_url)
+        settings = client if url.startswith("kafka://") else {}
+        sides.append(TopicAt(url, topic, settings, isolation))
+    parts = Parts.KEY | Parts.VALUE
+    parts |= (Parts.HEADERS if headers else Parts(0)) | (Parts.TIMESTAMP if timestamps else Parts(0))
+    with parallel_runner(spark, master, jobs) as runner, Progress("comparing", total=0) as progress:
+        found = compare(
+            sides[0],
+            sides[1],
+            parts=parts,
+            by=by,
+            runner=runner,
+            examples=examples,
+            progress=progress.advance,
+        )
+    if format == "json":
+        print_object({"a": a, "b": b, **found.as_dict()}, format="json")
+    else:
+        for each in found.partitions:
+            where = "all partitions, by key" if each.partition is None else f"partition {each.partition}"
+            told = "equal" if each.is_equal else _difference_text(each.counts, each.untold, each.changed)
+            echo(f"{where}: {each.records[0]:,} and {each.records[1]:,} records: {told}")
+            for (first, stop), (other, end) in each.ranges[:examples]:
+                echo(f"  differs: A {_range(first, stop)}, B {_range(other, end)}")
+            for example in each.examples:
+                offsets = f"A {_offset(example.a)}, B {_offset(example.b)}"
+                echo(f"  {example.kind.value}: key {example.key!r} at {offsets}")
+    if found.is_equal:
+        say(f"equal: {sum(each.records[0] for each in found.partitions):,} records on both sides")
+        return 0
+    untold, changed = (
+        sum(getattr(each, name) for each in found.partitions) for name in ("untold", "changed")
+    )
+    say(f"different: {_difference_text(found.counts, untold, changed)}")
+    return 1
+
+
+def _difference_text(counts: Counter[Kind], untold: int, changed: int) -> str:
+    parts = [f"{count:,} {kind.value}" for kind, count in counts.items()]
+    if untold:
+        parts.append(f"{untold:,} long stretches that were not compared record by record")
+    if changed:
+        parts.append(f"{changed:,} stretches that changed while they were compared: compare again")
+    return ", ".join(parts)
+
+
+def _place(given: str, log_url: str) -> tuple[str, str]:
+    url, slash, topic = given.rpartition("/")
+    if not slash:
+        return log_url, given
+    if given.startswith("kafka://") and url in ("kafka:/", "kafka:"):
+        raise InvalidError(f"{given} names no topic; write kafka://HOST:PORT/TOPIC")
+    if not topic:
+        raise InvalidError(f"{given} names no topic; write FOLDER/TOPIC")
+    return url or "/", topic
+
+
+def _range(first: int, stop: int) -> str:
+    return f"offsets {first} to {stop - 1}" if stop > first else "nothing"
+
+
+def _offset(offset: int | None) -> str:
+    return "not there" if offset is None else f"offset {offset}"
+
+
+# -- tidegate certificate --------------------------------------------------------------------------
+
+_LARGEST_BYTES = 256 << 20
+_OUT_OF_REACH = 3
+
+
+@click.group("certificate", cls=Group)
+def certificate() -> None:
+    """Certify what was read, and check later that the log still says so.
+
+    \b
+    tidegate certificate export orders -o orders.json           all of a topic, audited
+    tidegate certificate export shop --round 120 -o 120.json    what a round of an app read
+    tidegate certificate export users_v3 -o users_v3.json       a version of a table (users: the current one)
+    tidegate certificate check orders.json --log /mnt/mirror    read again and compare
+    """
+
+
+@certificate.command("export")
+@click.argument("subject", metavar="APP|TABLE|TOPIC")
+@log_option
+@state_option
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "app", "table", "topic"]),
+    default="auto",
+    show_default=True,
+    help="What it is; auto looks for an app of that name, then a table with versions, then a topic.",
+)
+@click.option(
+    "--round", "round_number", type=click.IntRange(min=0), help="Which round of an app; the last one."
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to; stdout.",
+)
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Sign with HMAC-SHA256 and this file's bytes as the key.",
+)
+@parallel_options
+@command_options
+@verbosity_options
+def export(
+    subject: str,
+    log_url: str,
+    state: str,
+    kind: str,
+    round_number: int | None,
+    output: Path | None,
+    key_file: Path | None,
+    spark: bool,
+    master: str | None,
+    jobs: int,
+    command_config: str | None,
+    command_properties: dict[str, str],
+) -> None:
+    """Read what an app's round, a table's version or a topic holds, and write its certificate."""
+    from tidegate.cli.options import client_settings
+    from tidegate.clock import SystemClock
+    from tidegate.files import Files
+    from tidegate.integrity.topic_certificates import certify_topic
+    from tidegate.pipeline.reading.certificates import certify_round
+    from tidegate.tables.certificates import certify_version
+
+    files, now_ms = Files(), SystemClock().now_ms()
+    key = None if key_file is None else files.read(key_file, limit=1 << 20)
+    given: dict[str, Any] = {"now_ms": now_ms, "key": key}
+    given["client"] = client_settings(command_config, command_properties)
+    backend = None if kind == "topic" else _backend(state)
+    try:
+        found = _kind_of(subject, kind, backend, state)
+        if round_number is not None and found != "app":
+            raise InvalidError(f"--round is an app's, and {subject} is a {found} here")
+        with parallel_runner(spark, master, jobs) as runner:
+            if backend is not None and found == "app":
+                made = certify_round(backend, subject, round_number, log_url, runner=runner, **given)
+            elif backend is not None and found == "table":
+                made = certify_version(backend, subject, log_url, runner=runner, **given)
+            else:
+                made = certify_topic(log_url, subject, runner=runner, **given)
+    finally:
+        if backend is not None:
+            backend.close()
+    text = to_json(made) + "\n"
+    if output is None:
+        click.echo(visible(text) if sys.stdout.isatty() else text, nl=False)
+    else:
+        files.publish(output, text.encode())
+    say(f"{made['records']:,} records of {len(made['ranges'])} ranges certified; digest {made['digest']}")
+
+
+@certificate.command("check")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@log_option
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Refuse a certificate that is not signed with this key.",
+)
+@click.option("--complete", is_flag=True, help="Fail also when a part has aged out and cannot be checked.")
+@parallel_options
+@command_options
+@format_option(("table", "json"), default="table")
+@verbosity_options
+def check(
+    file: Path,
+    log_url: str,
+    key_file: Path | None,
+    complete: bool,
+    spark: bool,
+    master: str | None,
+    jobs: int,
+    command_config: str | None,
+    command_properties: dict[str, str],
+    format: str,
+) -> int:
+    """Read the log again: proven, changed (exit code 1), or aged out (3 when nothing is left to check)."""
+    from tidegate.cli.options import client_settings
+    from tidegate.files import Files
+    from tidegate.integrity.certificates import check_certificate, parse_certificate
+
+    files = Files()
+    key = None if key_file is None else files.read(key_file, limit=1 << 20)
+    document = parse_certificate(files.read(file, limit=_LARGEST_BYTES), key=key)
+    client = client_settings(command_config, command_properties)
+    with parallel_runner(spark, master, jobs) as runner:
+        found = check_certificate(document, log_url, client=client, runner=runner)
+    if format == "json":
+        print_object(
+            {"digest": document["digest"], "topics": [each.as_dict() for each in found]}, format="json"
+        )
+    for each in found:
+        say(
+            f"{each.topic}: {each.verdict}; of {each.records:,} records {each.proven:,} are proven, "
+            f"{each.aged_out:,} aged out"
+        )
+        if format == "table":
+            for changed in each.changed:
+                echo(
+                    f"changed: {each.topic}-{changed.partition} offsets {changed.first} to {changed.next - 1}: "
+                    f"{changed.reason}"
+                )
+    verdicts = {each.verdict for each in found}
+    if "changed" in verdicts or (complete and verdicts - {"proven"}):
+        return 1
+    return _OUT_OF_REACH if verdicts == {"aged out"} else 0
+
+
+def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str) -> str:
+    from tidegate.pipeline.rounds.records import Records
+    from tidegate.tables.versions.catalog import version_named
+
+    if backend is not None and kind in ("auto", "app") and Records(backend, subject).load_app() is not None:
+        return "app"
+    if backend is not None and kind in ("auto", "table") and version_named(backend, subject) is not None:
+        return "table"
+    if kind in ("app", "table"):
+        raise InvalidError(f"there is no {kind} {subject} in {state}; say where with --state")
+    return "topic"
+
+
+def _backend(state: str) -> StorageBackend | None:
+    """The state, if there is any: a topic needs none."""
+    from tidegate.storage import open_backend
+    from tidegate.storage.backends.port import NoStateError
+
+    try:
+        return open_backend(state, read_only=True)
+    except NoStateError:
+        return None
+
+
+# -- tidegate break --------------------------------------------------------------------------------
+
+DAMAGE_KINDS = (
+    "drop",
+    "repeat",
+    "flip",
+    "swap",
+    "reorder",
+    "truncate-tail",
+    "forget-producer",
+    "future-clock",
+)
+
+
+@click.command("break", cls=Command)
+@click.argument("topic")
+@click.option(
+    "--kind", type=click.Choice(DAMAGE_KINDS), required=True, help="What to do to the copy; see above."
+)
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="The partition to damage.")
+@click.option("--offset", type=click.IntRange(min=0), help="The record to damage; by chance without.")
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    help="How many records: drop, repeat; of the producer's last: truncate-tail; of its first: forget-producer.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed strikes the same place.")
+@click.option(
+    "--into",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="The copy's log folder, which must not exist.  [default: the log's name with -broken]",
+)
+@log_option
+@format_option(("line", "json"), default="line")
+@verbosity_options
+def break_copy(
+    topic: str,
+    kind: str,
+    partition: int | None,
+    offset: int | None,
+    count: int | None,
+    seed: int,
+    into: Path | None,
+    log_url: str,
+    format: str,
+) -> None:
+    """Copy TOPIC into another log folder with one damage, and say which. The original is only read.
+
+    \b
+    drop             a record is gone
+    repeat           a record comes twice
+    flip             one bit of a value is another
+    swap             two records have exchanged key and value
+    reorder          two neighbouring records of a producer have changed places
+    truncate-tail    a producer's last records are gone, from --offset on or the last --count
+    forget-producer  a producer is gone, or its first --count records
+    future-clock     a record's header says that its producer's clock was a day ahead
+
+    The topic must have been written with integrity=True. `tidegate verify TOPIC --log FOLDER` finds the damage;
+    losses at a producer's end, and of a whole producer, only where a push with its manifest has ended.
+    """
+    if log_url.startswith("kafka://"):
+        raise InvalidError("break copies a topic of a log folder; --log must be one")
+    source = Path(log_url)
+    target = into if into is not None else source.with_name(f"{source.name}-broken")
+
+    from tidegate.integrity.breaking import break_topic
+    from tidegate.integrity.damage import DamageKind
+    from tidegate.log.access.embedded import Log
+
+    with Log(source, read_only=True) as log:
+        done = break_topic(
+            log,
+            topic,
+            DamageKind(kind),
+            into=target,
+            partition=partition,
+            offset=offset,
+            count=count,
+            seed=seed,
+        )
+    if format == "json":
+        print_object(done.to_dict(), format="json")
+    else:
+        echo(str(done))

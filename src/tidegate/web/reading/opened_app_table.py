@@ -9,8 +9,7 @@ from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
 from tidegate.web.reading.site import Site, check_wanted
 from tidegate.web.reading.table_documents import ExplainDocument, LateShown, PartShown, RowShown
-from tidegate.web.reading.tables import shown_text
-from tidegate.web.reading.texts import text_of
+from tidegate.web.reading.texts import shown_text, text_of
 
 if TYPE_CHECKING:
     from tidegate.pipeline.reading.result_table import ResultTable

@@ -13,7 +13,7 @@ from tidegate.web.failures import NotThereError
 from tidegate.web.reading.opened import CommitOf, Opened, page_of, shown_key, typed_key
 from tidegate.web.reading.opened_app_table import plain
 from tidegate.web.reading.table_documents import ExplainDocument, LateShown, PartShown, RowShown
-from tidegate.web.reading.tables import shown_text
+from tidegate.web.reading.texts import shown_text
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend

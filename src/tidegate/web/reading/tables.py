@@ -34,7 +34,6 @@ from tidegate.web.reading.table_documents import (
     TableList,
     TableQuestion,
 )
-from tidegate.web.reading.texts import Text, text_of
 
 LATEST: Final = 2**63 - 1
 SHOWN_WINDOWS: Final = 500
@@ -340,12 +339,3 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
         f"    print({asked})",
     )
     return copied([line], python)
-
-
-def shown_text(raw: Any) -> Text:
-    """A value of any kind as text to look at."""
-    if raw is None or isinstance(raw, bytes):
-        return text_of(raw)
-    return text_of(
-        msgspec.json.encode(raw, enc_hook=str) if not isinstance(raw, str) else raw.encode("utf-8", "replace")
-    )

@@ -159,3 +159,12 @@ def _escaped(letter: str) -> str:
 
 def _spaced(raw: bytes) -> str:
     return raw.hex(" ")
+
+
+def shown_text(raw: Any) -> Text:
+    """A value of any kind as text to look at."""
+    if raw is None or isinstance(raw, bytes):
+        return text_of(raw)
+    return text_of(
+        msgspec.json.encode(raw, enc_hook=str) if not isinstance(raw, str) else raw.encode("utf-8", "replace")
+    )

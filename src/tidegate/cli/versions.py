@@ -1,25 +1,179 @@
-"""`tidegate table versions|diff|swap|rollback|retain|delete-version`: the versions of a table, and which is shown."""
+"""`tidegate push` and `tidegate table versions|diff|swap|rollback|retain|delete-version`: versions of pushed tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
-from tidegate.cli.options import Verb, dry_run_option, format_option, log_option, talk_options, yes_option
-from tidegate.cli.output import counted, print_object, print_rows, say, warn
-from tidegate.cli.state import opened_backend, state_option
+from tidegate.cli.options import (
+    Command,
+    command_options,
+    dry_run_option,
+    format_option,
+    log_option,
+    opened_backend,
+    settings_option,
+    state_option,
+    verbosity_options,
+    yes_option,
+)
+from tidegate.cli.output import LiveLine, bar, counted, print_object, print_rows, printable, say, warn
+from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 
+# -- tidegate push ---------------------------------------------------------------------------------
 
-@click.command("versions", cls=Verb)
+
+@click.command("push", cls=Command)
+@click.argument("source", required=False)
+@click.option("--table", required=True, metavar="NAME", help="The table whose next version this becomes.")
+@click.option(
+    "--key", "keys", required=True, multiple=True, metavar="COLUMN", help="The key; several make a JSON key."
+)
+@click.option(
+    "--value",
+    "values",
+    multiple=True,
+    metavar="COLUMN",
+    help="Value columns; by default all that are no key.",
+)
+@click.option(
+    "--timestamp", metavar="COLUMN", help="The records' timestamps; by default the time of the push."
+)
+@click.option(
+    "--order-by", multiple=True, metavar="COLUMN", help="Of rows with one key, the last by this counts."
+)
+@click.option("--source-format", metavar="NAME", help="parquet, csv, json, orc, …; by the path's ending.")
+@settings_option("An option of Spark's reader (repeatable), like -X delimiter=;.")
+@click.option("--sql", metavar="QUERY", help="Push the rows of a query; SOURCE is its view `source`.")
+@click.option("--partitions", type=click.IntRange(1), help="Of the version; by default as before, or 4.")
+@click.option("--no-swap", is_flag=True, help="Leave the version ready; `table swap` shows it.")
+@click.option(
+    "--retain", type=click.IntRange(1), metavar="K", help="Keep K ready versions, retire older ones."
+)
+@click.option("--without-key", type=click.Choice(["refuse", "skip"]), default="refuse", show_default=True,
+              help="Rows without a key: refuse the push, or leave them out and count them.")  # fmt: skip
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    help="Of the topic's batches.",
+)
+@click.option("--master", metavar="URL", help="Spark's master.  [default: local[*,4]]")
+@format_option(("table", "json"))
+@log_option
+@state_option
+@command_options
+@verbosity_options
+def push(
+    source: str | None,
+    table: str,
+    keys: tuple[str, ...],
+    values: tuple[str, ...],
+    timestamp: str | None,
+    order_by: tuple[str, ...],
+    source_format: str | None,
+    settings: dict[str, str],
+    sql: str | None,
+    partitions: int | None,
+    no_swap: bool,
+    retain: int | None,
+    without_key: str,
+    compression: str | None,
+    master: str | None,
+    format: str,
+    log_url: str,
+    state: str,
+    command_config: str | None,
+    command_properties: dict[str, str],
+) -> int:
+    """Push all rows of SOURCE as the next version of a table, and show it once every partition is proven complete.
+
+    \b
+    tidegate push users.parquet --table users --key id
+    tidegate push orders.csv --table orders --key customer --key day --retain 3
+    tidegate push --sql 'select id, name from parquet.`users`' --table users --key id --no-swap
+
+    Lost, changed or late records fail the version: it is never shown, the report names them, and readers go on with
+    the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
+    """
+    from tidegate.cli.options import client_settings
+    from tidegate.spark import session
+    from tidegate.spark.push import driver
+    from tidegate.spark.push.source import source_frame
+    from tidegate.tables.versions.report import PushFailedError
+
+    client = client_settings(command_config, command_properties)
+    spark = session("tidegate push") if master is None else session("tidegate push", master=master)
+    spark.sparkContext.setLogLevel("ERROR")
+    frame = source_frame(spark, source, format=source_format, options=settings, sql=sql)
+    with PushLine() as line:
+        try:
+            report = driver.push(
+                frame,
+                table=table,
+                key=keys,
+                value=values or None,
+                timestamp=timestamp,
+                order_by=order_by,
+                log=log_url if "://" in log_url else str(Path(log_url).expanduser().absolute()),
+                state=state if "://" in state else str(Path(state).expanduser().absolute()),
+                partitions=partitions,
+                swap=not no_swap,
+                retain=retain,
+                without_key=without_key,
+                compression=compression,
+                client=client,
+                source=sql if sql is not None else str(source),
+                progress=line.show,
+            )
+        except PushFailedError as failed:
+            line.clear()
+            if format == "json":
+                print_object(failed.report.to_dict(), format=format)
+            raise
+    if format == "json":
+        print_object(report.to_dict(), format=format)
+    else:
+        say(str(report))
+    return 0
+
+
+class PushLine(LiveLine):
+    """Shows how a push goes; give `show` to it."""
+
+    _step = ""
+
+    def show(self, progress: Any) -> None:
+        """One look; every new step is told at once."""
+        is_new, self._step = progress.step != self._step, progress.step
+        self.tell(lambda: push_line(progress), progress.to_dict, at_once=is_new)
+
+
+def push_line(progress: Any) -> str:
+    """`users_v4  sending ▰▰▱▱▱ 40%  12s  18s left`."""
+    share = progress.done / progress.total if progress.total else 0.0
+    elapsed = format_duration(max(1, round(progress.elapsed_ms / 1000)) * 1000)
+    parts = [f"{printable(progress.table)}_v{progress.version}", f"{progress.step} {bar(share)}", elapsed]
+    if progress.records:
+        parts.append(f"{progress.records:,} records")
+    if progress.left_ms is not None:
+        parts.append(f"{format_duration(max(1, round(progress.left_ms / 1000)) * 1000)} left")
+    return "  ".join(parts)
+
+
+# -- tidegate table versions, diff, swap, rollback, retain, delete-version -------------------------
+
+
+@click.command("versions", cls=Command)
 @click.argument("name")
 @click.option("--swaps", is_flag=True, help="List the swaps instead: when which version took whose place.")
 @state_option
 @format_option()
-@talk_options
+@verbosity_options
 def versions(name: str, swaps: bool, state: str, format: str) -> None:
     """List the versions of a table: where each stands, how many rows, what was found.
 
@@ -57,7 +211,7 @@ def versions(name: str, swaps: bool, state: str, format: str) -> None:
     print_rows(rows, format=format, columns=columns)
 
 
-@click.command("diff", cls=Verb)
+@click.command("diff", cls=Command)
 @click.argument("before")
 @click.argument("after")
 @click.option(
@@ -66,7 +220,7 @@ def versions(name: str, swaps: bool, state: str, format: str) -> None:
 @click.option("--exit-code", is_flag=True, help="End with 1 when the versions differ.")
 @state_option
 @format_option(("table", "json"))
-@talk_options
+@verbosity_options
 def diff(before: str, after: str, num: int, exit_code: bool, state: str, format: str) -> int:
     """Compare two versions, named like users_v3 (or users: the current one): keys gained, lost, changed, and the
     verdicts side by side."""
@@ -98,11 +252,11 @@ def diff(before: str, after: str, num: int, exit_code: bool, state: str, format:
     return 1 if exit_code and not found.is_none else 0
 
 
-@click.command("swap", cls=Verb)
+@click.command("swap", cls=Command)
 @click.argument("name")
 @click.argument("number", type=int)
 @state_option
-@talk_options
+@verbosity_options
 def swap(name: str, number: int, state: str) -> None:
     """Show version NUMBER of a table from now on; it must be ready. One atomic step, whatever the size."""
     with _versions(state, name) as catalog:
@@ -111,10 +265,10 @@ def swap(name: str, number: int, state: str) -> None:
     say(f"table {name} shows version {number}" + (f" instead of {before}" if before else ""))
 
 
-@click.command("rollback", cls=Verb)
+@click.command("rollback", cls=Command)
 @click.argument("name")
 @state_option
-@talk_options
+@verbosity_options
 def rollback(name: str, state: str) -> None:
     """Show the version again that was shown before the last swap."""
     with _versions(state, name) as catalog:
@@ -123,14 +277,14 @@ def rollback(name: str, state: str) -> None:
     say(f"table {name} shows version {now} again instead of {before}")
 
 
-@click.command("retain", cls=Verb)
+@click.command("retain", cls=Command)
 @click.argument("name")
 @click.argument("count", type=click.IntRange(1))
 @log_option
 @state_option
 @dry_run_option
 @yes_option
-@talk_options
+@verbosity_options
 def retain(name: str, count: int, log_url: str, state: str, dry_run: bool, yes: bool) -> None:
     """Keep COUNT ready versions of a table and delete the others; the current and the previous one always stay."""
     from tidegate.tables.versions.record import State, superfluous
@@ -142,14 +296,14 @@ def retain(name: str, count: int, log_url: str, state: str, dry_run: bool, yes: 
         _delete(catalog, sorted(set(numbers)), log_url, dry_run=dry_run, yes=yes)
 
 
-@click.command("delete-version", cls=Verb)
+@click.command("delete-version", cls=Command)
 @click.argument("name")
 @click.argument("number", type=int)
 @log_option
 @state_option
 @dry_run_option
 @yes_option
-@talk_options
+@verbosity_options
 def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes: bool) -> None:
     """Delete a version that is not shown: its topic, its files, its line in the list."""
     with _versions(state, name) as catalog:
@@ -163,7 +317,7 @@ def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes:
 
 
 def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, yes: bool) -> None:
-    from tidegate.cli.topic import opened
+    from tidegate.cli.options import opened
     from tidegate.durations import format_size
     from tidegate.tables.versions.deleting import delete_version, files_of
 
