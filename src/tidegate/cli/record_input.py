@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.json_records import parse_document, parse_lines
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.json_records import parse_document, parse_lines
+from tidegate.log.format.records import HEADERS_TYPE
 
 _CHUNK_BYTES = 4 << 20
 _DOCUMENT_LIMIT_BYTES = 256 << 20

@@ -16,8 +16,8 @@ from tidegate.cli.output import printable, to_json
 from tidegate.cli.windowed_keys import WindowedKeys
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError
-from tidegate.log.batches.json_records import encode_lines, to_objects
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.json_records import encode_lines, to_objects
+from tidegate.log.format.records import RECORD_SCHEMA
 
 _TOKEN = re.compile(r"%(.)|\\([nrt0\\]|x[0-9a-fA-F]{2})|([^%\\]+)", re.DOTALL)
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
