@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
-from tidegate.log.batches.batch import Codec, stamp
-from tidegate.log.batches.decode import decode
-from tidegate.log.batches.encode import encode_with_facts
+from tidegate.log.format.batch import Codec, stamp
+from tidegate.log.format.decode import decode
+from tidegate.log.format.encode import encode_with_facts
 
 
 def encode_all(table: pa.Table, codec: Codec = Codec.NONE) -> int:

@@ -34,7 +34,7 @@ from tidegate.integrity.state import PartitionState, ProducerTable
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.kernels.producer_index import PRODUCER_ROW
-from tidegate.log.batches.records import RECORD_SCHEMA, coerce
+from tidegate.log.format.records import RECORD_SCHEMA, coerce
 from validation_rules import Observed
 
 NOW_MS = 1_767_225_600_000

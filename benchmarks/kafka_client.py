@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from _report import Report, demand, load_line
 from tidegate.log.access.connect import open_log
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.records import HEADERS_TYPE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interop"))
 

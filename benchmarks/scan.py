@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
-from tidegate.log.batches.batch import Codec, stamp
-from tidegate.log.batches.codecs import XERIAL_HEADER
-from tidegate.log.batches.decode import decode, scan_batches
-from tidegate.log.batches.encode import encode_with_facts
+from tidegate.log.format.batch import Codec, stamp
+from tidegate.log.format.compression import XERIAL_HEADER
+from tidegate.log.format.decode import decode, scan_batches
+from tidegate.log.format.encode import encode_with_facts
 
 FETCH_BYTES = 8 * MIB
 

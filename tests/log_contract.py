@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.log.access.partitioner import partition_of_key
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 
 PARTITIONS = 4  # what the mock cluster gives every topic
 

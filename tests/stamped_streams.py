@@ -28,7 +28,7 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState, Phase, ProducerTable
 from tidegate.integrity.validator import Judged, PartitionValidator
 from tidegate.integrity.verdicts import Note, Rule, Verdict
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 from validation_rules import Observed
 
 NOW = 1_800_000_000_000

@@ -21,7 +21,7 @@ from tidegate.cli.output import Progress
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 
 
 @pytest.fixture(autouse=True)

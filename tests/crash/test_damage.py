@@ -17,7 +17,7 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler

@@ -12,7 +12,7 @@ from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.watermark import SLOT_BYTES, WATERMARK_NAME, is_certain, parse_slot, read_slots
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 from tidegate.log.verify.verify import verify
 
 RECORDS, STEP = 60, 10

@@ -17,8 +17,8 @@ from tidegate.integrity.lifecycle import Push
 from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import iter_headers
 from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.format.batch import iter_headers
 
 Rows = list[dict[str, Any]]
 

@@ -13,7 +13,7 @@ from tidegate.integrity.chains import ChainLimits, Chains, ChainState, Planned
 from tidegate.integrity.header import MAX_SEQUENCE, ChecksumType, ControlType
 from tidegate.integrity.outlet import table_of
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, coerce
 
 GUID = bytes(range(1, 17))
 NOW = 1_767_225_600_000

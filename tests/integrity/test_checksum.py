@@ -24,7 +24,7 @@ from tidegate.integrity.checksum import (
 from tidegate.integrity.columns import read_columns, source_of
 from tidegate.integrity.header import ChecksumType, ControlKey, Stamp
 from tidegate.kernels.record_checksum import field_sums, record_checksums
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.records import HEADERS_TYPE
 
 GUID = bytes(range(1, 17))
 PUT = Stamp(0, 255, 0, GUID, 0, 1, 1000, 77)

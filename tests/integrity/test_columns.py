@@ -23,7 +23,7 @@ from tidegate.integrity.columns import (
 from tidegate.integrity.header import EndOfChain, Stamp, start_of_chain_bytes
 from tidegate.integrity.manifest import Manifest
 from tidegate.kernels.integrity_headers import STAMP_ROW, read_stamps
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.records import HEADERS_TYPE
 
 Headers = list[tuple[str, bytes | None]]
 GUID = bytes(range(1, 17))

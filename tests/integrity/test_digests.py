@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.integrity.digests import ALL, Digest, Parts, digest_blocks, hashes_of
 from tidegate.kernels.record_digests import hash_records, sum_blocks
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 
 xxhash = pytest.importorskip("xxhash")
 

@@ -20,7 +20,7 @@ from tidegate.integrity.summary import merge, summarise
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Note, Rule, Verdict
-from tidegate.log.batches.records import RECORD_SCHEMA, RecordColumns
+from tidegate.log.format.records import RECORD_SCHEMA, RecordColumns
 
 GUID = bytes(range(16))
 DAY = 86_400_000

@@ -24,7 +24,7 @@ from tidegate.integrity.leadership import (
 from tidegate.integrity.outlet import table_of
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.records import HEADERS_TYPE
 
 GUID = bytes(range(16))
 

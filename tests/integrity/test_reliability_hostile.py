@@ -21,7 +21,7 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import DEFAULT_MAX_AGE_MS, PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Rule, Verdict
-from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA
+from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA
 
 HEADERS = 20_000
 SOAK_HEADERS = 5_000_000

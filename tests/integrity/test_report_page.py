@@ -21,8 +21,8 @@ from tidegate.integrity.audit_report import AuditReport, PartitionAudit
 from tidegate.integrity.report_page import page
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import iter_headers
 from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.format.batch import iter_headers
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.log.verify.findings import Severity
 from tidegate.log.verify.folders import Compaction, PartitionTarget

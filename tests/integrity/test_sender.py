@@ -25,7 +25,7 @@ from tidegate.integrity.header import ORIGIN_HEADER_KEY, ChainOrigin, ControlKey
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.writer import Writer, Written
-from tidegate.log.batches.records import coerce
+from tidegate.log.format.records import coerce
 from tidegate.randomness import SeededRandomness
 
 OK, DUPLICATE = Verdict.OK, Verdict.DUPLICATE

@@ -14,7 +14,7 @@ from tidegate.integrity.columns import source_of
 from tidegate.integrity.header import HEADER_BYTES, ControlKey, Stamp
 from tidegate.integrity.stamping import stamp_rows
 from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
-from tidegate.log.batches.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE
+from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE
 
 GUID = bytes(range(1, 17))
 FIRST = Stamp(0, 255, 0, GUID, 5, 100, 1_767_225_600_000, 0)

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     HEADER_SIZE,
     MAX_SEQUENCE,
     BatchHeader,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.files import Files
-from tidegate.log.batches.batch import BatchHeader, iter_headers
-from tidegate.log.batches.control import ControlType, read_control
+from tidegate.log.format.batch import BatchHeader, ControlType, iter_headers, read_control
 from tidegate.log.partitions import checkpoints
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.producers.producer_snapshot import decode_snapshot, encode_snapshot

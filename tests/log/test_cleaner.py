@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Effect
-from tidegate.log.batches.batch import BatchHeader
-from tidegate.log.batches.decode import DecodeLimits
+from tidegate.log.format.batch import BatchHeader
+from tidegate.log.format.decode import DecodeLimits
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.testing.building import CodecName, Rec, build_batch

@@ -90,7 +90,7 @@ def append(log: PartitionLog, clock: ManualClock, key: bytes, value: bytes | Non
 
 
 def records(data: bytes) -> list[tuple[bytes | None, bytes | None]]:
-    from tidegate.log.batches.decode import decode
+    from tidegate.log.format.decode import decode
 
     table = decode(data, topic="t", partition=0)
     return list(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))

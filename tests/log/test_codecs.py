@@ -15,8 +15,8 @@ import pytest
 import zstandard
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.log.batches.batch import Codec
-from tidegate.log.batches.codecs import (
+from tidegate.log.format.batch import Codec
+from tidegate.log.format.compression import (
     LZ4_BLOCK_BYTES,
     LZ4_HEADER,
     SNAPPY_BLOCK_BYTES,
@@ -223,8 +223,8 @@ def test_a_bomb_stops_at_the_limit(codec: Codec, bomb: Callable[[], bytes]) -> N
 MEASURED_IN_A_PROCESS_OF_ITS_OWN = """
 import resource, sys
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import Codec
-from tidegate.log.batches.codecs import decompress
+from tidegate.log.format.batch import Codec
+from tidegate.log.format.compression import decompress
 
 codec, path, limit = Codec(int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
 packed = open(path, "rb").read()

@@ -7,10 +7,10 @@ import pytest
 
 from encoded_batches import end_txn_marker
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import check_batch
-from tidegate.log.batches.control import (
+from tidegate.log.format.batch import (
     ControlRecord,
     ControlType,
+    check_batch,
     parse_control,
     read_control,
 )

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.log.batches.decode import (
+from tidegate.log.format.batch import RecordFacts
+from tidegate.log.format.decode import (
     DecodeLimits,
     check_crcs,
     decode,
@@ -17,8 +18,7 @@ from tidegate.log.batches.decode import (
     inspect_records,
     scan_batches,
 )
-from tidegate.log.batches.record_facts import RecordFacts
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 from tidegate.testing.building import (
     CODECS,
     CodecName,

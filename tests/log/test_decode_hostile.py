@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.log.batches.batch import batch_crc
-from tidegate.log.batches.decode import DecodeLimits, decode, decode_pieces, inspect_records
+from tidegate.log.format.batch import batch_crc
+from tidegate.log.format.decode import DecodeLimits, decode, decode_pieces, inspect_records
 from tidegate.testing.building import CODECS, COMPRESS, CodecName, Rec, build_batch, varint
 
 LIMITS = DecodeLimits(max_decompressed_bytes=1 << 16, max_piece_bytes=1 << 16, max_total_bytes=1 << 20)

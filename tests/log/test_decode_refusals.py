@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.decode import decode, inspect_records
+from tidegate.log.format.decode import decode, inspect_records
 from tidegate.testing.building import CODECS, COMPRESS, CodecName, Rec, build_batch
 
 ROWS = [Rec(b"k1", b"v1", 1000, (("h", b"x"), ("n", None))), Rec(b"k2", None, 1005), Rec(None, b"", 1003)]

@@ -12,8 +12,6 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, Codec
-from tidegate.log.batches.codecs import compress
 from tidegate.log.dump.batches import BatchWalk
 from tidegate.log.dump.decoders import (
     find_decoder,
@@ -24,6 +22,8 @@ from tidegate.log.dump.decoders import (
 from tidegate.log.dump.dump import DumpOptions, Target, dump
 from tidegate.log.dump.json import JsonSink
 from tidegate.log.dump.text import TextSink
+from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, Codec
+from tidegate.log.format.compression import compress
 from tidegate.testing.building import CODECS, Rec, build_batch, canary_batch, end_transaction_batch
 
 BASE = "00000000000000000000"

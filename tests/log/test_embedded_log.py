@@ -14,8 +14,8 @@ from tidegate.errors import ConflictError, InvalidError, TidegateError
 from tidegate.files import Effect, Files
 from tidegate.log.access.closing import was_closed_cleanly
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import iter_headers
 from tidegate.log.cleaning.maintenance import owner_status
+from tidegate.log.format.batch import iter_headers
 from tidegate.log.partitions.checkpoints import CLEAN_SHUTDOWN, read_topic_id
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.catalog import CATALOG_NAME

@@ -8,9 +8,9 @@ import pytest
 
 from encoded_batches import encode_batches
 from tidegate.errors import InvalidError
-from tidegate.log.batches.batch import MAX_SEQUENCE, BatchHeader, Codec, check_batch, stamp
-from tidegate.log.batches.decode import decode, inspect_records
-from tidegate.log.batches.encode import (
+from tidegate.log.format.batch import MAX_SEQUENCE, BatchHeader, Codec, check_batch, stamp
+from tidegate.log.format.decode import decode, inspect_records
+from tidegate.log.format.encode import (
     ProducerStamp,
     empty_batch,
     encode,

@@ -10,9 +10,9 @@ from kafka_home import FIXTURES
 from raw_batches import stored_batches
 from recorded import answers, names
 
-from tidegate.log.batches.batch import Codec, TimestampType, check_batch, stamp
-from tidegate.log.batches.decode import decode, scan_batches
-from tidegate.log.batches.encode import ProducerStamp, encode
+from tidegate.log.format.batch import Codec, TimestampType, check_batch, stamp
+from tidegate.log.format.decode import decode, scan_batches
+from tidegate.log.format.encode import ProducerStamp, encode
 
 RECORD = re.compile(
     r"\| offset: (\d+) (?:CreateTime|LogAppendTime): (-?\d+) keySize: (-?\d+) valueSize: (-?\d+)"

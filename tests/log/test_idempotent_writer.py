@@ -15,7 +15,7 @@ from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.writer import Writer, Written
-from tidegate.log.batches.records import coerce
+from tidegate.log.format.records import coerce
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.faults import FailAt
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.json_records import MAX_DEPTH, encode_lines, parse_document, parse_lines
-from tidegate.log.batches.records import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+from tidegate.log.format.json_records import MAX_DEPTH, encode_lines, parse_document, parse_lines
+from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 
 OPTIONAL_BYTES = st.one_of(
     st.none(), st.binary(max_size=20), st.text(max_size=10).map(lambda t: t.encode("utf-8"))

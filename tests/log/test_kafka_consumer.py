@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 from tidegate.log.kafka import consumer as consuming
 from tidegate.log.kafka.consumer import MessageConsumer
 

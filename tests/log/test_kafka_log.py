@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.errors import ConflictError, FencedError, InvalidError, OffsetOutOfRangeError, UnavailableError
 from tidegate.log.access.connect import open_log
-from tidegate.log.batches.records import RECORD_SCHEMA
+from tidegate.log.format.records import RECORD_SCHEMA
 from tidegate.log.kafka.client import client_settings, load_client, translated
 from tidegate.log.kafka.log import KafkaLog
 

@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.kernels.client_messages import DELIVERY_ROW
-from tidegate.log.batches.records import GIVEN_HEADERS_TYPE, coerce
+from tidegate.log.format.records import GIVEN_HEADERS_TYPE, coerce
 from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
 from tidegate.log.kafka.writer import KafkaWriter, _runs
 

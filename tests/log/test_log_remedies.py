@@ -20,7 +20,7 @@ from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateE
 from tidegate.files import Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.watermark import WatermarkFile
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 
 RECORDS = 60
 

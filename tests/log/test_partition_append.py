@@ -10,9 +10,8 @@ import pytest
 
 from tidegate.errors import CorruptError, FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Files
-from tidegate.log.batches.batch import BatchHeader, Codec
-from tidegate.log.batches.decode import decode
-from tidegate.log.batches.record_facts import RecordFacts
+from tidegate.log.format.batch import BatchHeader, Codec, RecordFacts
+from tidegate.log.format.decode import decode
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
 from tidegate.testing.building import CODECS, CodecName, Rec, build_batch, end_transaction_batch

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 from tidegate.log.partitions.fetching import Fetched, Isolation
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
 from tidegate.log.access.partitioner import RUN_ROWS, Partitioner, partition_of_key
-from tidegate.log.batches.records import coerce
+from tidegate.log.format.records import coerce
 
 KEYS = st.lists(st.one_of(st.none(), st.binary(max_size=8)), min_size=1, max_size=60)
 

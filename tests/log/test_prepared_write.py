@@ -12,7 +12,7 @@ from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, coerce
 
 
 def rows(*values: str) -> RecordColumns:

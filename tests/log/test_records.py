@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.records import RECORD_SCHEMA, RecordColumns, coerce, pieces
+from tidegate.log.format.records import RECORD_SCHEMA, RecordColumns, coerce, pieces
 
 
 def test_the_schema_is_the_seven_columns_of_a_kafka_source() -> None:

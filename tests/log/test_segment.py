@@ -13,7 +13,7 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.partitions.fetching import find_by_timestamp
 from tidegate.log.partitions.kafka_recovery import recover_segment

@@ -16,7 +16,7 @@ from tidegate.errors import FencedError, InvalidError, TidegateError, Unavailabl
 from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.partitioner import partition_of_key
-from tidegate.log.batches.batch import BatchHeader, iter_headers
+from tidegate.log.format.batch import BatchHeader, iter_headers
 from tidegate.testing.faults import FailAt
 
 

@@ -13,9 +13,9 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
 from encoded_batches import encode_batches
-from tidegate.log.batches.batch import Codec, check_batch
-from tidegate.log.batches.decode import decode
-from tidegate.log.batches.encode import ProducerStamp
+from tidegate.log.format.batch import Codec, check_batch
+from tidegate.log.format.decode import decode
+from tidegate.log.format.encode import ProducerStamp
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from encoded_batches import encode_batches
-from tidegate.log.batches.batch import Codec, check_batch, stamp
-from tidegate.log.batches.decode import DecodeLimits, decode, decode_pieces, scan_batches
+from tidegate.log.format.batch import Codec, check_batch, stamp
+from tidegate.log.format.decode import DecodeLimits, decode, decode_pieces, scan_batches
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

@@ -14,9 +14,9 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from tidegate.log.batches.batch import iter_headers
-from tidegate.log.batches.decode import decode
 from tidegate.log.cleaning.cleaner import CompactionReport
+from tidegate.log.format.batch import iter_headers
+from tidegate.log.format.decode import decode
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.testing.compacting import CompactedPartition, compacting
 

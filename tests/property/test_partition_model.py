@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tidegate.log.batches.batch import iter_headers
-from tidegate.log.batches.record_facts import RecordFacts
+from tidegate.log.format.batch import RecordFacts, iter_headers
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.testing.partitions import START_MS, Place, records

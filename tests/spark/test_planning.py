@@ -183,7 +183,7 @@ def test_the_declared_columns_are_the_ones_of_the_tests() -> None:
 
 
 def test_a_timestamp_spark_cannot_hold_is_null() -> None:
-    from tidegate.log.batches.records import RECORD_SCHEMA
+    from tidegate.log.format.records import RECORD_SCHEMA
 
     batch = pa.RecordBatch.from_pydict(
         {

@@ -6,20 +6,21 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     CONTROL_BIT,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
     MAGIC,
+    MARKER_SIZE,
     NO_LEADER_EPOCH,
     NO_SEQUENCE,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    ControlType,
     batch_crc,
 )
-from tidegate.log.batches.control import MARKER_SIZE, ControlType
-from tidegate.log.batches.encode import encode_with_facts
-from tidegate.log.batches.records import RecordTable
+from tidegate.log.format.encode import encode_with_facts
+from tidegate.log.format.records import RecordTable
 
 _KEY = struct.Struct(">hh")
 _MARKER = struct.Struct(">hi")

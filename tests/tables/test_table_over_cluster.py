@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.log.access.connect import open_log
-from tidegate.log.batches.records import TIMESTAMP_TYPE
+from tidegate.log.format.records import TIMESTAMP_TYPE
 from tidegate.log.topics.topics import TopicConfig, TopicDescription
 from tidegate.tables.windowed_table import windowed_table
 from tidegate.testing.tables import window_record, windows_in

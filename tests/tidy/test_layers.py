@@ -99,22 +99,22 @@ def test_imports_point_up_the_list_of_rooms(path: Path) -> None:
         assert target in MAY_IMPORT[here], f"{identify(path)}:{line}: {here} may not import {module}"
 
 
-# Rooms of the log, from bytes up to a folder of topics; each may import those before it. `Log` starts the
-# maintenance of its own folder and `connect` opens a cluster: the two places where the order is turned round.
-LOG_ROOMS = (
-    "batches", "topics", "segments", "producers", "partitions", "access", "cleaning", "kafka", "dump", "verify",
+# Modules and packages of the log, lowest first; each may import those before it. `Log` starts the maintenance of
+# its own folder and `connect` opens a cluster: the two places where the order is turned round.
+LOG_ORDER = (
+    "format", "topics", "segments", "producers", "partitions", "access", "cleaning", "kafka", "dump", "verify",
     "lifetime",
 )  # fmt: skip
 TURNED_ROUND = {("access", "cleaning"), ("access", "kafka")}
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "log").rglob("*/*.py")), ids=identify)
-def test_rooms_of_the_log_import_rooms_before_them(path: Path) -> None:
-    here = path.parent.name
+@pytest.mark.parametrize("path", sorted((SOURCE / "log").rglob("*.py")), ids=identify)
+def test_modules_of_the_log_import_modules_before_them(path: Path) -> None:
+    here = path.relative_to(SOURCE / "log").with_suffix("").parts[0]
     for line, module in imports(path):
         if not module.startswith("tidegate.log.") or (there := module.split(".")[2]) == here:
             continue
-        assert (here, there) in TURNED_ROUND or LOG_ROOMS.index(there) < LOG_ROOMS.index(here), (
+        assert (here, there) in TURNED_ROUND or LOG_ORDER.index(there) < LOG_ORDER.index(here), (
             f"{identify(path)}:{line}: {here} may not import {module}"
         )
 

@@ -52,7 +52,7 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
 )
 from tidegate.integrity.stamping import control_key, control_row, stamp_rows, with_header
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.format.records import RecordColumns
 
 MOST_RECORDS: Final = MAX_SEQUENCE - 2  # so that an end still has a number
 UNBOUNDED: Final = 2**62

@@ -27,8 +27,8 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.header import CONTROL_HEADER_KEY, HEARTBEAT, RecordKind, Stamp
 from tidegate.kernels.encoding import RecordSource
 from tidegate.kernels.integrity_headers import MALFORMED, MANAGED, STAMP_ROW, UNMANAGED, read_stamps
-from tidegate.log.batches.column_buffers import NO_DELTAS, record_source
-from tidegate.log.batches.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.format.encode import NO_DELTAS, record_source
+from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE, RecordColumns
 
 __all__ = [
     "MALFORMED",

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from tidegate.integrity.columns import single, times_of
 from tidegate.kernels import record_digests as kernels
 from tidegate.kernels.encoding import BinarySource, RecordSource
-from tidegate.log.batches.column_buffers import NO_DELTAS, record_source
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.format.encode import NO_DELTAS, record_source
+from tidegate.log.format.records import RecordColumns
 
 _MODULO: Final = 2**64
 

@@ -55,7 +55,7 @@ from tidegate.integrity.lifecycle import NAMESPACE
 from tidegate.integrity.outlet import RecordWriter, outlet_of
 from tidegate.integrity.stamping import control_row
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 
 UPSTREAM_KEY: Final = "divu"
 UPSTREAM_BYTES: Final = 8

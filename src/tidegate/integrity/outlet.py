@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import pyarrow as pa
 
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns
+from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns
 
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("timestamp", TIMESTAMP_TYPE), ("headers", HEADERS_TYPE)]

@@ -40,7 +40,7 @@ from tidegate.integrity.outlet import Prepared, RecordWriter, outlet_of
 from tidegate.integrity.stamping import joined
 from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.randomness import Randomness, SystemRandomness
 
 CHECKSUMS: Final = {kind.name.lower(): kind for kind in ChecksumType}

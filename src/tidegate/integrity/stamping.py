@@ -28,7 +28,7 @@ from tidegate.integrity.header import (
 )
 from tidegate.kernels.encoding import RecordSource
 from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
-from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 
 LARGEST_COLUMN: Final = 2**31 - 1
 MOST_ROWS: Final = 1 << 20

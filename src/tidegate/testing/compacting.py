@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.clock import ManualClock
 from tidegate.files import Effect, Files
-from tidegate.log.batches.batch import BatchHeader, check_batch
 from tidegate.log.cleaning.compaction import Cleanable, Limits, cleanable
+from tidegate.log.format.batch import BatchHeader, check_batch
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.transaction_index import AbortedTxn
@@ -176,7 +176,7 @@ class CompactedPartition:
         """All records, read segment by segment past every watermark."""
         import pyarrow as pa
 
-        from tidegate.log.batches.decode import decode
+        from tidegate.log.format.decode import decode
 
         return pa.Table.from_batches(
             decode(

@@ -20,7 +20,7 @@ from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.integrity.outlet import SCHEMA, table_of
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import RECORD_SCHEMA, coerce
+from tidegate.log.format.records import RECORD_SCHEMA, coerce
 from tidegate.log.topics.topics import TopicState
 
 Fate = Literal["stored", "lost", "unknown", "late", "partly", "dies before", "dies after"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.records import TIMESTAMP_TYPE
+from tidegate.log.format.records import TIMESTAMP_TYPE
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, encode_key
 
 

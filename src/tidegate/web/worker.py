@@ -182,8 +182,8 @@ def load() -> None:
     import tidegate.log.access.reader
     import tidegate.pipeline.reading.result_table
     import tidegate.pipeline.rounds.ways_out  # noqa: F401
-    from tidegate.log.batches.decode import decode
-    from tidegate.log.batches.encode import encode
+    from tidegate.log.format.decode import decode
+    from tidegate.log.format.encode import encode
 
     # A record to and fro: what runs compiled code is there then, and the kernels that nearly every question needs.
     decode(encode(table({"key": [b"key"], "value": [b"value"]})), topic="load", partition=0)

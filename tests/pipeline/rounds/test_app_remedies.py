@@ -16,7 +16,7 @@ import pytest
 import tidegate as tg
 from remedies import typed
 from tidegate.cli.main import run as cli
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 from tidegate.pipeline.reading.certificates import certify_round
 from tidegate.pipeline.rounds import master
 from tidegate.pipeline.rounds.records import Records

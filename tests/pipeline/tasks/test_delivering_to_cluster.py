@@ -17,8 +17,8 @@ from tidegate.errors import FencedError
 from tidegate.integrity import PartitionValidator
 from tidegate.integrity.chains import Chains, ChainState
 from tidegate.log.access.connect import open_log
-from tidegate.log.batches.encode import encode_together
-from tidegate.log.batches.records import coerce
+from tidegate.log.format.encode import encode_together
+from tidegate.log.format.records import coerce
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, Tick

@@ -38,7 +38,7 @@ from tidegate.log.access.watermark import (
     newest,
     read_slots,
 )
-from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader
+from tidegate.log.format.batch import HEADER_SIZE, BatchHeader
 from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, LOG_STARTS, read_offsets
 from tidegate.log.partitions.fetching import (
     GAPS_ANYWHERE,

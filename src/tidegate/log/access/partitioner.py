@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.kernels.murmur2 import murmur2, partitions_of_keys
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.format.records import RecordColumns
 
 RUN_ROWS = 4096
 

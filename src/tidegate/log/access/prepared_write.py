@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tidegate.log.batches.record_facts import RecordFacts
+from tidegate.log.format.batch import RecordFacts
 from tidegate.log.partitions import appending
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.topic_config import TopicConfig

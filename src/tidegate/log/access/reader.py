@@ -28,9 +28,7 @@ from tidegate.errors import CorruptError, InvalidError, verify_command
 from tidegate.log.access.numbered_writer import data_records
 from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.access.positions import Position, PositionKind, StartLike, parse_positions
-from tidegate.log.batches.batch_table import BatchTable, check_crcs, scan_batches
-from tidegate.log.batches.bodies import DecodeLimits
-from tidegate.log.batches.decode import decode_pieces
+from tidegate.log.format.decode import BatchTable, DecodeLimits, check_crcs, decode_pieces, scan_batches
 from tidegate.log.partitions.fetching import Fetched
 
 if TYPE_CHECKING:
@@ -155,7 +153,7 @@ class Reader:
 
     def read_all(self) -> pa.Table:
         """Everything up to the end, as one table: for small topics and tests."""
-        from tidegate.log.batches.records import RECORD_SCHEMA
+        from tidegate.log.format.records import RECORD_SCHEMA
 
         return pa.Table.from_batches(list(self), RECORD_SCHEMA)
 

@@ -32,11 +32,17 @@ from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.access.prepared_write import PreparedWrite, check_appendable
-from tidegate.log.batches.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, Codec, next_sequence
-from tidegate.log.batches.decode import decode
-from tidegate.log.batches.encode import ProducerStamp, encode_with_facts
-from tidegate.log.batches.record_facts import RecordFacts
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.batch import (
+    HEADER_SIZE,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Codec,
+    RecordFacts,
+    next_sequence,
+)
+from tidegate.log.format.decode import decode
+from tidegate.log.format.encode import ProducerStamp, encode_with_facts
+from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.partitions.appending import LOG_APPEND_TIME, AppendInfo, compression_level, duplicate_of
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.topics.topic_config import TopicConfig

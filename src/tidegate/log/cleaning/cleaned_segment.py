@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.files import Bytes, Files
-from tidegate.log.batches.batch import NO_TIMESTAMP
 from tidegate.log.cleaning.compaction import MAX_RELATIVE_OFFSET
+from tidegate.log.format.batch import NO_TIMESTAMP
 from tidegate.log.segments.batch_file import BatchFile
 from tidegate.log.segments.file_names import CLEANED, INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_file
 from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition

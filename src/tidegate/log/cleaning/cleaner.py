@@ -33,13 +33,13 @@ import pyarrow.compute as pc
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, verify_command
 from tidegate.files import Files
-from tidegate.log.batches.batch import CONTROL_BIT, BatchHeader
-from tidegate.log.batches.decode import BatchTable, DecodeLimits, decode, scan_batches
 from tidegate.log.cleaning.cleaned_segment import CleanedSegment
 from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions
 from tidegate.log.cleaning.cleaning_filter import CleaningFilter, Kept, LastBatch, Rules, follow_transactions
 from tidegate.log.cleaning.compaction import Cleanable, between, group_segments
 from tidegate.log.cleaning.key_map import DEFAULT_BYTES, DEFAULT_LOAD_FACTOR, KeyMap
+from tidegate.log.format.batch import CONTROL_BIT, BatchHeader
+from tidegate.log.format.decode import BatchTable, DecodeLimits, decode, scan_batches
 from tidegate.log.segments.file_names import CLEANED
 from tidegate.log.segments.segment import LogSegment
 from tidegate.randomness import Randomness

@@ -40,21 +40,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import (
+from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions, MarkerKind
+from tidegate.log.cleaning.rebuilding import rebuild
+from tidegate.log.format.batch import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     HEADER_SIZE,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    ControlType,
+    read_control,
 )
-from tidegate.log.batches.control import ControlType, read_control
-from tidegate.log.batches.encode import empty_batch
-from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions, MarkerKind
-from tidegate.log.cleaning.rebuilding import rebuild
+from tidegate.log.format.encode import empty_batch
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
     from tidegate.log.cleaning.key_map import KeyMap
+    from tidegate.log.format.decode import BatchTable
     from tidegate.log.segments.transaction_index import AbortedTxn
 
 Flags = NDArray[np.bool_]

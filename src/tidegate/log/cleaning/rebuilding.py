@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError
 from tidegate.kernels.record_filter import GROWTH_BYTES, REBUILD_ROW, copy_kept
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     CODEC_MASK,
     CRC_POSITION,
@@ -34,10 +34,10 @@ from tidegate.log.batches.batch import (
     BatchHeader,
     Codec,
 )
-from tidegate.log.batches.codecs import compress, decompress
+from tidegate.log.format.compression import compress, decompress
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.format.decode import BatchTable
 
 Flags = NDArray[np.bool_]
 Longs = NDArray[np.int64]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     HEADER_LAYOUT,
     HEADER_SIZE,
     LENGTH_OVERHEAD,
@@ -28,7 +28,7 @@ from tidegate.log.batches.batch import (
 )
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.format.decode import BatchTable
 
 WINDOW_BYTES: Final = 4 << 20
 UP_TO_MAGIC: Final = 17
@@ -112,7 +112,7 @@ class BatchWalk:
 
     def _pieces(self, data: memoryview) -> Iterator[Piece]:
         """The pieces that lie whole in the window, at least one."""
-        from tidegate.log.batches.decode import scan_batches
+        from tidegate.log.format.decode import scan_batches
 
         at, start = 0, self.position
         while len(data) - at > UP_TO_MAGIC:
@@ -146,7 +146,7 @@ class BatchWalk:
 
 
 def _as_batch(position: int, data: memoryview, magic: int) -> BatchRun:
-    from tidegate.log.batches.decode import scan_batches
+    from tidegate.log.format.decode import scan_batches
 
     copy = bytearray(data)
     copy[UP_TO_MAGIC - 1] = MAGIC

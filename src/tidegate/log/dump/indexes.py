@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import File, Files
-from tidegate.log.batches.batch import HEADER_SIZE, SPAN_LAYOUT
 from tidegate.log.dump.batches import BatchRun, BatchWalk, LegacyMessage
 from tidegate.log.dump.dump import DumpOptions, Findings, Target
 from tidegate.log.dump.legacy import inner_records, read_message
+from tidegate.log.format.batch import HEADER_SIZE, SPAN_LAYOUT
 from tidegate.log.producers.producer_snapshot import read_snapshot
 from tidegate.log.segments.offset_index import OffsetIndex
 from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
@@ -116,7 +116,7 @@ class _TimeCheck:
 
     def _find(self, offset: int) -> tuple[int, int] | None:
         """(last offset, largest record timestamp) of the first batch that ends at or after `offset`."""
-        from tidegate.log.batches.decode import inspect_records
+        from tidegate.log.format.decode import inspect_records
 
         start = self._offsets.lookup(offset).position
         for piece in BatchWalk(self._log, start, self._size, window_bytes=_SEARCH_BYTES):

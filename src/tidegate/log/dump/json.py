@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, TRANSACTIONAL_BIT, Codec
 from tidegate.log.dump.batches import BatchRun, OddBatch
 from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
 from tidegate.log.dump.records import RecordColumns
+from tidegate.log.format.batch import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, TRANSACTIONAL_BIT, Codec
 
 if TYPE_CHECKING:
     from numpy import bool_

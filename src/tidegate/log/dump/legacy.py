@@ -19,7 +19,7 @@ from struct import Struct
 from typing import Final
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import CODEC_MASK, LENGTH_OVERHEAD, LOG_APPEND_TIME_BIT, Buffer, Codec
+from tidegate.log.format.batch import CODEC_MASK, LENGTH_OVERHEAD, LOG_APPEND_TIME_BIT, Buffer, Codec
 
 OUTER_SIZE: Final = {0: 14, 1: 22}  # crc … value length
 _MAX_INNER_BYTES: Final = 64 << 20
@@ -107,7 +107,7 @@ def inner_records(message: LegacyRecord, *, path: Path, position: int) -> list[L
 
 
 def _decompress(message: LegacyRecord, path: Path, position: int) -> memoryview:
-    from tidegate.log.batches.codecs import decompress
+    from tidegate.log.format.compression import decompress
 
     value = message.value or b""
     if message.codec is Codec.LZ4 and message.magic == 0:

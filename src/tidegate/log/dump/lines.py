@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.log.batches.batch import LOG_APPEND_TIME_BIT
 from tidegate.log.dump.batches import BatchRun
 from tidegate.log.dump.decoders import RecordParser
 from tidegate.log.dump.records import RecordColumns
+from tidegate.log.format.batch import LOG_APPEND_TIME_BIT
 
 
 def record_lines(

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.batches.batch import CODEC_MASK, CONTROL_BIT, Codec
-from tidegate.log.batches.control import ControlType, parse_control
 from tidegate.log.dump.batches import BatchRun, BatchWalk, LegacyMessage, OddBatch
 from tidegate.log.dump.dump import MAX_INT, Control, DumpOptions, Findings, Target
 from tidegate.log.dump.legacy import inner_records, read_message
 from tidegate.log.dump.messages import CONTROL_RECORDS, read_versionless
 from tidegate.log.dump.records import RecordColumns, read_records, readable_part
+from tidegate.log.format.batch import CODEC_MASK, CONTROL_BIT, Codec, ControlType, parse_control
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +57,7 @@ class _LogDumper:
     last_offset: int = -1
 
     def run(self, run: BatchRun) -> None:
-        from tidegate.log.batches.decode import check_crcs
+        from tidegate.log.format.decode import check_crcs
 
         _refuse_unknown_codec(run, self.target)
         valid = check_crcs(run.data, run.table)
@@ -134,7 +133,7 @@ class _LogDumper:
 
 def _singles(run: BatchRun) -> list[BatchRun]:
     """The batches of a run, one run each."""
-    from tidegate.log.batches.decode import scan_batches
+    from tidegate.log.format.decode import scan_batches
 
     singles = []
     for position, size in zip(run.table.position.tolist(), run.table.size.tolist(), strict=True):

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import CODEC_MASK, HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader
-from tidegate.log.batches.one_record import read_record
 from tidegate.log.dump.batches import BatchRun
+from tidegate.log.format.batch import CODEC_MASK, HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, read_record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +63,7 @@ def read_records(run: BatchRun, path: Path) -> RecordColumns:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from tidegate.log.batches.decode import decode
+    from tidegate.log.format.decode import decode
 
     table = run.table
     batch = decode(
@@ -108,9 +107,8 @@ def readable_part(run: BatchRun) -> BatchRun | None:
 
     None when not even the first record, or the codec's bytes, can be read. For printing only: its CRC is not right.
     """
-    from tidegate.log.batches.bodies import DEFAULT_LIMITS
-    from tidegate.log.batches.codecs import decompress
-    from tidegate.log.batches.decode import scan_batches
+    from tidegate.log.format.compression import decompress
+    from tidegate.log.format.decode import DEFAULT_LIMITS, scan_batches
 
     header = BatchHeader.parse(run.data)
     count = end = 0

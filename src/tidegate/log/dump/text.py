@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import CODEC_MASK, MAX_SEQUENCE, NO_SEQUENCE, BatchHeader, Codec
 from tidegate.log.dump.batches import BatchRun, OddBatch
 from tidegate.log.dump.decoders import compact_json
 from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
 from tidegate.log.dump.records import RecordColumns, java_text
+from tidegate.log.format.batch import CODEC_MASK, MAX_SEQUENCE, NO_SEQUENCE, BatchHeader, Codec
 
 if TYPE_CHECKING:
     from numpy import bool_

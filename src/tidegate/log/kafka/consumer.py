@@ -25,8 +25,8 @@ from tidegate.kernels.client_messages import (
     look_at_headers,
     look_at_messages,
 )
-from tidegate.log.batches.record_builder import header_names
-from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
+from tidegate.log.format.record_builder import header_names
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE, TOPIC_TYPE
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.librdkafka import ClientError, Library, library
 

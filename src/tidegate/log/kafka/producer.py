@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.kernels.client_messages import DELIVERY_ROW, HEADER_ROW, NONE, look_at_deliveries
 from tidegate.kernels.client_sending import FLAGS, MOST_UNITS, TOPIC, UNIT_WORDS, send_rows
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.format.records import RecordColumns
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.librdkafka import ClientError, Library, library
 

@@ -19,7 +19,7 @@ from tidegate.clock import SystemClock
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.access.writer import Written
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
 

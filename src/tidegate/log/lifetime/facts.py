@@ -94,7 +94,7 @@ def partition_facts(
 
 def record_timestamp_ms(view: PartitionView, offset: int) -> int | None:
     """The timestamp of the record at an offset; None when it has none, or compaction removed it."""
-    from tidegate.log.batches.decode import decode
+    from tidegate.log.format.decode import decode
 
     bounds = view.bounds()
     if offset >= bounds.high_watermark:

@@ -25,19 +25,19 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Bytes
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     Codec,
+    RecordFacts,
     TimestampType,
     batch_crc,
     iter_headers,
     stamp,
 )
-from tidegate.log.batches.record_facts import RecordFacts
 from tidegate.log.producers.producer_state import BatchMetadata, Origin
 from tidegate.log.topics.topic_config import TopicConfig
 
@@ -237,7 +237,7 @@ def _check_nothing_behind(batch: Buffer, start: int, to: Appending) -> None:
 
 
 def _inspect(batch: Buffer, header: BatchHeader, to: Appending) -> RecordFacts:
-    from tidegate.log.batches.decode import (
+    from tidegate.log.format.decode import (
         inspect_records,
     )  # loads Arrow and numba, which a mere look at a log should not
 
@@ -267,8 +267,8 @@ def compression_level(codec: Codec, config: TopicConfig) -> int | None:
 
 def _rebuilt(batch: Buffer, header: BatchHeader, codec: Codec, to: Appending) -> bytearray:
     """The same records under another codec, or with offset deltas 0, 1, 2, …"""
-    from tidegate.log.batches.decode import decode
-    from tidegate.log.batches.encode import ProducerStamp, encode
+    from tidegate.log.format.decode import decode
+    from tidegate.log.format.encode import ProducerStamp, encode
 
     records = decode(batch, topic="", partition=0, control="include", any_offsets=True)
     producer = None

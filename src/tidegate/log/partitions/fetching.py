@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidegate.errors import CorruptError, OffsetOutOfRangeError, verify_command
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.segments.batch_file import headers, sound_headers
 from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_list import SegmentList
@@ -310,7 +310,7 @@ def _first_record(
     """The first record of one batch that is late enough in both time and offset."""
     import pyarrow as pa
 
-    from tidegate.log.batches.decode import decode
+    from tidegate.log.format.decode import decode
 
     batch = file.read_at(position, header.size)
     records = decode(

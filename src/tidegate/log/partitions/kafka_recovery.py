@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.producers.producer_replay import check_batch
 from tidegate.log.producers.producer_state import Origin, ProducerStates

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Bytes
-from tidegate.log.batches.batch import BatchHeader, Buffer
-from tidegate.log.batches.record_facts import RecordFacts
+from tidegate.log.format.batch import BatchHeader, Buffer, RecordFacts
 from tidegate.log.partitions import fetching
 from tidegate.log.partitions.appending import (
     AppendInfo,

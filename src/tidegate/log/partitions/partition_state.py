@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, UnavailableError
 from tidegate.files import Bytes
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.partitions.fetching import LogPoint, LogView
 from tidegate.log.partitions.loading import LoadedLog, Ports
 from tidegate.log.partitions.retiring import Retirement

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tidegate.errors import CorruptError
 from tidegate.files import Bytes, Files
-from tidegate.log.batches.batch import NO_TIMESTAMP, BatchHeader
+from tidegate.log.format.batch import NO_TIMESTAMP, BatchHeader
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.segments.file_names import INDEX_SUFFIXES, LOG, SEAL, offset_file, offsets_of
 from tidegate.log.segments.seals import (

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tidegate.errors import FencedError, InvalidError
-from tidegate.log.batches.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
+from tidegate.log.format.batch import MAX_SEQUENCE, NO_SEQUENCE, BatchHeader
 from tidegate.log.producers.producer_snapshot import NO_EPOCH, BatchMetadata, ProducerEntry
 
 _log = logging.getLogger(__name__)

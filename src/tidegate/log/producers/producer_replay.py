@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tidegate.log.batches.batch import BatchHeader, Buffer
-from tidegate.log.batches.control import ControlType, read_control
+from tidegate.log.format.batch import BatchHeader, Buffer, ControlType, read_control
 from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerAppend, ProducerStates
 from tidegate.log.segments.batch_file import headers
 from tidegate.log.segments.segment import LogSegment

@@ -25,7 +25,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.batches.batch import NO_SEQUENCE, NO_TIMESTAMP, previous_sequence
+from tidegate.log.format.batch import NO_SEQUENCE, NO_TIMESTAMP, previous_sequence
 from tidegate.log.segments.file_names import SNAPSHOT, offset_file, offsets_of
 
 VERSION: Final = 1

@@ -26,7 +26,7 @@ from types import MappingProxyType
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.producers.producer_append import CompletedTxn, Origin, ProducerAppend
 from tidegate.log.producers.producer_snapshot import BatchMetadata, ProducerEntry, SnapshotFiles
 

@@ -27,7 +27,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError, TidegateError
 from tidegate.files import Bytes, File, Files
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     HEADER_SIZE,
     LENGTH_OVERHEAD,

@@ -15,7 +15,7 @@ from typing import Final
 
 from tidegate.errors import CorruptError, verify_command
 from tidegate.files import File
-from tidegate.log.batches.batch import HEADER_SIZE, MAGIC, BatchHeader
+from tidegate.log.format.batch import HEADER_SIZE, MAGIC, BatchHeader
 from tidegate.log.segments.batch_file import BatchPlace, sound_headers
 
 WINDOW_BYTES: Final = 1 << 20

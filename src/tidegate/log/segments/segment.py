@@ -29,7 +29,7 @@ from pathlib import Path
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Bytes, File, Files
-from tidegate.log.batches.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
+from tidegate.log.format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
 from tidegate.log.segments.batch_file import (
     WINDOW_BYTES,
     BatchFile,

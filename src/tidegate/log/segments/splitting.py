@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.errors import CorruptError
-from tidegate.log.batches.batch import BatchHeader
+from tidegate.log.format.batch import BatchHeader
 from tidegate.log.segments.file_names import CLEANED
 from tidegate.log.segments.segment import LogSegment
 

@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from tidegate.errors import InvalidError
-from tidegate.log.batches.batch import NO_TIMESTAMP
+from tidegate.log.format.batch import NO_TIMESTAMP
 from tidegate.log.segments.index_file import IndexFile
 
 

@@ -70,7 +70,7 @@ def parse_records(run: SoundRun, path: Path, tap: RecordTap | None) -> list[Unpa
 
 
 def _pieces(run: SoundRun, path: Path, **wanted: Any) -> Any:
-    from tidegate.log.batches.decode import decode_pieces
+    from tidegate.log.format.decode import decode_pieces
 
     return decode_pieces(
         run.data,
@@ -84,7 +84,7 @@ def _pieces(run: SoundRun, path: Path, **wanted: Any) -> Any:
 
 
 def _blamed(run: SoundRun) -> list[Unparsed]:
-    from tidegate.log.batches.decode import inspect_records
+    from tidegate.log.format.decode import inspect_records
 
     found = []
     for position, size, offset in zip(

@@ -15,7 +15,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import File, Files
-from tidegate.log.batches.batch import CONTROL_BIT, DELETE_HORIZON_BIT
+from tidegate.log.format.batch import CONTROL_BIT, DELETE_HORIZON_BIT
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.segments.file_names import LOG, SNAPSHOT, offset_file, offsets_of
 from tidegate.log.segments.seals import check_seals, reseal_command

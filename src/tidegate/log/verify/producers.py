@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tidegate.log.batches.batch import CONTROL_BIT, HEADER_SIZE
+from tidegate.log.format.batch import CONTROL_BIT, HEADER_SIZE
 from tidegate.log.verify.findings import Findings, Severity
 from tidegate.log.verify.tracks import CACHED_BATCHES, MODULO, BatchColumns, Gap, ProducerTrack, Sent
 

@@ -34,7 +34,7 @@ from tidegate.log.verify.parsing import RecordTap, Unparsed, parse_records
 from tidegate.log.verify.scan import SegmentScan, SoundMessage
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.format.decode import BatchTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ class GatheredScan:
         self, rows: NDArray[Any], controls: dict[int, bytes], unparsed: list[Unparsed]
     ) -> Iterator[GatheredRun]:
         """Batches without damage between them, in windows (G2)."""
-        from tidegate.log.batches.batch_table import BatchTable
+        from tidegate.log.format.decode import BatchTable
 
         ends = rows["position"] + rows["length"] + 12
         first = 0

@@ -25,14 +25,14 @@ import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
-from tidegate.log.batches.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
 from tidegate.log.dump.batches import WINDOW_BYTES
 from tidegate.log.dump.legacy import LegacyRecord, inner_records, read_message
+from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
 from tidegate.log.segments.resync import next_sound_batch
 from tidegate.log.verify.findings import Findings, Severity
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.format.decode import BatchTable
 
 _CRC = Struct(">I")
 _SEARCH_BYTES: Final = 1 << 20
@@ -121,7 +121,7 @@ class SegmentScan:
         return size
 
     def _run(self, data: memoryview, end: int) -> Iterator[SoundRun]:
-        from tidegate.log.batches.decode import check_crcs, scan_batches
+        from tidegate.log.format.decode import check_crcs, scan_batches
 
         table, start = scan_batches(data, strict=False), self.position
         if self.stop is not None and start + table.end > self.stop:

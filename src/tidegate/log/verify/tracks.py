@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from tidegate.log.batches.decode import BatchTable
+    from tidegate.log.format.decode import BatchTable
     from tidegate.log.verify.parsing import CheckedRun
 
 MODULO: Final = 2**31

@@ -18,8 +18,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.batches.batch import CONTROL_BIT, TRANSACTIONAL_BIT
-from tidegate.log.batches.control import ControlType, read_control
+from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, ControlType, read_control
 from tidegate.log.producers.producer_snapshot import read_snapshot
 from tidegate.log.segments.transaction_index import AbortedTxn, TransactionIndex
 from tidegate.log.verify.findings import Findings, Severity

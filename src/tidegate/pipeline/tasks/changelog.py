@@ -38,8 +38,8 @@ from tidegate.durations import format_moment
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.chains import Chains, ChainState
 from tidegate.integrity.stamping import joined
-from tidegate.log.batches.encode import encode_together
-from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.format.encode import encode_together
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import KeyBy, To
 from tidegate.pipeline.definition.values import ValueFormat

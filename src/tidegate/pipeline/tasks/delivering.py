@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from tidegate.clock import Clock
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.batch import HEADER_SIZE, BatchHeader, iter_headers
-from tidegate.log.batches.decode import decode
+from tidegate.log.format.batch import HEADER_SIZE, BatchHeader, iter_headers
+from tidegate.log.format.decode import decode
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin

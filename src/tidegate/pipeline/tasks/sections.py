@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import FencedError
-from tidegate.log.batches.batch import HEADER_SIZE, iter_headers
-from tidegate.log.batches.decode import decode
+from tidegate.log.format.batch import HEADER_SIZE, iter_headers
+from tidegate.log.format.decode import decode
 from tidegate.pipeline.rounds.orders import Section
 
 COMPARED = ("key", "value", "headers")

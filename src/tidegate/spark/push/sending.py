@@ -36,7 +36,7 @@ from tidegate.integrity.manifest import Sent
 from tidegate.integrity.outlet import Outlet, outlet_of
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.log.access.embedded import Log
-from tidegate.log.batches.records import RecordColumns
+from tidegate.log.format.records import RecordColumns
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.sink.appending import compact
 from tidegate.waiting import waiting

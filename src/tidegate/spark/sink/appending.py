@@ -33,7 +33,7 @@ from tidegate.integrity.sender import CHECKSUMS
 from tidegate.integrity.stamping import joined
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.batches.records import RecordColumns, coerce
+from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.spark.sink.options import SinkOptions

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from tidegate.errors import InvalidError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.batches.records import HEADERS_TYPE, coerce
+from tidegate.log.format.records import HEADERS_TYPE, coerce
 
 ROWS_SCHEMA: Final = pa.schema(
     [

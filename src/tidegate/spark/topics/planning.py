@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
 from tidegate.log.access.partition_view import Bounds, PartitionView
-from tidegate.log.batches.batch import iter_headers
+from tidegate.log.format.batch import iter_headers
 from tidegate.spark.topics.extents import Extents, FolderExtents, extents_of, opened
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import EARLIEST, LATEST, Place, Position, parse_bound, share

@@ -207,7 +207,7 @@ def export(site: Site, topic: str, question: ExportQuestion) -> tuple[bytes, str
     tables = search.run()
     if question.format == "parquet":
         return _parquet(tables), "application/vnd.apache.parquet", search.following or ""
-    from tidegate.log.batches.json_records import encode_lines
+    from tidegate.log.format.json_records import encode_lines
 
     lines = b"".join(encode_lines(batch) for table in tables for batch in table.to_batches())
     return lines, "application/jsonl", search.following or ""
@@ -341,7 +341,7 @@ def _parquet(tables: list[pa.Table]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tidegate.log.batches.records import RECORD_SCHEMA
+    from tidegate.log.format.records import RECORD_SCHEMA
 
     whole = pa.concat_tables([pa.Table.from_batches([], RECORD_SCHEMA), *tables])
     out = pa.BufferOutputStream()

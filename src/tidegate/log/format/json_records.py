@@ -33,7 +33,7 @@ from msgspec import Raw
 
 from tidegate.durations import moment_ms
 from tidegate.errors import InvalidError
-from tidegate.log.batches.records import HEADERS_TYPE
+from tidegate.log.format.records import HEADERS_TYPE
 
 MAX_LINE_BYTES = 1 << 20
 MAX_DEPTH = 64

@@ -1,10 +1,8 @@
-"""The 61-byte header of a record batch (magic 2): read it, write it, check it, patch it.
+"""Record batches (magic 2) as plain bytes: read, write, check and patch the 61-byte header; read single records.
 
-Owns one header at a time, on plain bytes, without Arrow or numba, so that everything which only moves
-batches (append, fetch, recovery) stays light. It does not cover the records behind the header: `decode`
-and `encode` do, and `decode.scan_batches` reads many headers at once.
+Loads neither Arrow nor numba, so append, fetch and recovery stay light. `decode` and `encode` handle many records.
 
-All integers are big-endian and signed, the checksum excepted:
+All integers are big-endian and signed, except the checksum:
 
     0  int64  base offset            27  int64  base timestamp (the delete horizon when bit 6 is set)
     8  int32  length after this      35  int64  max timestamp (the append time when bit 3 is set)
@@ -16,17 +14,23 @@ All integers are big-endian and signed, the checksum excepted:
 
 attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon set.
 
-Invariants:
-B1  base offset and leader epoch lie before the checksummed bytes, so a leader stamps both without
-    touching the CRC.
-B2  a length is believed only after it was compared with the bytes that are there.
+A control batch holds one record, which consumers never see. A transaction marker is uncompressed, 78 bytes long:
 
-Thread rule: values and pure functions, except `stamp`, which writes the bytearray it is given.
+    key                int16 version (0) | int16 type
+    value of a marker  int16 version (0) | int32 coordinator epoch
+
+Invariants:
+B1  base offset and leader epoch lie before the checksummed bytes, so a leader can set both without
+    recomputing the CRC.
+B2  a stored length is used only after it was compared with the number of bytes present.
+
+Thread rule: values and pure functions, except `stamp`, which writes to the bytearray it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from struct import Struct
@@ -37,7 +41,6 @@ from fastcrc.crc32 import iscsi as crc32c
 from tidegate.errors import CorruptError
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
-
 HEADER_SIZE: Final = 61
 LENGTH_OVERHEAD: Final = 12
 SMALLEST_LENGTH: Final = HEADER_SIZE - LENGTH_OVERHEAD
@@ -46,19 +49,15 @@ NO_TIMESTAMP: Final = -1
 NO_PRODUCER: Final = -1
 NO_SEQUENCE: Final = -1
 NO_LEADER_EPOCH: Final = -1
-
 CRC_POSITION: Final = 17
 ATTRIBUTES_POSITION: Final = 21
-
 CODEC_MASK: Final = 0x07
 LOG_APPEND_TIME_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 _USED_BITS: Final = CODEC_MASK | LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT | DELETE_HORIZON_BIT
-
 MAX_SEQUENCE: Final = 2**31 - 1
-
 HEADER_LAYOUT: Final = Struct(">qiibIhiqqqhii")
 START_LAYOUT: Final = Struct(">qi4xb")
 """Base offset, length and magic: all that says where a batch ends."""
@@ -283,3 +282,166 @@ def corrupt_batch(
     place = f"position {position}" + (f" of {path}" if path is not None else "")
     named = "" if offset is None else f" (base offset {offset})"
     return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)
+
+
+# --- single records
+
+
+class OneRecord(NamedTuple):
+    """A record as stored: deltas, and views of its bytes."""
+
+    timestamp_delta: int
+    offset_delta: int
+    key: memoryview | None
+    value: memoryview | None
+    headers: list[tuple[memoryview, memoryview | None]]
+    end: int
+    """Position after the record."""
+
+
+def read_record(body: Buffer, position: int = 0) -> OneRecord:
+    """The record at `position`; `CorruptError` (`INVALID_RECORD`) says which field is wrong."""
+    view = memoryview(body)
+    length, start = _varint(view, position, "its length")
+    if not 0 <= length <= len(view) - start:
+        raise malformed(f"it says it has {length} bytes, {len(view) - start} are there")
+    record = view[start : start + length]
+    if not record:
+        raise malformed("it has no bytes")
+    timestamp_delta, place = _varint(record, 1, "its timestamp delta", bits=64)
+    offset_delta, place = _varint(record, place, "its offset delta")
+    key, place = _field(record, place, "its key")
+    value, place = _field(record, place, "its value")
+    count, place = _varint(record, place, "its header count")
+    if not 0 <= count <= len(record) - place:
+        raise malformed(f"it says it has {count} headers in {len(record) - place} bytes")
+    headers = []
+    for number in range(count):
+        name, place = _field(record, place, f"the key of header {number}")
+        if name is None:
+            raise malformed(f"header {number} has no key")
+        datum, place = _field(record, place, f"the value of header {number}")
+        headers.append((name, datum))
+    if place != len(record):
+        raise malformed(f"{len(record) - place} of its {length} bytes belong to no field")
+    return OneRecord(timestamp_delta, offset_delta, key, value, headers, start + length)
+
+
+def _field(record: memoryview, position: int, what: str) -> tuple[memoryview | None, int]:
+    length, position = _varint(record, position, f"the length of {what}")
+    if length == -1:
+        return None, position
+    if not 0 <= length <= len(record) - position:
+        raise malformed(f"{what} says it has {length} bytes, {len(record) - position} are left")
+    return record[position : position + length], position + length
+
+
+def _varint(buffer: memoryview, position: int, what: str, bits: int = 32) -> tuple[int, int]:
+    """The zig-zag varint at `position`, and the position after it."""
+    value = 0
+    for shift in range(0, bits, 7):
+        if position >= len(buffer):
+            raise malformed(f"the bytes end inside {what}")
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            value &= (1 << bits) - 1
+            return (value >> 1) ^ -(value & 1), position
+    raise malformed(f"{what} takes more than {bits // 7 + 1} bytes")
+
+
+def malformed(what: str) -> CorruptError:
+    return CorruptError(what, kafka_name="INVALID_RECORD")
+
+
+# --- control records
+
+MARKER_SIZE: Final = 78
+_KEY = Struct(">hh")
+_MARKER = Struct(">hi")
+
+
+class ControlType(IntEnum):
+    """What a control record says; the value is stored in its key."""
+
+    ABORT = 0
+    COMMIT = 1
+    LEADER_CHANGE = 2
+    SNAPSHOT_HEADER = 3
+    SNAPSHOT_FOOTER = 4
+    KRAFT_VERSION = 5
+    KRAFT_VOTERS = 6
+    UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRecord:
+    """A control record's type and, for a transaction marker, the epoch of its coordinator."""
+
+    kind: ControlType
+    version: int
+    coordinator_epoch: int | None = None
+
+    @property
+    def ends_transaction(self) -> bool:
+        return self.kind in (ControlType.ABORT, ControlType.COMMIT)
+
+
+def parse_control(key: Buffer | None, value: Buffer | None) -> ControlRecord:
+    """What a control record with this key and value says. A type from the future is `UNKNOWN`."""
+    if key is None or len(key) < _KEY.size:
+        there = 0 if key is None else len(key)
+        raise malformed(f"a control record's key has {there} bytes, not {_KEY.size}")
+    version, code = _KEY.unpack_from(key)
+    if version < 0:
+        raise malformed(f"a control record's key has version {version}")
+    kind = ControlType(code) if 0 <= code <= ControlType.KRAFT_VOTERS else ControlType.UNKNOWN
+    if kind not in (ControlType.ABORT, ControlType.COMMIT):
+        return ControlRecord(kind, version)
+    if value is None or len(value) < _MARKER.size:
+        there = 0 if value is None else len(value)
+        raise malformed(f"a transaction marker's value has {there} bytes, not {_MARKER.size}")
+    value_version, coordinator_epoch = _MARKER.unpack_from(value)
+    if value_version < 0:
+        raise malformed(f"a transaction marker's value has version {value_version}")
+    return ControlRecord(kind, version, coordinator_epoch)
+
+
+def read_control(buffer: Buffer, position: int = 0) -> ControlRecord:
+    """The control record of the control batch at `position` (whose CRC the caller has checked)."""
+    header = BatchHeader.parse(buffer, position)
+    if not header.is_control or header.size > len(buffer) - position:
+        raise CorruptError(
+            f"no whole control batch at position {position}", position=position, offset=header.base_offset
+        )
+    body: Buffer = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    if header.codec is not Codec.NONE:
+        from tidegate.log.format.compression import decompress
+
+        body = decompress(header.codec, body, limit=1 << 20)
+    try:
+        record = read_record(body)
+        return parse_control(record.key, record.value)
+    except CorruptError as error:
+        raise CorruptError(
+            f"the control batch at position {position} (offset {header.base_offset}): {error}",
+            position=position,
+            offset=header.base_offset,
+            kafka_name=error.kafka_name,
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFacts:
+    """Facts over all records of one batch."""
+
+    count: int
+    min_timestamp: int
+    """The smallest timestamp that is not -1; -1 when no record has one."""
+    max_timestamp: int
+    max_timestamp_offset: int
+    """Offset of the first record with the largest timestamp; counted from the base offset as stored."""
+    null_keys: int
+    consecutive: bool
+    """Whether the offset deltas are 0, 1, 2, …"""

@@ -1,33 +1,38 @@
-"""Arrow columns into record batches: whole tables at a time, without a Python object for any record.
+"""Encode Arrow columns as record batches, a whole table at a time, without a Python object per record.
 
-Owns the path from `RecordColumns` to the bytes of batches: exact sizes first, so that a table splits into
-batches of a wanted size by arithmetic, then one pass that writes. Compression is `codecs`', the header is
-`batch`'s; offsets and leader epochs are the log's to assign (`batch.stamp`).
+Computes exact sizes first, so a table is split into batches of the wanted size without trial encoding, then writes
+in one pass. Offsets and leader epochs are assigned by the log (`batch.stamp`). A null timestamp becomes `now_ms`, or
+none (-1) without `now_ms`.
 
-A null timestamp becomes `now_ms`, as a producer would write it; without `now_ms` it stays none (-1).
+Column buffers are passed to the kernels without copying, unless timestamps or header lists contain nulls. Slices share
+their parent's buffers and start at an offset; validity may be missing; an empty array may have no buffers.
 
-Thread rule: pure functions; the kernels run without the interpreter lock.
+Thread rule: pure functions; arrays borrow the columns' memory and keep it alive; kernels run without the
+interpreter lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
 from tidegate.kernels.encoding import (
     LARGEST_INT64,
     SIZES_ROW,
+    BinarySource,
     RecordSource,
     Sizes,
     encode_records,
     size_records,
 )
-from tidegate.log.batches.batch import (
+from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     CONTROL_BIT,
     CRC_POSITION,
@@ -42,13 +47,83 @@ from tidegate.log.batches.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     Codec,
+    RecordFacts,
     batch_crc,
     next_sequence,
 )
-from tidegate.log.batches.codecs import compress
-from tidegate.log.batches.column_buffers import NO_DELTAS, record_source
-from tidegate.log.batches.record_facts import RecordFacts
-from tidegate.log.batches.records import RecordTable, coerce, pieces
+from tidegate.log.format.compression import compress
+from tidegate.log.format.records import RecordColumns, RecordTable, coerce, pieces
+
+# --- Arrow buffers
+
+
+def _fixed(array: NDArray[Any]) -> NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+NO_DELTAS: Final = _fixed(np.empty(0, np.int64))
+_NO_ENDS: Final = _fixed(np.zeros(0, np.int32))
+_ONE_END: Final = _fixed(np.zeros(1, np.int32))
+_NO_BYTES: Final = _fixed(np.zeros(0, np.uint8))
+_NO_BINARY: Final = BinarySource(_ONE_END, _NO_BYTES, _NO_BYTES, 0)
+
+
+def record_source(columns: RecordColumns, deltas: NDArray[np.int64], now_ms: int | None) -> RecordSource:
+    """The columns' buffers. Null timestamps become `now_ms`, or none without it; `deltas` is passed on."""
+    header_ends, header_key, header_value = _headers(columns.headers)
+    return RecordSource(
+        timestamp=_timestamps(columns.timestamp, now_ms),
+        deltas=_fixed(deltas[:]),
+        key=_binary(columns.key),
+        value=_binary(columns.value),
+        header_ends=header_ends,
+        header_key=header_key,
+        header_value=header_value,
+    )
+
+
+def _timestamps(column: pa.Int64Array, now_ms: int | None) -> NDArray[np.int64]:
+    if column.null_count:
+        column = pc.fill_null(column, NO_TIMESTAMP if now_ms is None else now_ms)
+    return _view(column.buffers()[1], np.int64, column.offset, len(column))
+
+
+def _headers(column: pa.ListArray | None) -> tuple[NDArray[np.int32], BinarySource, BinarySource]:
+    if column is None or len(column) == 0:
+        return _NO_ENDS, _NO_BINARY, _NO_BINARY
+    if column.null_count:
+        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        ends = _fixed(np.concatenate([_ONE_END, np.cumsum(counts, dtype=np.int32)]))
+        entries = column.flatten()
+    else:
+        ends = _view(column.buffers()[1], np.int32, column.offset, len(column) + 1)
+        entries = column.values
+    return ends, _binary(entries.field("key")), _binary(entries.field("value"))
+
+
+def _binary(column: pa.BinaryArray | pa.StringArray) -> BinarySource:
+    if len(column) == 0:
+        return _NO_BINARY
+    valid, ends, content = column.buffers()
+    return BinarySource(
+        ends=_view(ends, np.int32, column.offset, len(column) + 1),
+        content=_view(content),
+        valid=_view(valid) if column.null_count else _NO_BYTES,
+        skip=column.offset,
+    )
+
+
+def _view(
+    buffer: pa.Buffer | None, dtype: type[np.generic] = np.uint8, start: int = 0, length: int | None = None
+) -> NDArray[Any]:
+    if buffer is None:
+        return _fixed(np.zeros(length or 0, dtype))
+    array = np.frombuffer(buffer, dtype)
+    return _fixed(array[start:] if length is None else array[start : start + length])
+
+
+# --- batches
 
 LARGEST_BODY: Final = 2**31 - 1 - HEADER_SIZE
 UNBOUNDED: Final = 2**62

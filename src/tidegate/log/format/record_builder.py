@@ -36,7 +36,7 @@ from tidegate.kernels.decoding import (
     RecordArrays,
     decode_records,
 )
-from tidegate.log.batches.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RECORD_SCHEMA, TIMESTAMP_TYPE
 
 LARGEST_COLUMN: Final = 2**31 - 1  # Arrow's 32-bit offsets
 SPARE_BYTES: Final = 64 << 20

@@ -27,7 +27,7 @@ import cramjam
 import numpy as np
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.log.batches.batch import Buffer, Codec
+from tidegate.log.format.batch import Buffer, Codec
 
 XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 XERIAL_HEADER: Final = XERIAL_MAGIC + b"\0\0\0\1" * 2

@@ -1,0 +1,1 @@
+"""The bytes of record batches, and the conversion to and from Arrow."""
