@@ -235,7 +235,7 @@ def ran(
         write(folder, part, partitions)
         is_last = piece == way.pieces - 1
         for stop in (None,) if way.stops is None else (way.stops, way.stops, None):
-            app = tg.App("matrix", data=folder, idle_after=None if way.closes else "30s")
+            app = tg.App("matrix", data=folder, idle_after=None if way.closes else "1h")
             flows = [name for chain in chosen if (name := defined(app, chain)) is not None]
             _run(app, engine, stop, way.size * len(flows), close=is_last and way.closes)
     return {name: outcome(folder, app, name, log) for name in flows}
