@@ -281,6 +281,61 @@ def test_states_keep_their_own_extra_in_the_checkpoint() -> None:
     assert fresh.watermark == 4711
 
 
+def test_a_named_value_is_of_the_moment_of_the_checkpoint_and_charged_as_state() -> None:
+    worker = Worker()
+    worker.attach(store())
+    handle = worker.runtime.state_handle(TASK, "clocks", BytesCodec(), keyed=False)
+    assert handle.kept("one") is None
+    now = b"a"
+    handle.keep("one", lambda: now)
+    assert worker.runtime.is_at(TASK, None), "to begin to keep a value is no change"
+    token = worker.runtime.checkpoint(TASK)
+    assert worker.runtime.checkpoint(TASK) == token
+    now = b"b" * 1000
+    assert not worker.runtime.is_at(TASK, token)
+    small, later = worker.used("state_cache"), worker.runtime.checkpoint(TASK)
+    assert later != token
+    assert worker.used("state_cache") - small == 999
+    assert handle.kept("one") == now
+
+    worker.runtime.apply_checkpoint(TASK, token)
+    assert handle.kept("one") == now, "who keeps a value is asked again after a restore"
+    for wanted, value in ((token, b"a"), (later, now)):
+        other = Worker(backend=worker.backend, seed=7)
+        other.runtime.apply_checkpoint(TASK, wanted)
+        fresh = other.runtime.state_handle(TASK, "clocks", BytesCodec(), keyed=False)
+        assert fresh.kept("one") == value
+        assert fresh.kept("two") is None
+        other.attach(store())
+        other.append(other.attach(store(name="more")), rows(1))
+        again = other.runtime.checkpoint(TASK)
+        last = Worker(backend=worker.backend, seed=8)
+        last.runtime.apply_checkpoint(TASK, again)
+        kept = last.runtime.state_handle(TASK, "clocks", BytesCodec(), keyed=False).kept("one")
+        assert kept == value, "nobody kept it in between"
+        last.runtime.detach(TASK)
+        assert last.runtime.pool.total == 0
+
+
+def test_a_named_value_whose_checkpoint_failed_is_not_taken_for_saved() -> None:
+    worker = Worker(backend=(backend := WatchedBackend(MemoryBackend(), BackendRecorder())))
+    worker.attach(store())
+    now = b"a"
+    worker.runtime.state_handle(TASK, "clocks", BytesCodec(), keyed=False).keep("one", lambda: now)
+    token = worker.runtime.checkpoint(TASK)
+    now = b"b"
+    backend.watch = DieAt(1)
+    with pytest.raises(SimulatedCrash):
+        worker.runtime.checkpoint(TASK)
+    assert not worker.runtime.is_at(TASK, token)
+
+
+def test_a_handle_without_keys_says_so() -> None:
+    handle = Worker().runtime.state_handle(TASK, "clocks", BytesCodec(), keyed=False)
+    with pytest.raises(InvalidError, match="open its handle with keyed=True"):
+        handle.get(b"key")
+
+
 def test_the_cut_is_one_moment_also_when_the_operator_does_not_wait() -> None:
     """WS-INV-18: rows and a state that counts them change between the steps: the token has both or neither."""
     worker = Worker()

@@ -21,6 +21,7 @@ from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.storage.state.cache import StateCache
 from tidegate.storage.state.handle import StateCaches, StateHandle
+from tidegate.storage.state.named import NamedValues
 from tidegate.storage.state.ports import BytesCodec
 from tidegate.storage.state.residents import ENTRY_BYTES, hash_of
 from tidegate.testing.storage import keys_of_one_hash
@@ -107,7 +108,7 @@ class Bench:
         return int(self.caches.hot_keys(task).nbytes.sum())
 
     def handle(self, task: str = "t", namespace: str = "op") -> StateHandle[State]:
-        return self.caches.handle(task, namespace, self.codec)
+        return self.caches.handle(task, namespace, self.codec, NamedValues(task, self.pool))
 
     def cache(self, task: str = "t") -> StateCache[State]:
         return self.caches.of(task)[0]
@@ -591,13 +592,14 @@ def test_a_namespace_is_a_plain_name(bench: Bench, namespace: str) -> None:
 def test_one_namespace_has_one_codec(bench: Bench) -> None:
     bench.handle()
     with pytest.raises(InvalidError, match="BytesCodec"):
-        bench.caches.handle("t", "op", BytesCodec())
-    plain = bench.caches.handle("t", "raw", BytesCodec())
+        bench.caches.handle("t", "op", BytesCodec(), NamedValues("t", bench.pool))
+    named = NamedValues("t", bench.pool)
+    plain = bench.caches.handle("t", "raw", BytesCodec(), named)
     plain.put(b"k", b"blob")
     plain.flush_all()
     bench.caches.drop(["t"])
     assert bench.caches.of("t") == [] and bench.pool.total == 0
-    assert bench.caches.handle("t", "raw", BytesCodec()).get(b"k") == b"blob"
+    assert bench.caches.handle("t", "raw", BytesCodec(), named).get(b"k") == b"blob"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -16,6 +16,7 @@ from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.progress import OperatorState
 from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)
@@ -326,6 +327,49 @@ def test_ids_of_other_columns_are_not_compared_with_those_of_the_checkpoint() ->
         other.runtime.apply_checkpoint(TASK, token)
 
 
+@pytest.mark.parametrize("attach_first", [True, False])
+def test_progress_of_a_release_that_kept_it_beside_the_rows_is_taken_over(
+    monkeypatch: pytest.MonkeyPatch, attach_first: bool
+) -> None:
+    definition, worker = Deduplicate("id", "60ms", grace="30ms"), Worker()
+    with monkeypatch.context() as before:
+        before.setattr(OperatorState, "encode_extra", lambda state: state.encode_progress())
+        before.setattr(OperatorState, "keep", lambda state: None)
+        operator = operator_on(worker, definition)
+        operator.process(batch_of([Record("x", 100, 0), Record("y", 140, 1)]), NOW)
+        token = worker.runtime.checkpoint(TASK)
+    assert worker.used("state_cache") == 0, "nothing is in the handle"
+    rest = [Record("x", 150, 3), Record("z", 105, 4), Record("y", 200, 5)]
+    expected = forwarded(operator.process(batch_of(rest), NOW))
+    assert expected == [(0, 5)], "z is late, x a duplicate"
+    other = Worker(backend=worker.backend, seed=5)
+    if attach_first:
+        reborn = operator_on(other, definition)
+        other.runtime.apply_checkpoint(TASK, token)
+    else:
+        other.runtime.apply_checkpoint(TASK, token)
+        reborn = operator_on(other, definition)
+    assert forwarded(reborn.process(batch_of(rest), NOW)) == expected
+    later = Worker(backend=worker.backend, seed=6)
+    later.runtime.apply_checkpoint(TASK, other.runtime.checkpoint(TASK))
+    last = operator_on(later, definition)
+    assert later.used("state_cache") > 0, "now it is in the handle"
+    for each in (reborn, last):
+        assert (each.counters, each.clocks.time_of(0)) == (operator.counters, 200)
+
+
+def test_rows_without_their_progress_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    with monkeypatch.context() as damaged:
+        damaged.setattr(OperatorState, "keep", lambda state: None)
+        operator_on(worker, Deduplicate("id", "60ms")).process(batch_of(records_at("x", 1)), NOW)
+        token = worker.runtime.checkpoint(TASK)
+    other = Worker(backend=worker.backend, seed=3)
+    operator_on(other, Deduplicate("id", "60ms"))
+    with pytest.raises(CorruptError, match="not its operator's progress"):
+        other.runtime.apply_checkpoint(TASK, token)
+
+
 @pytest.mark.parametrize("data", [b"\x09", b"\x01\x91", b"\x01\xff"])
 def test_damaged_progress_is_refused(data: bytes) -> None:
     state = operator_on(Worker(), Deduplicate("id", "60ms")).states[0]
@@ -363,7 +407,9 @@ def test_state_stays_proportional_to_horizon_and_grace() -> None:
     operator.tick(Moment(0, watermark=10**9))
     assert index.total_rows == 0
     assert worker.runtime.backlog.used == 0
-    assert worker.runtime.pool.total == 0
+    assert worker.runtime.pool.total == worker.used("state_cache") < 1000, (
+        "the operator's progress, nothing else"
+    )
 
 
 def test_a_leap_of_time_keeps_nothing_of_before_it() -> None:

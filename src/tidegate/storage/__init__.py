@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tidegate.storage.runtime import WorkerStorageRuntime
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state.handle import StateHandle
+    from tidegate.storage.state.named import PROGRESS
     from tidegate.storage.state.ports import BytesCodec, StateCodec
     from tidegate.storage.stats import StorageStats
     from tidegate.storage.wiring import Leaks
@@ -52,6 +53,7 @@ _HOME = {
     "runtime": ("WorkerStorageRuntime",),
     "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
     "state.handle": ("StateHandle",),
+    "state.named": ("PROGRESS",),
     "state.ports": ("BytesCodec", "StateCodec"),
     "stats": ("StorageStats",),
     "wiring": ("Leaks",),
@@ -60,6 +62,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
+    "PROGRESS",
     "All",
     "AppendBatch",
     "BucketIndex",

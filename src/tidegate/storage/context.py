@@ -32,9 +32,14 @@ class RuntimeContext:
     def writer(self) -> StorageWriter:
         return self._storage.writer()
 
-    def state_handle(self, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
-        """The task's state of this name; the same values for every handle of it."""
-        return self._storage.state_handle(self.task, namespace, codec)
+    def state_handle(
+        self, namespace: str, codec: StateCodec[Value], *, keyed: bool = True
+    ) -> StateHandle[Value]:
+        """The task's state of this name; the same values for every handle of it.
+
+        With `keyed=False` it has named values only (`keep`).
+        """
+        return self._storage.state_handle(self.task, namespace, codec, keyed=keyed)
 
     def attach(self, state: BucketIndexState) -> None:
         """Give a state's rows to storage: maintained, checkpointed and restored from now on."""

@@ -36,6 +36,7 @@ from tidegate.storage.packs.open_packs import PackCache
 from tidegate.storage.packs.token import Token
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.state.handle import StateHandle
+from tidegate.storage.state.named import PROGRESS, NamedValues
 from tidegate.storage.state.ports import StateCodec, Value
 from tidegate.storage.state.shelf import shelf_state
 from tidegate.storage.stats import StorageStats
@@ -97,12 +98,17 @@ class WorkerStorageRuntime:
     def writer(self) -> StorageWriter:
         return self._writer
 
-    def state_handle(self, task: str, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
-        """The per-key state of this name; all handles of one task and name share one cache."""
+    def state_handle(
+        self, task: str, namespace: str, codec: StateCodec[Value], *, keyed: bool = True
+    ) -> StateHandle[Value]:
+        """The state of this name; all handles of one task and name share one cache.
+
+        With `keyed=False` it has named values only (`keep`), and the task no store for values by key.
+        """
         storage = self._task(task)
-        if STATE_PREFIX + namespace not in storage.stores:
+        if keyed and STATE_PREFIX + namespace not in storage.stores:
             self.attach(task, shelf_state(namespace))
-        return self._parts.states.handle(task, namespace, codec)
+        return self._parts.states.handle(task, namespace, codec, storage.named)
 
     def context(self, task: str) -> RuntimeContext:
         """What the task's operators are given."""
@@ -144,6 +150,7 @@ class WorkerStorageRuntime:
             parts.drop_hot(storage, gone.hot)
             parts.retire(storage, gone.stored)
             parts.backlog.release(gone.charge, task=task)
+            storage.named.drop(f"{PROGRESS}/{store.spec.name}")
             with storage.lock:
                 del storage.stores[store.spec.name]
             return
@@ -357,7 +364,9 @@ class WorkerStorageRuntime:
         if found is not None:
             return found
         parts.pool.attach(task)
-        storage = TaskStorage(task, KeyLru(task), ManifestChain(parts.backend, task))
+        storage = TaskStorage(
+            task, KeyLru(task), ManifestChain(parts.backend, task), NamedValues(task, parts.pool)
+        )
         added = parts.tasks.add(storage)
         if added is storage:
             parts.stats.watch_task(

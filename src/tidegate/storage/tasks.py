@@ -18,6 +18,7 @@ from tidegate.storage.index.state import BucketIndexState, ExtraState
 from tidegate.storage.memory.cold_reads import ColdReads
 from tidegate.storage.packs.manifest import ManifestChain, StoreState
 from tidegate.storage.spec import Cursor, StoreSpec
+from tidegate.storage.state.named import NamedValues
 
 if TYPE_CHECKING:
     from tidegate.storage.memory.key_lru import KeyLru
@@ -72,6 +73,7 @@ class TaskStorage:
     task: str
     key_lru: KeyLru
     chain: ManifestChain
+    named: NamedValues
     stores: dict[str, AttachedStore] = field(default_factory=dict)
     restored: dict[str, StoreState] = field(default_factory=dict)  # of the last restore, not attached yet
     cursors: dict[str, Cursor | None] = field(default_factory=dict)  # the highest of each restored store
@@ -102,7 +104,7 @@ class TaskStorage:
         if standing is None or standing.token != token or self.failure is not None:
             return False
         stores = self.stores
-        if len(stores) != len(standing.marks):
+        if len(stores) != len(standing.marks) or not self.named.is_saved():
             return False
         return all(
             (store := stores.get(name)) is not None and mark_of(store) == mark

@@ -22,6 +22,7 @@ from tidegate.errors import InvalidError
 from tidegate.storage.memory.key_lru import HotKeys, KeyLru, key_weights
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.state.cache import StateCache
+from tidegate.storage.state.named import NamedValues
 from tidegate.storage.state.ports import BlobShelf, StateCodec, Value
 from tidegate.storage.state.residents import Entry
 
@@ -47,10 +48,11 @@ class Held(Generic[Value]):
 
 
 class StateHandle(Generic[Value]):
-    """An operator's state: one value a key, kept beyond memory and across restarts."""
+    """An operator's state, kept beyond memory and across restarts: one value a key, and a few values by name."""
 
-    def __init__(self, cache: StateCache[Value]) -> None:
+    def __init__(self, cache: StateCache[Value], named: NamedValues) -> None:
         self._cache = cache
+        self._named = named
 
     @property
     def task(self) -> str:
@@ -97,6 +99,19 @@ class StateHandle(Generic[Value]):
         """Save every dirty key; how many there were."""
         return self._cache.flush()
 
+    def keep(self, name: str, value: Callable[[], Value]) -> None:
+        """Have what `value` returns in every checkpoint; it is called inside the cut, on the operator's thread.
+
+        For the one value of an operator, such as its clocks: it is in the manifest and never leaves memory.
+        """
+        encode = self._cache.codec.encode
+        self._named.keep(f"{self.namespace}/{name}", lambda: encode(value()))
+
+    def kept(self, name: str) -> Value | None:
+        """The value of this name as the last restore or checkpoint has it; None when there is none."""
+        blob = self._named.get(f"{self.namespace}/{name}")
+        return None if blob is None else self._cache.codec.decode(blob)
+
     def get_many(self, keys: pa.BinaryArray) -> pa.BinaryArray:
         """The blobs of many keys as one column, null where there is none."""
         return self._cache.get_many(keys)
@@ -131,7 +146,9 @@ class StateCaches:
         self._lock = threading.Lock()
         self._caches: dict[tuple[str, str], StateCache[Any]] = {}
 
-    def handle(self, task: str, namespace: str, codec: StateCodec[Value]) -> StateHandle[Value]:
+    def handle(
+        self, task: str, namespace: str, codec: StateCodec[Value], named: NamedValues
+    ) -> StateHandle[Value]:
         """A handle on the one cache of the task and namespace, which the first call makes."""
         if not namespace or "/" in namespace:
             raise InvalidError(
@@ -156,7 +173,7 @@ class StateCaches:
                     f"state {namespace} of task {task} is open with {type(cache.codec).__name__} and asked for with "
                     f"{type(codec).__name__}: use one codec, or another namespace"
                 )
-            return StateHandle(cache)
+            return StateHandle(cache, named)
 
     def of(self, task: str) -> list[StateCache[Any]]:
         """The caches of a task, by namespace."""

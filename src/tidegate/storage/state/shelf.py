@@ -17,14 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.errors import InternalError
+from tidegate.errors import InternalError, InvalidError
 from tidegate.storage.index.bucket_index import BucketIndex
 from tidegate.storage.index.state import PlainState
 from tidegate.storage.reading.plan import RangeRequest
 from tidegate.storage.reading.reader import StorageReader
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.storage.tasks import STATE_PREFIX, Tasks
+from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, Tasks, TaskStorage
 
 if TYPE_CHECKING:
     from tidegate.storage.writer import StorageWriter
@@ -63,7 +63,7 @@ class StateShelf:
         if self._writer is None:
             raise InternalError("the shelf of state blobs is used before the runtime is put together")
         storage = self._tasks.get(task)
-        store = storage.stores[STATE_PREFIX + namespace]
+        store = _store(storage, namespace)
         zeros = pa.array(np.zeros(len(keys), np.int64))
         rows = pa.RecordBatch.from_arrays(
             [keys, zeros, zeros, deleted, blobs], names=["key", "ts", "seq", "deleted", "blob"]
@@ -74,13 +74,22 @@ class StateShelf:
     def read(
         self, task: str, namespace: str, keys: pa.BinaryArray
     ) -> tuple[npt.NDArray[np.bool_], pa.BinaryArray]:
-        state = self._tasks.get(task).stores[STATE_PREFIX + namespace].state
+        state = _store(self._tasks.get(task), namespace).state
         plan = self._reader.plan(task, state, [RangeRequest(keys)])
         with self._reader.load(plan) as loaded:
             table = loaded.to_table()
         places = pc.index_in(keys, value_set=_one(table.column("key")))
         found: npt.NDArray[np.bool_] = places.is_valid().to_numpy(zero_copy_only=False)
         return found, _one(table.column("blob")).take(places)
+
+
+def _store(storage: TaskStorage, namespace: str) -> AttachedStore:
+    found = storage.stores.get(STATE_PREFIX + namespace)
+    if found is None:
+        raise InvalidError(
+            f"state {namespace} of task {storage.task} has no values by key: open its handle with keyed=True"
+        )
+    return found
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

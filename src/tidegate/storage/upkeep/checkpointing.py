@@ -5,7 +5,7 @@ can happen to the task, every cache is clean and every run stored. That moment i
 runs and pins their packs in the same critical sections; the manifest is written from it while readers and
 background maintenance go on.
 
-C1  one consistent cut (INV-18): rows, state blobs, counters and extras are those of one moment.
+C1  one consistent cut (INV-18): rows, state blobs, named values, counters and extras are those of one moment.
 C2  every pack it names is pinned from the cut until it is held for the checkpoint, and held until the checkpoint is
     released, or a later one is begun that finds enough newer ones retained (INV-10).
 C3  incremental: runs that are stored already are named, not written.
@@ -30,6 +30,7 @@ from tidegate.storage.packs.manifest import Manifest, StoreState
 from tidegate.storage.packs.token import Token
 from tidegate.storage.parts import StorageParts
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
+from tidegate.storage.state.named import extras_of
 from tidegate.storage.tasks import AttachedStore, Mark, Standing, TaskStorage, mark_of
 from tidegate.storage.upkeep.dump import dump
 from tidegate.storage.upkeep.operations import Operation
@@ -47,6 +48,7 @@ class Cut:
     marks: list[tuple[AttachedStore, int]]
     touched: dict[str, set[int]]  # buckets that may differ from the last checkpoint's
     stand: dict[str, Mark]
+    values: dict[str, bytes]
 
 
 def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
@@ -105,7 +107,12 @@ def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Col
         cut = yield from _come_to_rest(parts, task, pinned)
         since_ms, task.unnamed_since_ms = task.unnamed_since_ms, None
         yield "cut"
-        manifest = Manifest(task.task, task.number + 1, {**task.restored, **cut.stores}, cut.cursors)
+        manifest = Manifest(
+            task.task,
+            task.number + 1,
+            {**task.restored, **cut.stores},
+            {**cut.cursors, **extras_of(cut.values)},
+        )
         before = set(task.chain.names())
         touched = {name: cut.touched.get(name, set()) for name in manifest.stores}
         try:
@@ -115,6 +122,7 @@ def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Col
             raise
         task.number = manifest.number
         task.standing = Standing(token, frozenset(manifest.stores), cut.stand)
+        task.named.saved(cut.values)
         packs = manifest.packs()
         retain(parts, task, manifest.number, {*packs, *task.chain.names()})
         # Manifests that neither the next one builds on nor a retained checkpoint needs can go.
@@ -170,7 +178,7 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
     for cache in parts.states.of(task.task):
         if cache.dirty:
             return None, f"state {cache.namespace}"
-    cut = Cut({}, {}, [], {}, {})
+    cut = Cut({}, {}, [], {}, {}, task.named.ask())
     with ExitStack() as leases:
         for store in task.attached():
             index, name = store.state.index, store.spec.name

@@ -53,12 +53,14 @@ def restore(
     task.unnamed_since_ms = None
     task.restored = dict(manifest.stores)
     task.cursors = {name: cursor_of(manifest, name) for name in manifest.stores}
+    task.named.load(manifest.extras)  # before the stores: their states look for their values there
     for store in task.attached():
         if store.spec.name in task.restored:
             fill(task, store)
         elif isinstance(store.state, ExtraState):
             store.state.restore_extra(b"")  # it did not exist then: its clocks and counters begin anew, too
         task.standing.marks[store.spec.name] = mark_of(store)
+    task.named.saved(task.named.ask())
     task.is_measured = False
     task.failure = None
 
@@ -77,6 +79,7 @@ def _load(parts: StorageParts, task: TaskStorage, encoded: bytes) -> tuple[Manif
 def forget(parts: StorageParts, task: TaskStorage) -> None:
     """Empty the task: its indexes, caches, clock, queue and budgets. Holds of checkpoints stay."""
     parts.states.clear(task.task)
+    task.named.load({})
     for store in task.attached():
         gone = store.state.index.load((), next_order=0, max_cursor=None)
         parts.use.remove(task.task, gone.stored)

@@ -39,7 +39,7 @@ from tidegate.windows.operators.assignment import LateLines
 from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
 from tidegate.windows.operators.late import LATE, LateSettings, LateTable
 from tidegate.windows.operators.layout import StateLayout, grown, window_layout
-from tidegate.windows.operators.progress import Progress, decode, encode
+from tidegate.windows.operators.progress import OperatorState, decode, encode
 from tidegate.windows.operators.shapes import (
     LateRows,
     Moment,
@@ -53,7 +53,6 @@ from tidegate.windows.operators.shapes import (
 from tidegate.windows.operators.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, Stamped, StreamClocks
 from tidegate.windows.stores.expiry import Compat as StoreCompat
 from tidegate.windows.stores.segmented_store import SegmentedStore
-from tidegate.windows.stores.state import StoreState
 
 Compat = Literal["kafka-streams"]
 _NO_ROWS = np.empty(0, np.int64)
@@ -83,14 +82,20 @@ class FutureGuard:
         object.__setattr__(self, "policy", policy)
 
 
-class WindowOperatorState(StoreState):
-    """The store's index, with the operator's progress in the checkpoint beside it."""
+class WindowOperatorState(OperatorState):
+    """The store's index and the operator's progress."""
 
-    def __init__(self, spec: StoreSpec, clocks: StreamClocks, *, step_ms: int, forgets: bool) -> None:
-        super().__init__(spec)
-        self._step_ms, self._forgets = step_ms, forgets
-        self.clocks = clocks
-        self.progress = Progress()
+    def __init__(
+        self,
+        context: RuntimeContext,
+        spec: StoreSpec,
+        clocks: StreamClocks,
+        *,
+        step_ms: int,
+        forgets: bool,
+    ) -> None:
+        super().__init__(context, spec, clocks, forgets=forgets)
+        self._step_ms = step_ms
 
     @property
     def floor(self) -> int:
@@ -103,18 +108,11 @@ class WindowOperatorState(StoreState):
         floor = self.floor
         return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         self.progress.clocks = self.clocks.saved()
         return encode(self.progress)
 
-    def restore_extra(self, data: bytes) -> None:
-        self.roll_back(data)
-        if self._forgets or not data:
-            self.clocks.forget()
-        self.restored()
-
     def roll_back(self, data: bytes) -> None:
-        """As it was when `encode_extra` answered this."""
         self.progress = decode(data)
         self.clocks.restore(self.progress.clocks)
 
@@ -180,7 +178,9 @@ class WindowedOperator(ABC):
         self._folds = Folds(aggregates)
         layout = window_layout(kind) if layout is None else layout
         spec = grown(self._spec(name, layout), self._folds, layout, values)
+        context = runtime.context(task)
         self._state = WindowOperatorState(
+            context,
             spec,
             StreamClocks(partitions),
             step_ms=self._step_ms,
@@ -191,8 +191,8 @@ class WindowedOperator(ABC):
             # Kafka Streams emits on close from its time-ordered store, which reads one millisecond further back.
             is_on_close = self._emit is Emit.CLOSE
             rules = StoreCompat.KAFKA_STREAMS_TIME_ORDERED if is_on_close else StoreCompat.KAFKA_STREAMS
-        context = runtime.context(task)
         self._open_store(context, rules)
+        self._state.keep()
         self.late_table = None
         if late is not None and values is not None:
             self.late_table = LateTable(context, name, values, late, lambda: self._state.floor)
@@ -225,7 +225,7 @@ class WindowedOperator(ABC):
         pieces: list[WindowRows] = []
         if len(batch):
             latest = LATEST if self._future is None else min(moment.now_ms + self._future.ahead_ms, LATEST)
-            saved, stream_time = self._state.encode_extra(), self._state.stream_time
+            saved, stream_time = self._state.encode_progress(), self._state.stream_time
             try:
                 stamped = self.clocks.stamp(batch, moment.now_ms, latest=latest, trusted=self._is_stamped)
                 taken = self._take(batch, stamped)

@@ -106,11 +106,16 @@ class DedupeOperator:
         secret = b"".join(chance.below(2**64).to_bytes(8, "little") for _ in range(2))
         width = dedupe_layout(definition).bucket_ms if bucket_ms is None else bucket_ms
         types = [str(values.field(column).type) for column in definition.columns]
-        self._state = state = DedupeState(
-            ids_spec(name, width), StreamClocks(partitions), secret, (list(definition.columns), types)
-        )
         context = runtime.context(task)
+        self._state = state = DedupeState(
+            context,
+            ids_spec(name, width),
+            StreamClocks(partitions),
+            secret,
+            (list(definition.columns), types),
+        )
         self._store = WindowStore(context, state, retention=definition.retention_ms)
+        state.keep()
         self.late_table = None
         if late_table is not None:
             self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)
@@ -136,7 +141,7 @@ class DedupeOperator:
         """
         if not len(batch):
             return self.tick(moment)
-        saved = self._state.encode_extra()
+        saved = self._state.encode_progress()
         try:
             judged = self._judge(batch, moment)
             counts = [int(np.count_nonzero(judged.verdicts == verdict)) for verdict in range(NO_ID + 1)]

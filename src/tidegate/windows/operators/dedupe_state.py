@@ -1,6 +1,6 @@
 """What makes records one event, and what an operator that finds them keeps: definition, store and progress.
 
-In the checkpoint, beside the ids:
+A `StateHandle` keeps in the checkpoint, beside the ids:
 
     version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
 
@@ -20,11 +20,10 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.storage import Merge, StoreSpec
+from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.windows.kinds import LATEST
-from tidegate.windows.operators.progress import Progress
+from tidegate.windows.operators.progress import OperatorState, Progress
 from tidegate.windows.operators.stream_time import StreamClocks
-from tidegate.windows.stores.state import StoreState
 
 LatePolicy = Literal["drop", "forward"]
 VERSION = 1
@@ -76,36 +75,33 @@ class _Extra(msgspec.Struct, array_like=True):
     progress: Progress
 
 
-class DedupeState(StoreState):
-    """The ids' index, with the secret, the clocks and the counters in the checkpoint beside it."""
+class DedupeState(OperatorState):
+    """The ids' index; the secret, the clocks and the counters are the operator's progress."""
 
     def __init__(
-        self, spec: StoreSpec, clocks: StreamClocks, secret: bytes, shape: tuple[list[str], list[str]]
+        self,
+        context: RuntimeContext,
+        spec: StoreSpec,
+        clocks: StreamClocks,
+        secret: bytes,
+        shape: tuple[list[str], list[str]],
     ) -> None:
-        super().__init__(spec)
+        super().__init__(context, spec, clocks)
         self._shape = shape
-        self.clocks = clocks
         self.secret = secret
-        self.progress = Progress()
 
     @property
     def stream_time(self) -> int:
         """The stream time that no source partition is behind."""
         return self.clocks.floor
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         self.progress.clocks = self.clocks.saved()
         return bytes([VERSION]) + msgspec.msgpack.encode(_Extra(self.secret, *self._shape, self.progress))
 
-    def restore_extra(self, data: bytes) -> None:
-        self.roll_back(data)
-        self.restored()
-
     def roll_back(self, data: bytes) -> None:
-        """As it was when `encode_extra` answered this; the rows are as they are."""
         if not data:
             self.progress = Progress()
-            self.clocks.forget()
             return
         if data[0] != VERSION:
             raise CorruptError(
