@@ -11,8 +11,8 @@ from kafka_broker import Broker
 from remedies import typed
 from tidegate.cli.main import run as cli
 from tidegate.log.access.connect import open_log
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.topics import TopicQuestion, topic_document
+from tidegate.web.site import Site
+from tidegate.web.topics import TopicQuestion, topic_document
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

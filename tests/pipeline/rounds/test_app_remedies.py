@@ -22,8 +22,8 @@ from tidegate.pipeline.rounds import master
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import replay_app
 from tidegate.storage import open_backend
-from tidegate.web.reading.overview import overview
-from tidegate.web.reading.site import Site
+from tidegate.web.overview import overview
+from tidegate.web.site import Site
 
 TEN = 1_767_261_600_000
 RESUME = "pipeline.rounds.orders.resume_command: app resume"
