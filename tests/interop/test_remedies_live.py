@@ -42,5 +42,5 @@ def test_segments_that_a_broker_does_not_show_are_looked_at_in_its_folder(
     finally:
         site.close()
     folder = next(broker.data.parent.rglob("remedied-0")).parent
-    shown = typed(told, "web.reading.topics.NOT_SHOWN: log lifetime", TOPIC="remedied", FOLDER=str(folder))
+    shown = typed(told, "web.topics.NOT_SHOWN: log lifetime", TOPIC="remedied", FOLDER=str(folder))
     assert "remedied" in shown or "retention" in shown

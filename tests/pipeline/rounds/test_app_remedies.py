@@ -512,5 +512,5 @@ def test_an_app_with_records_to_read_is_started_again(home: Path, monkeypatch: p
         "stream.window(tg.Tumbling('1d', retention='30d')).aggregate(n=tg.count()).table('shop-counts')\n"
     )
     monkeypatch.syspath_prepend(str(home))
-    typed(step.command, "web.reading.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")
+    typed(step.command, "web.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")
     assert counted(define(to=None)) == 15
