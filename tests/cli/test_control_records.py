@@ -11,9 +11,8 @@ import pyarrow as pa
 import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.integrity import read_columns
-from tidegate.web.reading.records import record, records
-from tidegate.web.reading.searching import RecordsQuestion
-from tidegate.web.reading.site import Site
+from tidegate.web.records import RecordsQuestion, record, records
+from tidegate.web.site import Site
 
 
 def written(folder: Path) -> None:

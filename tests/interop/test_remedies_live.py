@@ -11,8 +11,8 @@ from kafka_broker import Broker
 from remedies import typed
 from tidegate.cli.main import run as cli
 from tidegate.log.access.connect import open_log
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.topics import TopicQuestion, topic_document
+from tidegate.web.site import Site
+from tidegate.web.topics import TopicQuestion, topic_document
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
@@ -42,5 +42,5 @@ def test_segments_that_a_broker_does_not_show_are_looked_at_in_its_folder(
     finally:
         site.close()
     folder = next(broker.data.parent.rglob("remedied-0")).parent
-    shown = typed(told, "web.reading.topics.NOT_SHOWN: log lifetime", TOPIC="remedied", FOLDER=str(folder))
+    shown = typed(told, "web.topics.NOT_SHOWN: log lifetime", TOPIC="remedied", FOLDER=str(folder))
     assert "remedied" in shown or "retention" in shown

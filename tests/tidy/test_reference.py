@@ -106,8 +106,8 @@ def test_metrics_of_the_reference_are_those_of_the_product(tmp_path: Path) -> No
     from tidegate.integrity import audit_topic
     from tidegate.metrics import Metrics, prometheus_text
     from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-    from tidegate.web.reading.measuring import exposition
-    from tidegate.web.reading.site import Site
+    from tidegate.web.metrics import exposition
+    from tidegate.web.site import Site
     from tidegate.windows.stores.window_store import WindowStore
 
     ten = 1_767_261_600_000

@@ -3,7 +3,7 @@
 `Read` takes what can be read of a page: its text, and the words of `title` and `aria-label`. Commands and records'
 contents (`code`, `pre`) are no numbers of the page's own, nor is the foot with its copies.
 
-`leaves` walks a document beside its schema, so that every number comes with what it is (`web/reading/numbers`). What
+`leaves` walks a document beside its schema, so that every number comes with what it is (`web/schemas`). What
 a number may look like follows from that alone: bytes as a size, a moment as a moment.
 """
 
@@ -16,7 +16,7 @@ from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
 from tidegate.durations import format_moment
-from tidegate.web import figures, openapi
+from tidegate.web import endpoints, pages
 
 SILENT = {"code", "pre", "script", "style", "head", "footer"}
 SAID = {"sentence", "waits_for", "evidence", "notes", "faults.message"}
@@ -115,7 +115,7 @@ def _resolved(schema: Mapping[str, Any], value: Any) -> Mapping[str, Any]:
     """The schema of a value that is there: references followed, the part of a choice that is not null."""
     while "$ref" in schema or "anyOf" in schema:
         if "$ref" in schema:
-            schema = openapi.document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+            schema = endpoints.openapi_document()["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         else:
             schema = next(each for each in schema["anyOf"] if (each.get("type") == "null") == (value is None))
     return schema
@@ -135,25 +135,25 @@ def renderings(leaf: Leaf) -> set[str]:
     if leaf.kind in ("name", "offset", "answer"):
         return {str(value), f"{value:,}"}
     if leaf.kind == "share":
-        shown = figures.percent(value)
+        shown = pages.percent(value)
         return {f"{each} {sign}" for each in (shown, 1, 99) for sign in ("%", "percent")}
     if leaf.kind in ("moment", "age"):
         return _times(value)
     if leaf.kind in ("setting", "detail"):
-        return {str(value), f"{value:,}", figures.size(value), figures.duration(value)}
+        return {str(value), f"{value:,}", pages.size(value), pages.duration(value)}
     if leaf.metric.endswith("_bytes"):
-        return {figures.size(value)}
+        return {pages.size(value)}
     if leaf.metric.endswith("_seconds"):
-        return _times(value) if isinstance(value, int) else {figures.seconds(value)}
-    return {str(value), figures.number(value), *(figures.decimals(value, digits) for digits in range(3))}
+        return _times(value) if isinstance(value, int) else {pages.seconds(value)}
+    return {str(value), pages.number(value), *(pages.decimals(value, digits) for digits in range(3))}
 
 
 def _times(value: int) -> set[str]:
     return {
-        figures.moment(value),
-        figures.clock(value),
-        figures.duration(value),
-        figures.age(value),
+        pages.moment(value),
+        pages.clock(value),
+        pages.duration(value),
+        pages.age(value),
         format_moment(value),
     }
 

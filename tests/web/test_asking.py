@@ -18,26 +18,26 @@ import uvicorn
 
 from tidegate.clock import ManualClock
 from tidegate.errors import OverloadError
-from tidegate.web.asking import Reading
 from tidegate.web.failures import ReadingEndedError, TooLongError, failure_of
-from tidegate.web.reading.integrity import Audits, _Audit
-from tidegate.web.reading.opened import page_of
-from tidegate.web.reading.site import Budget, Site
-from tidegate.web.reading.site import answering as answering_in_site
+from tidegate.web.integrity import Audits, _Audit
+from tidegate.web.open_tables import page_of
 from tidegate.web.server import Server, uvicorn_config
 from tidegate.web.settings import Limits, Settings, folders_of
+from tidegate.web.site import Budget, Site
+from tidegate.web.site import answering as answering_in_site
 from tidegate.web.worker import GIVE_UP, THREADS, Answer, Question, Worker, framed, read_frame
+from tidegate.web.worker_client import ReaderProcess
 
 
 def settings(data: Path, **limits: float) -> Settings:
     return Settings(data / "log", data / "state", limits=Limits(**limits))  # type: ignore[arg-type]
 
 
-def reading(data: Path, **limits: float) -> Reading:
-    return Reading(settings(data, **limits))
+def reading(data: Path, **limits: float) -> ReaderProcess:
+    return ReaderProcess(settings(data, **limits))
 
 
-async def warmed(data: Path, request_seconds: float) -> Reading:
+async def warmed(data: Path, request_seconds: float) -> ReaderProcess:
     """A process that has loaded what it needs, which may take longer, and then so long for each question."""
     asked = reading(data, request_seconds=300)
     await asked.warm()
@@ -73,14 +73,14 @@ def test_a_question_that_takes_too_long_is_ended_with_its_process(data: Path) ->
     asyncio.run(run())
 
 
-async def answering(asked: Reading) -> list[int]:
+async def answering(asked: ReaderProcess) -> list[int]:
     """The children of the process that reads."""
     if asked.pid is None:
         return []
     return [int(pid) for pid in Path(f"/proc/{asked.pid}/task/{asked.pid}/children").read_text().split()]
 
 
-async def rests(asked: Reading) -> None:
+async def rests(asked: ReaderProcess) -> None:
     for _ in range(200):
         if not await answering(asked):
             return
@@ -172,7 +172,7 @@ def test_R41_settings_of_a_client_are_on_no_command_line_and_in_no_environment(t
     async def run() -> None:
         settings = Settings("kafka://127.0.0.1:9", tmp_path, client={"sasl.password": canary})
         assert canary not in repr(settings)
-        asked = Reading(settings)
+        asked = ReaderProcess(settings)
         waiting = asyncio.create_task(asked.ask("warm", {}, {}))
         while asked.pid is None:
             await asyncio.sleep(0.01)

@@ -11,8 +11,8 @@ import pytest
 from served_shop import make
 
 from tidegate.cli.main import run
-from tidegate.web.questions import ADDRESSED
-from tidegate.web.reading.site import Site
+from tidegate.web.endpoints import ADDRESSED
+from tidegate.web.site import Site
 
 WORDS = {"topic": "orders", "partition": "1", "offset": "765", "table": "shop:per-minute", "app": "shop"}
 ASKS = {

@@ -20,8 +20,8 @@ from tidegate.pipeline.reading.explaining import explain_window
 from tidegate.pipeline.rounds.ways_out import acknowledge_faults, app_status
 from tidegate.storage import open_backend
 from tidegate.web import pages
-from tidegate.web.questions import QUESTIONS
-from tidegate.web.reading.site import Site
+from tidegate.web.endpoints import ENDPOINTS
+from tidegate.web.site import Site
 
 T = 1_767_261_600_000  # 2026-01-01T10:00Z
 EVENT = {"id": "string", "n": "int64", "at": "timestamp"}
@@ -124,12 +124,12 @@ def site(data: Path) -> Iterator[Site]:
 
 
 def ask(site: Site, name: str, words: dict[str, str] | None = None, **question: str) -> Any:
-    return QUESTIONS[name].ask(site, words or {}, question)
+    return ENDPOINTS[name].ask(site, words or {}, question)
 
 
 def page(site: Site, name: str, words: dict[str, str] | None = None, **question: str) -> str:
     """The screen as a person reads it: text, without markup."""
-    asked = QUESTIONS[name]
+    asked = ENDPOINTS[name]
     document = msgspec.json.encode(asked.ask(site, words or {}, question))
     around = {"path": "/x", "nav": asked.tag, "api": None, "can_leave": False}
     return pages.document_page(str(asked.screen), document, ask=question, **around).decode()
@@ -347,7 +347,7 @@ def test_windowed_keys_are_shown_as_key_and_window(site: Site, topic: str, forma
     for each in found.records:
         assert each.window is not None and each.window.end_ms == each.window.start_ms + width
         keys = ("\x00" * 7 + "\x07", "\x00" * 7 + "\x08") if topic == "visits" else ("k0", "k1", "k2")
-        from tidegate.web.reading.texts import text_of
+        from tidegate.web.schemas import text_of
 
         assert each.shown_key.text in {text_of(key.encode()).text for key in keys}
     first = found.records[0]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from prometheus_client.parser import text_string_to_metric_families
 
 from tidegate.metrics import Metrics, prometheus_text
-from tidegate.web import figures, pages
+from tidegate.web import pages
 
 
 def shown(source: str, **values: object) -> str:
@@ -20,13 +20,13 @@ def shown(source: str, **values: object) -> str:
 
 
 def test_a_number_keeps_its_value_in_base_units() -> None:
-    assert (figures.size(10_599_738), figures.size(10_599_738).value) == ("10.1 MiB", 10_599_738)
-    assert (figures.moment(1500), figures.moment(1500).value) == ("1970-01-01 00:00:01Z", 1.5)
-    assert (figures.duration(93_784_000), figures.duration(93_784_000).value) == ("1d2h", 93_784)
-    assert (figures.lag(0), figures.lag(7)) == ("all read", "lag 7")
-    assert (figures.age(3_923), figures.age(3_923).value, figures.age(41)) == ("3s", 3.923, "41ms")
-    assert [figures.seconds(each) for each in (0.0414, 3.94, None)] == ["0.041 s", "3.9 s", "–"]
-    assert (figures.percent(0.514), figures.decimals(1.0249, 2)) == ("51", "1.02")
+    assert (pages.size(10_599_738), pages.size(10_599_738).value) == ("10.1 MiB", 10_599_738)
+    assert (pages.moment(1500), pages.moment(1500).value) == ("1970-01-01 00:00:01Z", 1.5)
+    assert (pages.duration(93_784_000), pages.duration(93_784_000).value) == ("1d2h", 93_784)
+    assert (pages.lag(0), pages.lag(7)) == ("all read", "lag 7")
+    assert (pages.age(3_923), pages.age(3_923).value, pages.age(41)) == ("3s", 3.923, "41ms")
+    assert [pages.seconds(each) for each in (0.0414, 3.94, None)] == ["0.041 s", "3.9 s", "–"]
+    assert (pages.percent(0.514), pages.decimals(1.0249, 2)) == ("51", "1.02")
 
 
 def test_where_there_is_no_number_there_is_no_metric() -> None:
@@ -60,7 +60,7 @@ def test_a_label_stays_text_and_names_the_series_it_means(name: str) -> None:
 def test_a_sentence_reads_the_same_when_its_numbers_have_metrics(words: str, numbers: list[int]) -> None:
     sentence = " ".join([words, *(f"{each:,} of them" for each in numbers)])
     pieces = [Markup(f'<data value="{each}">{each:,}</data>') for each in numbers]
-    made = figures.naming(sentence, *pieces)
+    made = pages.naming(sentence, *pieces)
     assert re.sub(r'</?data(?: value="\d+")?>', "", made) == Markup.escape(sentence)
 
 
@@ -75,5 +75,5 @@ def test_a_sentence_reads_the_same_when_its_numbers_have_metrics(words: str, num
     ],
 )
 def test_a_number_is_named_where_it_stands_alone_and_once(sentence: str, marked: str) -> None:
-    made = figures.naming(sentence, Markup("<data>3 faults</data>"), figures.Figure("–", None))
+    made = pages.naming(sentence, Markup("<data>3 faults</data>"), pages.Figure("–", None))
     assert made.replace("<data>", "[").replace("</data>", "]") == marked

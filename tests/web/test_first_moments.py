@@ -21,10 +21,10 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import Commits
 from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
+from tidegate.web import overview, tables
+from tidegate.web.endpoints import ENDPOINTS
 from tidegate.web.failures import failure_of
-from tidegate.web.questions import QUESTIONS
-from tidegate.web.reading import overview, tables
-from tidegate.web.reading.site import Site
+from tidegate.web.site import Site
 
 LISTS = ("overview", "topics", "tables", "apps")
 TABLE, APP = {"table": "shop:per-minute"}, {"app": "shop"}
@@ -62,7 +62,7 @@ def test_at_every_moment_of_an_apps_start_lists_answer_and_the_rest_says_not_yet
 
     def ask(site: Site, name: str, words: dict[str, str], given: dict[str, str]) -> None:
         try:
-            QUESTIONS[name].ask(site, words, given)
+            ENDPOINTS[name].ask(site, words, given)
             answers[200] += 1
         except TidegateError as error:
             status = failure_of(error)[0]
@@ -105,7 +105,7 @@ def test_a_state_folder_that_is_empty_stays_empty(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     with looking(tmp_path) as site:
         for name in LISTS:
-            QUESTIONS[name].ask(site, {}, {})
+            ENDPOINTS[name].ask(site, {}, {})
         assert not list((tmp_path / "state").iterdir()), "looking leaves no trace"
         shop(tmp_path).run("local", until="caught_up")
         assert [each.name for each in tables.table_list(site).tables] == ["shop:per-minute"]
@@ -127,4 +127,4 @@ def test_a_table_without_a_commit_is_in_the_list_beside_the_others(tmp_path: Pat
         assert (lines["ready"].kind, lines["ready"].unreadable) == ("key", None)
         assert "has no commit yet" in str(lines["waiting"].unreadable)
         with pytest.raises(UnavailableError, match="has no commit yet"):
-            QUESTIONS["table"].ask(site, {"table": "waiting"}, {})
+            ENDPOINTS["table"].ask(site, {"table": "waiting"}, {})

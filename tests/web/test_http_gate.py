@@ -22,7 +22,7 @@ from served_shop import HOSTILE, serving
 
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
-from tidegate.web.questions import ADDRESSED, LIVE
+from tidegate.web.endpoints import ADDRESSED, STREAMS
 from tidegate.web.security import Sessions
 from tidegate.web.server import Server, uvicorn_config
 from tidegate.web.settings import Limits, Settings, folders_of, read_token
@@ -209,8 +209,8 @@ def test_R38_a_page_of_rows_at_its_limit(client: httpx.Client) -> None:
 
 
 def test_R38_a_page_of_bytes_ends_at_its_limit(data: Path) -> None:
-    from tidegate.web.reading.searching import RecordsQuestion, Search
-    from tidegate.web.reading.site import Site
+    from tidegate.web.records import RecordsQuestion, Search
+    from tidegate.web.site import Site
 
     site = Site(data / "log", data / "state", Limits(page_bytes=100_000))
     search = Search(site, "orders", RecordsQuestion(order="oldest", limit=10_000, value="o-"))
@@ -220,9 +220,8 @@ def test_R38_a_page_of_bytes_ends_at_its_limit(data: Path) -> None:
 
 
 def test_R38_a_scan_ends_at_its_budget_says_so_and_goes_on(data: Path) -> None:
-    from tidegate.web.reading.records import records
-    from tidegate.web.reading.searching import RecordsQuestion
-    from tidegate.web.reading.site import Site
+    from tidegate.web.records import RecordsQuestion, records
+    from tidegate.web.site import Site
 
     site = Site(data / "log", data / "state", Limits(scan_records=30_000))
     question = RecordsQuestion(value="o-99999", order="oldest")
@@ -390,7 +389,7 @@ def test_R35_no_name_leads_out_of_the_folder(address: str, tally: Any) -> None:
     """Whatever the name and wherever it stands: refused or not there, and never a file of the machine."""
     port, cases = int(address.rpartition(":")[2]), 0
     asks = {"fetch": "?key=k", "explain": "?key=k&start=0", "diff": "?before=1&after=2"}
-    places = [f"/api{each.path}" for each in (*ADDRESSED, *LIVE)] + [
+    places = [f"/api{each.path}" for each in (*ADDRESSED, *STREAMS)] + [
         each.page for each in ADDRESSED if each.page
     ]
     paths = [
@@ -469,8 +468,8 @@ def test_R39_two_hundred_strings_stay_text_wherever_they_stand(tmp_path: Path, t
 
     import tidegate as tg
     from tidegate.web import pages
-    from tidegate.web.questions import QUESTIONS
-    from tidegate.web.reading.site import Site
+    from tidegate.web.endpoints import ENDPOINTS
+    from tidegate.web.site import Site
 
     assert len(set(HOSTILE_200)) >= 200
     with tg.Log(tmp_path / "log", durability="os") as log:
@@ -492,7 +491,7 @@ def test_R39_two_hundred_strings_stay_text_wherever_they_stand(tmp_path: Path, t
                 "records.html",
             ),
         ):
-            found = msgspec.json.encode(QUESTIONS[name].ask(site, words, ask))
+            found = msgspec.json.encode(ENDPOINTS[name].ask(site, words, ask))
             page = pages.document_page(screen, found, ask=ask, **around).decode()
             body = page[page.index("<main") : page.index("</main>")]
             assert all(each not in body for each in _MARKUP), text

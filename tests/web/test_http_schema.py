@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from tidegate.web import openapi
+from tidegate.web import endpoints
+from tidegate.web.endpoints import ADDRESSED, ENDPOINTS, STREAMS
 from tidegate.web.failures import Failure
-from tidegate.web.questions import ADDRESSED, LIVE, QUESTIONS
 
-SCHEMA = schemathesis.openapi.from_dict(openapi.document())
+SCHEMA = schemathesis.openapi.from_dict(endpoints.openapi_document())
 KNOWN = {"topic": ["orders", "hostile"], "table": ["shop:per-minute", "counts"], "app": ["shop", "strict"]}
 QUIET = list(HealthCheck)
 FULL = 5000
@@ -77,7 +77,7 @@ def test_the_document_names_every_question(client: httpx.Client) -> None:
     document = client.get("/api/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     assert set(document["paths"]) == {f"/api{each.path}" for each in ADDRESSED} | {"/health", "/metrics"}
-    assert {each.name for each in (*ADDRESSED, *LIVE)} | {"warm", "metrics"} == set(QUESTIONS)
+    assert {each.name for each in (*ADDRESSED, *STREAMS)} | {"warm", "metrics"} == set(ENDPOINTS)
     for path in document["paths"].values():
         assert path["get"]["summary"]
 

@@ -19,11 +19,11 @@ from tidegate.cli.demo_shop import plant
 from tidegate.errors import InvalidError
 from tidegate.metrics import Metrics
 from tidegate.web import pages
-from tidegate.web.questions import QUESTIONS
-from tidegate.web.reading.integrity import MOST_CELLS, audits, integrity, measured_first
-from tidegate.web.reading.integrity_documents import CellShown, IntegrityQuestion, ProducerShown
-from tidegate.web.reading.measuring import SiteInstruments, _audit, exposition, measured
-from tidegate.web.reading.site import Site
+from tidegate.web.endpoints import ENDPOINTS
+from tidegate.web.integrity import MOST_CELLS, audits, integrity, measured_first
+from tidegate.web.metrics import SiteInstruments, _audit, exposition, measured
+from tidegate.web.schemas import CellShown, IntegrityQuestion, ProducerShown
+from tidegate.web.site import Site
 
 BY_THE_CLOCK = {"tidegate_lag_seconds", "tidegate_watermark_age_seconds", "tidegate_round_seconds"}
 
@@ -59,7 +59,7 @@ def test_asking_for_metrics_opens_no_table_and_begins_no_audit(site: Site) -> No
     assert not site._tables and not audits(site).known()
     assert not [name for name, _ in first if "audit" in name or "late_records" in name]
     integrity(site, "catalogue", IntegrityQuestion(wait_ms=20_000))
-    QUESTIONS["late"].ask(site, {"table": "shop:per-minute"}, {"limit": "1"})
+    ENDPOINTS["late"].ask(site, {"table": "shop:per-minute"}, {"limit": "1"})
     then = values(measured(site))
     assert then[("tidegate_audit_records", frozenset({("topic", "catalogue")}))] == 1981
     assert then[("tidegate_table_late_records", frozenset({("table", "shop:per-minute")}))] == 41

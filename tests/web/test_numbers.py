@@ -18,9 +18,9 @@ from page_numbers import Leaf, Piece, Read, is_number, leaves, own_words, render
 from prometheus_client.parser import text_string_to_metric_families
 from test_copies import ASKS, WORDS
 
-from tidegate.web import openapi, pages
-from tidegate.web.questions import ADDRESSED, Asked
-from tidegate.web.reading.numbers import KINDS
+from tidegate.web import endpoints, pages
+from tidegate.web.endpoints import ADDRESSED, Endpoint
+from tidegate.web.schemas import KINDS
 
 ROOT = Path(__file__).parents[2]
 SCREENS = {each.name: each for each in ADDRESSED if each.page}
@@ -36,7 +36,7 @@ STANDS = [
 IDS = ["-".join(filter(None, [name, *words.values(), *ask.values()])) for name, words, ask in STANDS]
 
 
-def schema_of(asked: Asked) -> dict[str, Any]:
+def schema_of(asked: Endpoint) -> dict[str, Any]:
     assert asked.answer is not None
     return {"$ref": f"#/components/schemas/{asked.answer.__name__}"}
 
@@ -44,7 +44,7 @@ def schema_of(asked: Asked) -> dict[str, Any]:
 Stand = tuple[str, dict[str, str], dict[str, str]]
 
 
-def met(client: httpx.Client, stand: Stand) -> tuple[Asked, Any, Read]:
+def met(client: httpx.Client, stand: Stand) -> tuple[Endpoint, Any, Read]:
     """A screen, its document, and what can be read of the page that is made of it."""
     name, words, ask = stand
     asked, params = SCREENS[name], ASKS.get(name, {}) | ask
@@ -53,7 +53,7 @@ def met(client: httpx.Client, stand: Stand) -> tuple[Asked, Any, Read]:
     return asked, found.json(), Read(drawn(asked, stand, found.content))
 
 
-def drawn(asked: Asked, stand: Stand, document: bytes) -> str:
+def drawn(asked: Endpoint, stand: Stand, document: bytes) -> str:
     """A document as the server would show it."""
     said = {name: value for name, value in (ASKS.get(stand[0], {}) | stand[2]).items() if value}
     path = str(asked.page).format(**WORDS | stand[1])
@@ -247,7 +247,7 @@ def test_every_number_of_every_document_says_what_it_is() -> None:
             for name, each in schema.items():
                 walk(each, f"{path}.{name}")
 
-    walk(openapi.document()["components"]["schemas"], "")
+    walk(endpoints.openapi_document()["components"]["schemas"], "")
     assert wrong == []
 
 
@@ -309,6 +309,6 @@ def test_every_metric_of_a_field_is_exported(client: httpx.Client) -> None:
     """Of all documents, whether a page shows the field or not."""
     client.get("/api/topics/prices/integrity", params={"wait_ms": 20_000})
     client.get("/api/tables/shop:per-minute")
-    named = set(re.findall(r"'x-metric': '(\w+)'", str(openapi.document())))
+    named = set(re.findall(r"'x-metric': '(\w+)'", str(endpoints.openapi_document())))
     helped = set(re.findall(r"^# HELP (\w+) ", client.get("/metrics").text, re.MULTILINE))
     assert len(named) > 25 and named <= helped | {f"{each}_total" for each in helped}

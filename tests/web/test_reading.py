@@ -26,22 +26,24 @@ from tidegate.errors import CommitGoneError, InvalidError
 from tidegate.pipeline.reading.explaining import explain_window
 from tidegate.pipeline.reading.recorded import open_recorded, recorded_flow, recorded_tables
 from tidegate.storage import open_backend
+from tidegate.web import apps, integrity, overview, records, schemas, tables, topics
 from tidegate.web.charts import bars, heat, part, span
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading import apps, integrity, overview, records, table_documents, tables, topics
-from tidegate.web.reading.opened import Opened, asked
-from tidegate.web.reading.searching import RecordsQuestion, Search
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.table_documents import (
+from tidegate.web.open_tables import Opened, asked
+from tidegate.web.records import RecordsQuestion, Search
+from tidegate.web.schemas import (
     DiffQuestion,
     FetchQuestion,
     RowShown,
     ScanQuestion,
     TableQuestion,
+    text_of,
+    visible,
+    window_of,
 )
-from tidegate.web.reading.texts import KeyFormat as Shown
-from tidegate.web.reading.texts import text_of, visible, window_of
+from tidegate.web.schemas import KeyFormat as Shown
 from tidegate.web.settings import Limits
+from tidegate.web.site import Site
 
 
 @pytest.fixture(scope="module")
@@ -385,7 +387,7 @@ def test_a_kept_table_is_followed_while_it_is_asked_for(tmp_path: Path) -> None:
         def ask() -> None:
             last = (-1, -1)
             while not ended.is_set():
-                found = tables.scan(site, "latest", table_documents.ScanQuestion())
+                found = tables.scan(site, "latest", schemas.ScanQuestion())
                 seen = {row.value["n"] for row in found.rows}
                 if len(seen) != 1 or (found.commit, *seen) < last:
                     wrong.append((found.commit, seen, last))
@@ -397,7 +399,7 @@ def test_a_kept_table_is_followed_while_it_is_asked_for(tmp_path: Path) -> None:
         for number in range(1, 12):
             commit(number)
         deadline = time.monotonic() + 300
-        while tables.fetch(site, "latest", table_documents.FetchQuestion("a")).rows[0].value != {"n": 11}:
+        while tables.fetch(site, "latest", schemas.FetchQuestion("a")).rows[0].value != {"n": 11}:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         ended.set()

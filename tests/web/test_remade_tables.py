@@ -15,11 +15,11 @@ import tidegate as tg
 from tidegate.errors import UnavailableError
 from tidegate.testing.tables import Said, window_record, write_records
 from tidegate.testing.windows import ms
+from tidegate.web import tables
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading import tables
-from tidegate.web.reading.opened import opened
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.table_documents import FetchQuestion, ScanQuestion, TableQuestion
+from tidegate.web.open_tables import opened
+from tidegate.web.schemas import FetchQuestion, ScanQuestion, TableQuestion
+from tidegate.web.site import Site
 
 NAME, MINUTE, ROWS = "latest", 60_000, 6000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.web.resting import give_back, unchanged_maps
+from tidegate.web.worker import give_back, unchanged_maps
 
 MAPS = """\
 00400000-00500000 r-xp 00000000 08:01 11 /usr/lib/libcode.so

@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.web.reading.timeline import axis
-from tidegate.web.reading.topics import SegmentLine
+from tidegate.web.topics import SegmentLine, axis
 
 NOW = 1_767_261_600_000
 DAY = 86_400_000

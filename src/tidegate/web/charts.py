@@ -1,7 +1,7 @@
-"""What is drawn. Series over time are said as values, which `charts.js` gives to uPlot; the rest are places in an SVG.
+"""Charts: series as values for uPlot (`charts.js`), and their positions in an SVG where no script runs.
 
-A chart travels in an attribute of its element, as JSON: the page's policy runs no script inside of a page. A live one
-says besides where in an event's document its points are, so that events feed it without the page being read again.
+A chart is JSON in an attribute of its element, because the page's policy allows no inline script. A live chart also
+says where in an event's document its points are, so that events update it without reloading the page.
 
 Pure functions; no pixels, no colours.
 """

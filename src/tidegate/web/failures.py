@@ -1,14 +1,14 @@
-"""What can go wrong, as an answer: a status and a document of three words. Never a traceback, never a secret.
+"""Errors as answers: a status and a document with `error`, `message` and `remedy`; never a traceback or a secret.
 
 | error | status |
 |---|---|
-| a wrong question (`InvalidError`) | 400 |
+| a wrong request (`InvalidError`) | 400 |
 | no such topic, table, app, record (`NotThereError`, an offset out of range) | 404 |
 | changed or busy meanwhile (conflict, fenced, unavailable) | 409 |
 | stored bytes are damaged, a key cannot be read | 422 |
 | too much at once (`OverloadError`) | 429 |
-| it took too long, or the process that reads had to be started anew | 503 |
-| a fault of this program | 500 |
+| it took too long, or the worker process was restarted | 503 |
+| an internal error | 500 |
 
 Pure functions.
 """

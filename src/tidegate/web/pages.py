@@ -1,25 +1,200 @@
-"""Documents as pages: templates with autoescape; how numbers are written is `figures`'.
+"""HTML pages from documents: Jinja templates, and the filters that write numbers.
 
-H1  every value goes through autoescape; no template marks anything as safe.
-H2  no inline script or style: the policy (`security`, G4) would not run it.
+A `Figure` is text that keeps its number, in the base unit of its metric (records, bytes, seconds). A template names the
+metric of a number, which the page shows as a title, and lists at its foot:
 
-Pure functions over templates that are loaded once.
+    {{ topic.bytes|size|metric("tidegate_log_bytes", topic=topic.name) }}
+    <data value="10599738" title="metric tidegate_log_bytes{topic=&#34;orders&#34;}">10.1 MiB</data>
+
+The name is a Prometheus selector; a number that several series make is their sum.
+
+H1  every value goes through autoescape; no template marks anything as safe, and `metric` escapes each part of its
+    markup.
+H2  no inline script or style: the content security policy (`security`, G4) blocks both.
+
+Pure functions, apart from the metric names that a page collects while it is rendered.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup, escape
 
 from tidegate import __version__
+from tidegate.durations import format_duration, format_moment, format_size
 from tidegate.web import charts
 from tidegate.web.failures import Failure
-from tidegate.web.figures import FILTERS, measured
+
+# -- filters ---------------------------------------------------------------------------------------
+
+
+class Figure(str):
+    """A number as it is read; `value` is None where there was none to read."""
+
+    value: float | None
+
+    def __new__(cls, text: str, value: float | None) -> Figure:
+        made = super().__new__(cls, text)
+        made.value = value
+        return made
+
+
+def moment(epoch_ms: int | None, nothing: str = "never") -> Figure:
+    """To the second; the rest of an ISO moment says nothing to a person."""
+    if epoch_ms is None or epoch_ms < 0:
+        return Figure(nothing, None)
+    return Figure(format_moment(epoch_ms)[:19].replace("T", " ") + "Z", epoch_ms / 1000)
+
+
+def clock(epoch_ms: int | None) -> str:
+    """The time of day alone."""
+    try:
+        return "" if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return str(epoch_ms)
+
+
+def duration(milliseconds: float | None) -> Figure:
+    """With two units at most: 93784000 → 1d2h."""
+    if milliseconds is None:
+        return Figure("for ever", None)
+    whole = int(milliseconds)
+    for unit, below in (
+        (86_400_000, 3_600_000),
+        (3_600_000, 60_000),
+        (60_000, 1000),
+        (10_000, 1000),
+        (1000, 1),
+    ):
+        if abs(whole) >= unit:
+            return Figure(
+                format_duration(whole - whole % below if whole >= 0 else whole), milliseconds / 1000
+            )
+    return Figure(format_duration(whole), milliseconds / 1000)
+
+
+def age(milliseconds: int) -> Figure:
+    """How long ago: nobody wants to know the milliseconds beside the seconds."""
+    return Figure(
+        duration(milliseconds if milliseconds < 1000 else milliseconds // 1000 * 1000), milliseconds / 1000
+    )
+
+
+def seconds(value: float | None) -> Figure:
+    """As many digits as can be of interest: 0.041 s, 12.3 s."""
+    return decimals(value, 3 if value is not None and abs(value) < 1 else 1, " s")
+
+
+def size(count: int | None) -> Figure:
+    return Figure("–" if count is None else format_size(count), count)
+
+
+def number(value: int | float | None) -> Figure:
+    if value is None:
+        return Figure("–", None)
+    return Figure(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}", value)
+
+
+def decimals(value: float | None, digits: int, unit: str = "") -> Figure:
+    """With so many digits, and what it is counted in."""
+    return Figure("–" if value is None else f"{value:,.{digits}f}{unit}", value)
+
+
+def percent(share: float) -> Figure:
+    """A share of 1 as whole percents."""
+    return Figure(f"{100 * share:.0f}", share)
+
+
+def plural(count: int, noun: str) -> Figure:
+    return Figure(f"{count:,} {noun}{'' if count == 1 else 's'}", count)
+
+
+def lag(records: int) -> Figure:
+    """How much is left to read; none is said in words."""
+    return Figure(f"lag {records:,}" if records else "all read", records)
+
+
+def short(text: str, most: int = 12) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+@pass_context
+def metric(context: Context, figure: Figure, name: str, at_ms: int | None = None, **labels: Any) -> str:
+    """A number with the metric that says the same; `at_ms`: that said it then."""
+    if figure.value is None:
+        return figure
+    name_metric(context, name, **labels)
+    said = selector(name, labels, at_ms)
+    return Markup('<data value="{}" title="metric {}">{}</data>').format(
+        repr(figure.value), said, str(figure)
+    )
+
+
+@pass_context
+def name_metric(context: Context, name: str, **labels: Any) -> str:
+    """The selector of a metric, which the page names from now on; for what is drawn and not written."""
+    said = selector(name, labels)
+    context["named"][said] = True
+    return said
+
+
+def naming(sentence: str, *figures: str) -> Markup:
+    """A sentence in which these numbers, each with its metric, stand where they stand in it as text."""
+    left = [(str(Markup(each).striptags()), each) for each in figures if isinstance(each, Markup)]
+    words = sorted({text for text, _ in left}, key=len, reverse=True)
+    if not words:
+        return escape(sentence)
+    pieces = re.split(rf"(?<![\w,.-])({'|'.join(map(re.escape, words))})(?![\w]|[,.]\d)", sentence)
+    for place in range(1, len(pieces), 2):
+        found = next((each for each in left if each[0] == pieces[place]), None)
+        if found is not None:
+            left.remove(found)
+            pieces[place] = found[1]
+    return Markup("").join(pieces)
+
+
+def selector(name: str, labels: dict[str, Any], at_ms: int | None = None) -> str:
+    """What Prometheus takes: `name{label="value"} @ seconds`."""
+    chosen = ",".join(f'{label}="{_quoted(str(value))}"' for label, value in labels.items())
+    then = "" if at_ms is None else f" @ {at_ms / 1000:.3f}"
+    return f"{name}{{{chosen}}}{then}" if chosen else f"{name}{then}"
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+FILTERS = {
+    each.__name__: each
+    for each in (
+        moment,
+        clock,
+        duration,
+        age,
+        seconds,
+        size,
+        number,
+        decimals,
+        percent,
+        plural,
+        lag,
+        short,
+        metric,
+        naming,
+    )
+}
+
+
+# -- pages -----------------------------------------------------------------------------------------
 
 
 @cache
@@ -33,7 +208,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(FILTERS)
-    made.globals.update(version=__version__, charts=charts, link=link, measured=measured)
+    made.globals.update(version=__version__, charts=charts, link=link, measured=name_metric)
     return made
 
 
@@ -42,7 +217,7 @@ def render(template: str, **values: Any) -> bytes:
     return environment().get_template(template).render(named={}, **values).encode("utf-8", "backslashreplace")
 
 
-class Said:
+class QueryValues:
     """The parameters of a page by name, to fill its form in again; empty where nothing was said."""
 
     def __init__(self, ask: Mapping[str, Any]) -> None:
@@ -54,7 +229,7 @@ class Said:
 
 def document_page(template: str, document: bytes, *, ask: Mapping[str, Any], **values: Any) -> bytes:
     """A screen of a document as the reading process gave it."""
-    return render(template, doc=msgspec.json.decode(document), ask=Said(ask), **values)
+    return render(template, doc=msgspec.json.decode(document), ask=QueryValues(ask), **values)
 
 
 def failure_page(failure: Failure, status: int) -> bytes:

@@ -1,13 +1,24 @@
-"""Who may ask, and how much at once: checked before anything of a request is looked at further.
+"""Which requests are answered: limits on connections, then checks of each request before its route is looked up.
 
-G1  Host must name this server (no DNS rebinding); an Origin must be this server's own (no other site's scripts).
-G2  with a token, every address but /health, /login and the style sheet needs it: `Authorization: Bearer …`, or the
-    cookie that the login form set. Tokens are compared in constant time, and are never in a URL, a log or a page.
+Connections (`LimitedProtocol`): uvicorn waits without a limit for the head of a request, and for a client that does not
+read its answer. Here a connection without a whole request head after `header_seconds` is closed, and so is one whose
+client has not read for `request_seconds`.
+
+P1  hanging clients do not keep others out. A connection is *idle* while its client has to act: send a request, the rest
+    of one, or read the answer. When half of `connections` are open, a new one replaces those that have been idle
+    longest, except those idle for less than `fresh_seconds`, so that a burst of connections does not close itself.
+P2  at most `connections` are open: one more is answered 503 and closed before anything of it is read.
+P3  unread answers are bounded (`SEND_BUFFER_BYTES`), so that a client that never reads costs little.
+
+Requests (`Gate`):
+
+G1  Host must name this server (no DNS rebinding); an Origin must be this server's own (no cross-site scripts).
+G2  with a token, every path but /health, /login and the style sheet needs it: `Authorization: Bearer …`, or the cookie
+    that the login form set. Tokens are compared in constant time, and are never in a URL, a log or a page.
 G3  GET and HEAD only, but for /login and /logout. URL, headers, body, time and number of streams have limits. A request
-    whose body has two lengths (Content-Length and Transfer-Encoding) is refused, and its connection closed: a proxy in
-    front could take another one for it (request smuggling).
-G4  every answer says: no sniffing, no framing, no scripts but our own files, no storing, no sharing with other sites.
-G5  a fault of ours is a plain 500; what it was is in the log, without what was asked for.
+    with both Content-Length and Transfer-Encoding is refused and its connection closed (request smuggling).
+G4  every answer has headers against sniffing, framing, foreign scripts, storing and sharing with other sites.
+G5  an internal error is a plain 500; the log says what it was, without the request.
 
 Thread rule: the event loop's.
 """
@@ -19,8 +30,10 @@ import hashlib
 import hmac
 import logging
 import secrets
+import socket
 from collections import OrderedDict
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import h11
@@ -28,10 +41,132 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.web.failures import INTERNAL, Failure
-from tidegate.web.settings import Settings
+from tidegate.web.pages import failure_page
+from tidegate.web.settings import Limits, Settings
+
+# -- connections -----------------------------------------------------------------------------------
+
+SEND_BUFFER_BYTES: Final = 128 << 10
+_BUSY_TEXT = b'{"error":"overload","message":"too many connections are open","remedy":"close some, or wait"}'
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BUSY_TEXT), _BUSY_TEXT)
+)
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol, with deadlines; `guarded` makes a class of it for some limits."""
+
+    limits: ClassVar[Limits] = Limits()
+    is_refused = False
+
+    def connection_made(self, transport: Any) -> None:
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._since = self.loop.time()
+        self._make_room()
+        if len(self.connections) >= self.limits.connections:  # P2
+            self.is_refused = True
+            transport.write(_BUSY)
+            transport.close()
+            return
+        with suppress(OSError, AttributeError):  # P3; another kind of socket: then it is the system's own
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
+            )
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_came()
+        self._stop_reading_timer()
+        if not self.is_refused:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_refused:
+            return
+        if self._head_timer is None and self._awaits_head:
+            self._await_head()
+        try:
+            super().data_received(data)
+        except h11.ProtocolError:  # what follows a refused request, or comes when an answer is on its way
+            self.transport.close()
+        if not self._awaits_head:
+            self._head_came()
+
+    def eof_received(self) -> None:
+        if not self.is_refused:
+            super().eof_received()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._since = self.loop.time()
+        self._reading_timer = self.loop.call_later(self.limits.request_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_reading_timer()
+        super().resume_writing()
+
+    @property
+    def _awaits_head(self) -> bool:
+        """Whether the next thing to come is the head of a request."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether it is the client that has to act (P1)."""
+        return (
+            self._awaits_head
+            or self.flow.write_paused
+            or (self.cycle.more_body and not self.cycle.response_started)
+        )
+
+    def _make_room(self) -> None:
+        """Close those that have been idle longest, so many as are too many (P1)."""
+        excess = len(self.connections) + 1 - (self.limits.connections + 1) // 2
+        if excess <= 0:
+            return
+        latest = self._since - self.limits.fresh_seconds
+        own = [each for each in self.connections if isinstance(each, LimitedProtocol)]
+        stale = [each for each in own if each._since <= latest and each._is_idle]
+        for each in sorted(stale, key=lambda one: one._since)[:excess]:
+            self.connections.discard(each)
+            each.transport.abort()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.header_seconds, self._give_up)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self._awaits_head and not self.transport.is_closing():
+            self.transport.close()
+
+
+def limited_protocol(limits: Limits) -> type[LimitedProtocol]:
+    """The protocol class for these limits."""
+    return type("Guarded", (LimitedProtocol,), {"limits": limits})
+
+
+# -- requests --------------------------------------------------------------------------------------
 
 COOKIE: Final = "tidegate_session"
 OPEN_PATHS: Final = frozenset({"/health", "/login", "/static/page.css"})
@@ -245,7 +380,6 @@ class Gate:
     # -- answers ---------------------------------------------------------------------------------
 
     async def _refuse(self, scope: Scope, send: Send, status: int, failure: Failure) -> None:
-        from tidegate.web.pages import failure_page
 
         more: list[tuple[bytes, bytes]] = []
         if status == 401:

@@ -1,6 +1,7 @@
-"""The server: addresses to questions, questions to the process that reads, answers to JSON or a page.
+"""The HTTP server: routes requests to the worker process, and returns its answers as JSON, pages or event streams.
 
-Owns putting it together. What may be asked is `questions`', who may ask is `security`'s, how is `protocol`'s.
+Event streams (server-sent events) ask the worker again every `PAUSE_SECONDS`. A stream ends when the client goes, after
+`live_seconds`, or when what it shows is gone; browsers reconnect by themselves.
 
 Thread rule: one event loop.
 """
@@ -21,20 +22,81 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tidegate import __version__
 from tidegate.errors import TidegateError
-from tidegate.web import openapi, pages
-from tidegate.web.asking import Reading
+from tidegate.web import endpoints, pages
+from tidegate.web.endpoints import ADDRESSED, STREAMS, Endpoint
 from tidegate.web.failures import INTERNAL, Failure, failure_of
-from tidegate.web.protocol import guarded
-from tidegate.web.questions import ADDRESSED, Asked
-from tidegate.web.security import COOKIE, Gate, Sessions, cookies, wants_page
+from tidegate.web.security import COOKIE, Gate, Sessions, cookies, limited_protocol, wants_page
 from tidegate.web.settings import Settings, is_loopback
 from tidegate.web.worker import Answer
+from tidegate.web.worker_client import ReaderProcess
+
+# -- event streams ---------------------------------------------------------------------------------
+
+PAUSE_SECONDS: Final = 1.0
+_STREAM: Final = "text/event-stream"
+
+
+def live_routes(reading: ReaderProcess) -> list[Route]:
+    return [Route(f"/api{each.path}", _streaming(reading, each.name)) for each in STREAMS]
+
+
+def _streaming(reading: ReaderProcess, name: str) -> Any:
+    async def answer(request: Request) -> Response:
+
+        path_params, query = dict(request.path_params), query_of(request)
+        last = request.headers.get("last-event-id", "")
+        if last:
+            query["after"] = last
+        try:
+            first = await reading.ask(name, path_params, query)
+        except TidegateError as error:
+            status, failure = failure_of(error)
+            return Response(msgspec.json.encode(failure), status, media_type="application/json")
+        if first.status != 200:
+            return Response(first.body, first.status, media_type=first.type)
+        return StreamingResponse(
+            _events(reading, name, path_params, query, first.next, first.body), media_type=_STREAM
+        )
+
+    return answer
+
+
+async def _events(
+    reading: ReaderProcess,
+    name: str,
+    path_params: dict[str, str],
+    query: dict[str, Any],
+    after: str,
+    body: bytes,
+) -> AsyncIterator[bytes]:
+    yield b"retry: 2000\n\n" + _event(after, body)
+    while True:
+        await asyncio.sleep(PAUSE_SECONDS)
+        try:
+            found = await reading.ask(name, path_params, {**query, "after": after})
+        except TidegateError:
+            return
+        if found.status != 200:
+            yield b"event: gone\ndata: " + found.body + b"\n\n"
+            return
+        if found.next != after:
+            after = found.next
+            yield _event(after, found.body)
+        else:
+            yield b": still here\n\n"
+
+
+def _event(number: str, body: bytes) -> bytes:
+    return b"id: " + number.encode() + b"\ndata: " + body + b"\n\n"
+
+
+# -- the server ------------------------------------------------------------------------------------
 
 _HERE: Final = Path(__file__).parent
 _JSON: Final = "application/json"
@@ -48,7 +110,7 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.sessions = Sessions(settings)
-        self.reading = Reading(settings)
+        self.reading = ReaderProcess(settings)
         self.is_warm = False
         """Whether the process that reads has loaded what it needs."""
 
@@ -62,7 +124,6 @@ class Server:
         return Gate(inner, settings=self.settings, sessions=self.sessions)
 
     def _routes(self) -> list[Any]:
-        from tidegate.web.live import live_routes
 
         routes: list[Any] = [
             Route("/health", self._health),
@@ -72,10 +133,10 @@ class Server:
             Route("/api/openapi.json", self._openapi),
             *live_routes(self.reading),
         ]
-        for asked in ADDRESSED:
-            routes.append(Route(f"/api{asked.path}", self._document(asked)))
-            if asked.page is not None:
-                routes.append(Route(asked.page, self._page(asked)))
+        for endpoint in ADDRESSED:
+            routes.append(Route(f"/api{endpoint.path}", self._document(endpoint)))
+            if endpoint.page is not None:
+                routes.append(Route(endpoint.page, self._page(endpoint)))
         routes.append(Mount("/static", StaticFiles(directory=_HERE / "static")))
         return routes
 
@@ -98,10 +159,10 @@ class Server:
 
     # -- questions -------------------------------------------------------------------------------
 
-    async def _ask(self, asked: Asked, request: Request) -> Answer:
-        """The answer; given up when the client goes (`asking`, A5)."""
+    async def _ask(self, endpoint: Endpoint, request: Request) -> Answer:
+        """The answer; cancelled when the client goes (`worker_client`, A5)."""
         asking = asyncio.ensure_future(
-            self.reading.ask(asked.name, dict(request.path_params), query_of(request))
+            self.reading.ask(endpoint.name, dict(request.path_params), query_of(request))
         )
         leaving = asyncio.ensure_future(_left(request))
         try:
@@ -115,10 +176,10 @@ class Server:
             leaving.cancel()
             await asyncio.gather(asking, leaving, return_exceptions=True)
 
-    def _document(self, asked: Asked) -> Handler:
+    def _document(self, endpoint: Endpoint) -> Handler:
         async def answer(request: Request) -> Response:
             try:
-                found = await self._ask(asked, request)
+                found = await self._ask(endpoint, request)
             except TidegateError as error:
                 status, failure = failure_of(error)
                 return Response(msgspec.json.encode(failure), status, media_type=_JSON)
@@ -131,10 +192,10 @@ class Server:
 
         return answer
 
-    def _page(self, asked: Asked) -> Handler:
+    def _page(self, endpoint: Endpoint) -> Handler:
         async def answer(request: Request) -> Response:
             try:
-                found = await self._ask(asked, request)
+                found = await self._ask(endpoint, request)
             except TidegateError as error:
                 status, failure = failure_of(error)
                 return Response(pages.failure_page(failure, status), status, media_type=_PAGE)
@@ -143,8 +204,8 @@ class Server:
                 return Response(pages.failure_page(failure, found.status), found.status, media_type=_PAGE)
             query = query_of(request)
             shown = pages.document_page(
-                str(asked.screen), found.body, ask=query, path=request.url.path, nav=asked.tag,
-                api=_json_address(asked, request),
+                str(endpoint.screen), found.body, ask=query, path=request.url.path, nav=endpoint.tag,
+                api=_json_address(endpoint, request),
                 can_leave=self.settings.token is not None,
             )  # fmt: skip
             return Response(shown, media_type=_PAGE)
@@ -154,7 +215,7 @@ class Server:
     # -- the server itself -----------------------------------------------------------------------
 
     async def _health(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(openapi.Health("ok", __version__)), media_type=_JSON)
+        return Response(msgspec.json.encode(endpoints.Health("ok", __version__)), media_type=_JSON)
 
     async def _metrics(self, _request: Request) -> Response:
         """The numbers of all screens, as Prometheus reads them."""
@@ -166,7 +227,7 @@ class Server:
         return Response(found.body, found.status, media_type=found.type)
 
     async def _openapi(self, _request: Request) -> Response:
-        return Response(msgspec.json.encode(openapi.document()), media_type=_JSON)
+        return Response(msgspec.json.encode(endpoints.openapi_document()), media_type=_JSON)
 
     async def _login(self, request: Request) -> Response:
         if self.settings.token is None:
@@ -231,10 +292,10 @@ def query_of(request: Request) -> dict[str, Any]:
     return found
 
 
-def _json_address(asked: Asked, request: Request) -> str:
+def _json_address(endpoint: Endpoint, request: Request) -> str:
     """Where the document of a screen is."""
-    words = {name: quote(str(word), safe="") for name, word in request.path_params.items()}
-    return pages.link("/api" + asked.path.format(**words), **query_of(request))
+    path_params = {name: quote(str(value), safe="") for name, value in request.path_params.items()}
+    return pages.link("/api" + endpoint.path.format(**path_params), **query_of(request))
 
 
 def _ending(media_type: str) -> str:
@@ -301,7 +362,7 @@ def uvicorn_config(site: Server) -> uvicorn.Config:
         site.app(),
         host=settings.host,
         port=settings.port,
-        http=guarded(limits),
+        http=limited_protocol(limits),
         ws="none",
         loop="asyncio",
         lifespan="on",

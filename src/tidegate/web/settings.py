@@ -1,9 +1,7 @@
-"""What the server is told: which data, where to listen, who may ask, and every limit it keeps.
+"""Settings of the server: which data, where to listen, who may ask, and every limit.
 
-S1  a host that is not loopback without a token is refused before anything listens.
+S1  a host that is not loopback is refused without a token, before anything listens.
 S2  a token comes from a file that only its owner can read, never from a command line, a URL or the environment.
-
-Values.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Limits:
     header_bytes: int = 16 << 10
     body_bytes: int = 1 << 20
     connections: int = 512
-    """How many may be open; from half of them on, new ones take the places of idle ones (`protocol`)."""
+    """How many may be open; from half of them on, new ones replace idle ones (`security`, P1)."""
     fresh_seconds: float = 0.25
     """For how long a connection that has become idle keeps its place."""
     header_seconds: float = 5.0

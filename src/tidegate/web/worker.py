@@ -1,27 +1,42 @@
-"""The process that reads: questions come in on one pipe, documents go out on another, in the order they are done.
+"""The worker process: reads requests from one pipe, writes answers to another, in the order they are done.
 
-It is apart from the server for three reasons: a long read cannot hold the event loop up; Arrow and the compiled
-kernels leave memory with it when nobody asks any more (`resting`); and what takes too long, or breaks, can be ended.
+A process of its own, so that a long read cannot block the event loop, and one that takes too long can be killed.
 
     frame      u32 length, big-endian, then MessagePack
-    opening    {log, state, limits, client}: the first frame; settings of a client are secrets, and on no command line
-    question   {number, name, words, ask}: a name of `questions`, path parameters, query parameters; with the name
-               `GIVE_UP`, that nobody waits for the answer to that number any more
+    opening    {log, state, limits, client}: the first frame; client settings are secrets, so not on a command line
+    question   {number, name, path_params, query}: a name of `ENDPOINTS`; the name `GIVE_UP` cancels that number
     answer     {number, status, body, type, next}: bytes as they go to the client
 
-Never pickled: both sides know the frames' types. Whatever the code beneath prints goes to stderr.
+Both sides know the types of the frames; nothing is pickled. Whatever the code beneath prints goes to stderr.
 
-Thread rule: a few threads, each of which reads a frame and answers it; reading and writing are locked.
+Pre-forked: the parent keeps imports loaded; a child serves, and exits after `idle_seconds` without a request.
+
+    parent waits ──► a request is in the pipe ──► fork ──► the child reads it and those after it, and answers
+      ▲                                                               │
+      └──────────── no request for `idle_seconds` ◄───────────────────┘
+
+F1  a request in the pipe is read by one child, whole or not at all: none is lost between two children.
+F2  while it waits, the parent has one thread, no open file of the site, and no file-backed page that can be read again.
+F3  when parent or child fails, both end, so that the server notices, answers those who wait, and starts a new worker.
+
+Thread rule: the parent has one thread; a child has `THREADS`, each of which reads a frame and answers it, under locks.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
+import re
 import select
+import signal
 import struct
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +44,85 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.log.access.connect import is_kafka
-from tidegate.web.failures import INTERNAL, failure_of
-from tidegate.web.reading.site import Site, answering
-from tidegate.web.resting import RESTED, WithoutPandas, attend
+from tidegate.web.endpoints import ENDPOINTS, RawAnswer
+from tidegate.web.failures import INTERNAL, NotThereError, failure_of
 from tidegate.web.settings import Limits
+from tidegate.web.site import Site, answering
+
+# -- pre-forking -----------------------------------------------------------------------------------
+
+IDLE: Final = 3
+"""How a child ends that nobody asked for long; with 0 it says that the input has ended."""
+_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG
+_DO_NOT_NEED: Final = 4  # MADV_DONTNEED
+_MAPS: Final = Path("/proc/self/smaps")
+_MAP: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) (\S+) .* /.*\n((?:\w+:.*\n)+)", re.MULTILINE)
+_UNCHANGED: Final = re.compile(r"^Anonymous: +0 kB$", re.MULTILINE)
+
+
+def serve_in_children(questions: int, answer: Callable[[], int]) -> int:
+    """Sleep until there is something to read; then `answer()` in a child; until that ends otherwise than `RESTED`."""
+    gc.collect()
+    gc.freeze()  # a child's collector then writes into none of the pages that they share
+    while True:
+        give_back()
+        select.select([questions], [], [])
+        child = os.fork()
+        if child == 0:
+            _end_with_parent()
+            os._exit(_code_of(answer))
+        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code != IDLE:
+            return 1 if code < 0 else code
+
+
+def give_back() -> None:
+    """Return to the system what can be had again: freed memory, and pages of libraries, which are in its file cache."""
+    with suppress(OSError, AttributeError):  # another system: then it is larger
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(0)
+        for start, end in unchanged_maps(_MAPS.read_text()):
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DO_NOT_NEED)
+
+
+def unchanged_maps(smaps: str) -> Iterator[tuple[int, int]]:
+    """Where files are mapped that cannot be written there, and of which no page was (as a loader does, relocating)."""
+    for start, end, mode, facts in _MAP.findall(smaps):
+        if "w" not in mode and _UNCHANGED.search(facts):
+            yield int(start, 16), int(end, 16)
+
+
+class PandasBlocker(MetaPathFinder):
+    """Arrow loads pandas, where there is one, with its first array: 40 MiB and 0.2 s that no answer is made of."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not loaded here", name=name)
+
+    @classmethod
+    def install(cls) -> None:
+        if "pandas" not in sys.modules:
+            sys.meta_path.insert(0, cls())
+
+
+def _end_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # another system: then it ends when nobody asks any more
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _code_of(answer: Callable[[], int]) -> int:
+    """How a child ends, whatever happens in it: it never goes on as its parent."""
+    try:
+        return answer()
+    except BaseException as error:  # noqa: BLE001 - told, and then the process ends
+        sys.stderr.write(f"the process that answers broke: {type(error).__name__}: {error}\n")
+        return 1
+    finally:
+        sys.stderr.flush()
+
+
+# -- the worker ------------------------------------------------------------------------------------
 
 THREADS: Final = 4
 GIVE_UP: Final = "give_up"
@@ -63,8 +153,8 @@ class Question(msgspec.Struct, array_like=True):
 
     number: int
     name: str
-    words: dict[str, str]
-    ask: dict[str, Any]
+    path_params: dict[str, str]
+    query: dict[str, Any]
 
 
 class Answer(msgspec.Struct, array_like=True):
@@ -141,7 +231,7 @@ class Worker:
             while self._ended is None:
                 if not select.select([self._questions], [], [], self._idle_seconds)[0]:
                     with self._writing:
-                        self._ended = None if self._asked else RESTED
+                        self._ended = None if self._asked else IDLE
                 elif (body := read_frame(self._questions)) is None:
                     self._ended = 0
                 elif (asked := self._decode.decode(body)).name == GIVE_UP:
@@ -155,11 +245,10 @@ class Worker:
         return None
 
     def _found(self, asked: Question) -> Answer:
-        from tidegate.web.questions import QUESTIONS, Page
 
         answering(self._asked[asked.number])
         try:
-            found = QUESTIONS[asked.name].ask(self._site, asked.words, asked.ask)
+            found = ENDPOINTS[asked.name].ask(self._site, asked.path_params, asked.query)
         except TidegateError as error:
             status, failure = failure_of(error)
             return Answer(asked.number, status, msgspec.json.encode(failure))
@@ -169,7 +258,7 @@ class Worker:
         except Exception as error:
             log.error("question %s failed: %s", asked.name, type(error).__name__, exc_info=_debugging())
             return Answer(asked.number, 500, msgspec.json.encode(INTERNAL))
-        if isinstance(found, Page):
+        if isinstance(found, RawAnswer):
             return Answer(asked.number, 200, found.body, found.type, found.next)
         return Answer(asked.number, 200, msgspec.json.encode(found), next=getattr(found, "next", None) or "")
 
@@ -190,7 +279,6 @@ def load() -> None:
 
 
 def _gone() -> TidegateError:
-    from tidegate.web.failures import NotThereError
 
     return NotThereError(
         "what was being read has gone meanwhile: a log was deleted or moved; load the page again"
@@ -211,7 +299,7 @@ def main() -> None:
     if first is None:
         return
     opening = msgspec.msgpack.decode(first, type=Opening)
-    WithoutPandas.install()
+    PandasBlocker.install()
     load()
 
     def answer() -> int:
@@ -221,7 +309,7 @@ def main() -> None:
         finally:
             site.close()
 
-    sys.exit(attend(questions, answer))
+    sys.exit(serve_in_children(questions, answer))
 
 
 if __name__ == "__main__":

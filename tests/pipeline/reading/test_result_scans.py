@@ -19,8 +19,8 @@ from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import KEPT, Records
 from tidegate.storage import open_backend
 from tidegate.tables.commit_follower import PinnedCommit
-from tidegate.web.reading.opened import Opened, asked, opened
-from tidegate.web.reading.site import Site
+from tidegate.web.open_tables import Opened, asked, opened
+from tidegate.web.site import Site
 from tidegate.windows.operators.windows import WindowOperator
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z

@@ -22,8 +22,8 @@ from tidegate.pipeline.rounds import master
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import replay_app
 from tidegate.storage import open_backend
-from tidegate.web.reading.overview import overview
-from tidegate.web.reading.site import Site
+from tidegate.web.overview import overview
+from tidegate.web.site import Site
 
 TEN = 1_767_261_600_000
 RESUME = "pipeline.rounds.orders.resume_command: app resume"
@@ -512,5 +512,5 @@ def test_an_app_with_records_to_read_is_started_again(home: Path, monkeypatch: p
         "stream.window(tg.Tumbling('1d', retention='30d')).aggregate(n=tg.count()).table('shop-counts')\n"
     )
     monkeypatch.syspath_prepend(str(home))
-    typed(step.command, "web.reading.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")
+    typed(step.command, "web.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")
     assert counted(define(to=None)) == 15

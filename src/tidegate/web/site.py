@@ -1,11 +1,10 @@
-"""What there is to look at: a log (a folder, or a Kafka cluster), state, and what is kept open of them.
+"""The log and the state that are served, opened for reading, with a cache of open tables.
 
-Everything is opened for reading. Tables stay open while they are asked for, so that a fetch costs a look-up and not
-an opening; the least used goes first. One that is asked for is kept at its newest commit by `keeping`, so that no
-question waits for that either.
+Open tables are kept in an LRU of `OPEN_TABLES`, so that a fetch costs a look-up and not an opening. `TableRefresher`
+brings those that were asked for lately to their newest commit in the background.
 
-Thread rule: from any thread; a table in use is never closed by another question, and one that opens holds up only
-those who ask for the same.
+Thread rule: any thread; a table in use is never closed by another request, and opening one blocks only requests for
+the same table.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidError, TidegateError
 from tidegate.web.failures import NotThereError, ReadingEndedError
-from tidegate.web.reading.keeping import KeptNew
 from tidegate.web.settings import Limits
 
 if TYPE_CHECKING:
@@ -31,11 +29,46 @@ if TYPE_CHECKING:
     from tidegate.log.topics.topics import TopicDescription
     from tidegate.storage.backends.port import StorageBackend
 
+
+EVERY_SECONDS: Final = 0.05
+
+
+class TableRefresher:
+    """Calls `refresh` again and again from the first `wake` on, until it says that nobody asks any more."""
+
+    def __init__(self, refresh: Callable[[], bool]) -> None:
+        self._refresh = refresh
+        self._asked, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def wake(self) -> None:
+        if self._asked.is_set():
+            return
+        self._asked.set()
+        with self._starting:
+            if self._thread is None and not self._ended.is_set():
+                self._thread = threading.Thread(target=self._run, name="keeping-new", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._asked.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._asked.wait()
+            while not self._ended.wait(EVERY_SECONDS):
+                if not self._refresh():
+                    self._asked.clear()
+                    break
+
+
 OPEN_TABLES: Final = 16
 KEPT_NEW_MS: Final = 5000
 """For how long after a question its table is kept at the newest commit."""
-
-
 _given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
 
 
@@ -99,14 +132,14 @@ class Site:
     _tables: OrderedDict[tuple[str, object], _Open] = field(default_factory=OrderedDict)
     _kept: dict[str, Any] = field(default_factory=dict)
     _guard: threading.RLock = field(default_factory=threading.RLock)
-    _keeping: KeptNew = field(init=False)
+    _keeping: TableRefresher = field(init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.log_path, Path):  # what is copied from a screen is run in any folder
             self.log_path = self.log_path.absolute()
         if isinstance(self.state_path, Path):
             self.state_path = self.state_path.absolute()
-        self._keeping = KeptNew(self.refresh_asked)
+        self._keeping = TableRefresher(self.refresh_asked)
 
     @property
     def log(self) -> Log | KafkaLog:

@@ -1,4 +1,4 @@
-"""The first screen: how things are in one sentence, what is behind and what is held, faults so far, what to do next."""
+"""The first page: a summary sentence, lag, backlog, memory, faults, and what to do next."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import msgspec
 
-from tidegate.web.reading.app_documents import AppLine
-from tidegate.web.reading.apps import app_list, default_limits
-from tidegate.web.reading.copying import Copy, cli, copied, log_python
-from tidegate.web.reading.integrity import known_audits
-from tidegate.web.reading.integrity_documents import IntegrityDocument
-from tidegate.web.reading.numbers import (
+from tidegate.web.apps import app_list, default_limits
+from tidegate.web.integrity import known_audits
+from tidegate.web.schemas import (
+    AppLine,
     Backlog,
+    Copy,
     Faults,
+    IntegrityDocument,
     Lag,
     Late,
     LogBytes,
@@ -21,10 +21,13 @@ from tidegate.web.reading.numbers import (
     Moment,
     Offset,
     Setting,
+    cli,
+    copied,
+    log_python,
     metric,
 )
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.topics import TopicLine, topic_list
+from tidegate.web.site import Site
+from tidegate.web.topics import TopicLine, topic_list
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -1,8 +1,7 @@
-"""Tables: which there are, one key's windows, late rows, what changed between commits, why a value is what it is.
+"""Tables: the list, one key's windows, scans, late rows, differences between commits, and explanations.
 
-Three kinds are one here. A table of an app is named `APP:TABLE` and is read from the app's own state; a table that a
-process keeps over a topic (`windowed_table` and its like) has a name of its own; a table that is pushed has versions
-where the others have commits.
+A table of an app is named `APP:TABLE`; a table over a topic (`windowed_table` and its like) has its own name; a pushed
+table has versions where the others have commits.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ import msgspec
 
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
-from tidegate.web.reading.copying import Copy, cli, copied, log_python
-from tidegate.web.reading.opened import Opened, asked, known_tables, opened
-from tidegate.web.reading.searching import moment_of
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.table_documents import (
+from tidegate.web.open_tables import Opened, asked, known_tables, opened
+from tidegate.web.records import moment_of
+from tidegate.web.schemas import (
     ChangeShown,
     CommitShown,
+    Copy,
     DiffDocument,
     DiffQuestion,
     ExplainDocument,
@@ -33,7 +31,11 @@ from tidegate.web.reading.table_documents import (
     TableLine,
     TableList,
     TableQuestion,
+    cli,
+    copied,
+    log_python,
 )
+from tidegate.web.site import Site
 
 LATEST: Final = 2**63 - 1
 SHOWN_WINDOWS: Final = 500

@@ -1,13 +1,13 @@
-"""The numbers of all screens as metrics: what their documents say, under names that Prometheus can ask for.
+"""The numbers of all pages as Prometheus metrics.
 
-M1  a number that a page shows as measured (`numbers`) has the same value here: both come out of one document.
-M2  nothing is read for it but what lists read: ends and sizes of partitions, apps' commits, tables' lists of commits.
-    Audits and late rows are as they were last looked at; asking for metrics begins none.
-M3  what is bounded on a screen is bounded here: producers, and their cells (`integrity.MOST_CELLS` of a topic); a page
+M1  a number that a page shows with a metric (`schemas.metric`) has the same value here: both come from one document.
+M2  only what lists read is read: ends and sizes of partitions, commits of apps, commit lists of tables. Audits and late
+    rows are as of the last request for them; metrics start none.
+M3  what is bounded on a page is bounded here: producers, and their cells (`integrity.MOST_CELLS` of a topic); a page
     names no metric of a producer beyond.
 
-Gauges of apps have the names that a run gives them (`tidegate run --metrics`) and say the same; they are here while
-nobody runs the app, too. Counters begin with the app, not with a process.
+Gauges of apps have the names and values of a run's own (`tidegate run --metrics`); they are also here while the app
+does not run. Counters start with the app, not with a process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import AuthenticationError, TidegateError, UnavailableError
 from tidegate.metrics import Metrics, prometheus_text
-from tidegate.web.reading.app_documents import AppDocument, AppQuestion
-from tidegate.web.reading.apps import app_document, app_names
-from tidegate.web.reading.integrity import known_audits
-from tidegate.web.reading.integrity_documents import IntegrityDocument
-from tidegate.web.reading.opened import kept_commits, known_tables
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.tables import known_late
-from tidegate.web.reading.topics import MOST_ASKED, partition_rows, sizes_of, skew_of
+from tidegate.web.apps import app_document, app_names
+from tidegate.web.integrity import known_audits
+from tidegate.web.open_tables import kept_commits, known_tables
+from tidegate.web.schemas import AppDocument, AppQuestion, IntegrityDocument
+from tidegate.web.site import Site
+from tidegate.web.tables import known_late
+from tidegate.web.topics import MOST_ASKED, partition_rows, sizes_of, skew_of
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.metrics import RunInstruments

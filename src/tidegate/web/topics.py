@@ -1,4 +1,4 @@
-"""Topics: partitions and their skew, log segments and when each can disappear, settings and where each comes from."""
+"""Topics: the list, and one topic with its partitions, log segments, lifetimes and settings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import AuthenticationError, CorruptError, TidegateError, UnavailableError
-from tidegate.web.reading.copying import Copy, cli, copied, log_python
-from tidegate.web.reading.numbers import (
+from tidegate.web.schemas import (
+    Copy,
     Detail,
     LogBytes,
     LogRecords,
@@ -20,13 +20,46 @@ from tidegate.web.reading.numbers import (
     Offset,
     Setting,
     Share,
+    cli,
+    copied,
+    log_python,
     metric,
 )
-from tidegate.web.reading.site import Site
-from tidegate.web.reading.timeline import axis
+from tidegate.web.site import Site
 
 if TYPE_CHECKING:
     from tidegate.log.lifetime.segments import SegmentLifetime
+
+
+# -- the time axis ---------------------------------------------------------------------------------
+
+_DAY_MS: Final = 86_400_000
+_LEAST_MS: Final = 1000
+_TOO_LONG_MS: Final = 400 * _DAY_MS
+_AHEAD_MS: Final = 30 * _DAY_MS
+
+
+def axis(segments: Sequence[SegmentLine], now_ms: int) -> tuple[int, int] | tuple[None, None]:
+    """Where the axis begins and ends.
+
+    Now is on it unless all of it would shrink to a line beside a long emptiness. A record that is dated years ahead
+    makes a segment that never seems to go: then the axis ends a month from now, and the bar at its edge.
+    """
+    if not segments:
+        return None, None
+    newest = [each.newest_ms for each in segments]
+    goes = [moment for each in segments for moment in (each.gone_latest_ms, each.due_ms) if moment]
+    low = min([*newest, *(each.first_ms for each in segments if each.first_ms)])
+    high = max([*newest, *goes, now_ms, low + _LEAST_MS])
+    reach = max([*newest, *goes, low + _LEAST_MS]) - low
+    if goes and high - low > 4 * reach:
+        high = low + reach * 11 // 10
+    if goes and high - low > _TOO_LONG_MS:
+        high = max(min(newest), now_ms) + _AHEAD_MS
+    return low, high
+
+
+# -- topics ----------------------------------------------------------------------------------------
 
 SHOWN_SEGMENTS: Final = 60
 SHOWN_PARTITIONS: Final = 256

@@ -1,16 +1,14 @@
-"""The process that reads, as the server sees it: started when asked, replaced when broken.
+"""The server's side of the worker process: starts it on demand, and replaces it when it fails.
 
-A1  a question has an answer or an error within `request_seconds`, whatever the reading process does: one that does
-    not answer in time is ended, and the next question starts another. Questions only read, so one that lost its process
-    is asked once more, within its time.
-A2  never more than `MOST_WAITING` questions wait; one more is told to come back.
-A3  without questions for `idle_seconds` it lets go of what it holds and sleeps (`resting`): an idle server is small and
-    does nothing, and yet the next page comes at once.
-A4  questions that may read very much never take all of the process's threads: a look-up finds one free. Such a question
-    counts until the process has answered it, also when nobody waits for the answer any more; one that finds no place
-    within half of `request_seconds` is told to come back.
-A5  a question that is given up (its client has gone, or its time is over) leaves the queue, or the process is told to
-    stop looking for the answer. Whether it does or not, A1 ends it.
+A1  a request gets an answer or an error within `request_seconds`: a worker that does not answer in time is killed, and
+    the next request starts another. Requests only read, so one that lost its worker is sent once more, within its time.
+A2  at most `MOST_WAITING` requests wait; one more gets an overload error.
+A3  after `idle_seconds` without a request the worker releases its memory (`worker`).
+A4  requests that may read very much never occupy all threads of the worker: a look-up finds one free. Such a request
+    counts until the worker has answered it, also when its client has gone; one that finds no place within half of
+    `request_seconds` gets an overload error.
+A5  a cancelled request (its client has gone, or its time is over) leaves the queue, or the worker is told to stop
+    reading for it. In any case A1 ends it.
 
 Thread rule: the event loop's.
 """
@@ -29,8 +27,8 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import OverloadError
+from tidegate.web.endpoints import ENDPOINTS
 from tidegate.web.failures import ReadingEndedError, TooLongError
-from tidegate.web.questions import QUESTIONS
 from tidegate.web.settings import Settings
 from tidegate.web.worker import GIVE_UP, LARGEST_FRAME, THREADS, Answer, Opening, Question, framed, length_of
 
@@ -58,7 +56,7 @@ class _Running:
                 pass
 
 
-class Reading:
+class ReaderProcess:
     """One process that reads, from the event loop."""
 
     def __init__(self, settings: Settings) -> None:
@@ -71,14 +69,14 @@ class Reading:
         self._decode = msgspec.msgpack.Decoder(Answer)
         self._long = asyncio.Semaphore(THREADS - 1)
 
-    async def ask(self, name: str, words: dict[str, str], ask: dict[str, Any]) -> Answer:
+    async def ask(self, name: str, path_params: dict[str, str], query: dict[str, Any]) -> Answer:
         """The answer; `TooLongError` when it does not come in time (A1). To cancel this gives the question up (A5)."""
         until = asyncio.get_running_loop().time() + self._settings.limits.request_seconds
-        is_long = QUESTIONS[name].is_long
+        is_long = ENDPOINTS[name].is_long
         if is_long:
             await self._turn()
         self._number += 1
-        question = Question(self._number, name, words, ask)
+        question = Question(self._number, name, path_params, query)
         going = asyncio.ensure_future(self._ask_again(question, until))
         going.add_done_callback(lambda done: self._answered(done, is_long=is_long))
         try:

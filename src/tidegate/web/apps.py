@@ -1,4 +1,4 @@
-"""Apps: where each stands, its rounds as they commit, what it waits for and holds, what stopped and how to resume."""
+"""Apps: progress, rounds, sources, memory, faults, and stopped partitions with the command that resumes them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ import msgspec
 
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.web.failures import NotThereError
-from tidegate.web.reading.app_documents import (
+from tidegate.web.integrity import audit_faults, audits
+from tidegate.web.schemas import (
     AppDocument,
     AppLine,
     AppList,
     AppQuestion,
+    Copy,
     CounterLine,
     FaultLine,
     FaultsDocument,
     FaultsQuestion,
     FlowShown,
+    IntegrityQuestion,
     RoundLine,
     SourceLine,
     StoppedLine,
     TenantLine,
     Way,
+    cli,
+    copied,
+    state_python,
 )
-from tidegate.web.reading.copying import Copy, cli, copied, state_python
-from tidegate.web.reading.integrity import audit_faults
-from tidegate.web.reading.site import Site
+from tidegate.web.site import Site
 
 if TYPE_CHECKING:
     from tidegate.pipeline.rounds.orders import Held
@@ -244,8 +248,6 @@ def faults(site: Site, app: str, question: FaultsQuestion) -> FaultsDocument:
     from tidegate.pipeline.reading.late import dead_letters_of
     from tidegate.pipeline.rounds.stops import faults_of, new_faults
     from tidegate.pipeline.rounds.ways_out import app_status
-    from tidegate.web.reading.integrity import audits
-    from tidegate.web.reading.integrity_documents import IntegrityQuestion
 
     backend = site.require_backend()
     require_app(site, app)

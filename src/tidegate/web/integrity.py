@@ -1,8 +1,8 @@
-"""Integrity: every record of a topic held against what its producer said; in the background, bounded, kept.
+"""Integrity: audits of topics in the background, bounded in time, with their results kept.
 
-An audit is begun by the first question and goes on by itself, on a thread of its own; whoever asks meanwhile sees how
-far it is and what it found so far. It ends after `MOST_SECONDS` at the latest and then says what was not looked at.
-Its result is shown until the topic has changed and `AGAIN_MS` have passed.
+The first request starts an audit on a thread of its own; requests meanwhile see how far it is and what it found so far.
+It ends after `MOST_SECONDS` at the latest, and then says what was not read. Its result is shown until the topic has
+changed and `AGAIN_MS` have passed.
 
 Thread rule: `Audits` from any thread; one audit at a time.
 """
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.web.reading.copying import cli, copied, log_python
-from tidegate.web.reading.integrity_documents import (
+from tidegate.web.schemas import (
     CellShown,
     DamageShown,
     FaultShown,
@@ -27,8 +26,11 @@ from tidegate.web.reading.integrity_documents import (
     IntegrityDocument,
     IntegrityQuestion,
     ProducerShown,
+    cli,
+    copied,
+    log_python,
 )
-from tidegate.web.reading.site import Site, is_given_up
+from tidegate.web.site import Site, is_given_up
 
 if TYPE_CHECKING:
     from tidegate.integrity.audit_report import PartitionAudit
