@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.pipeline.definition import sql
+from tidegate.pipeline.definition.sql import evaluate, typed
 from tidegate.pipeline.definition.inferring import EVENT_TIME, unknown_column, visible_schema
 from tidegate.pipeline.definition.steps import ArrowFunction, Expression
 from tidegate.tables.serdes.plain import Serde, String
@@ -81,7 +81,7 @@ class Projection:
             elif is_name(expression) and not sql_keyword(expression):
                 raise unknown_column(self._what, expression, self._visible)
             else:
-                self._sql[place], self._types[place] = sql.typed(expression, self._visible, self._what)
+                self._sql[place], self._types[place] = typed(expression, self._visible, self._what)
         elif isinstance(expression, pc.Expression):
             self._arrow[place] = expression
         elif callable(expression):
@@ -113,7 +113,7 @@ class Projection:
         found: dict[int, pa.Array] = {place: columns[name] for place, name in self._plain.items()}
         if self._sql:
             found |= zip(
-                self._sql, sql.evaluate(list(self._sql.values()), columns, rows, self._what), strict=True
+                self._sql, evaluate(list(self._sql.values()), columns, rows, self._what), strict=True
             )
         if self._arrow or self._functions:
             found |= self._computed(pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)))

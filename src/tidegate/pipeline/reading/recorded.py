@@ -24,7 +24,7 @@ import pyarrow as pa
 from tidegate.clock import Clock
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.pipeline.definition import fingerprint
+from tidegate.pipeline.definition.fingerprint import document
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import (
     Aggregate,
@@ -134,7 +134,7 @@ def recorded_flow(description: bytes) -> Flow:
     except (KeyError, TypeError) as error:
         raise _refused(said, f"its definition is not known here ({error})") from None
     for step, recorded in zip(steps, said["steps"], strict=True):
-        if isinstance(step, Aggregate | Dedupe) and _shape(fingerprint.document(step)) != _shape(recorded):
+        if isinstance(step, Aggregate | Dedupe) and _shape(document(step)) != _shape(recorded):
             raise _refused(said, f"its {recorded['step']} was made by another release, or by a function")
     return flow
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.names import storage_task
 from tidegate.storage import StorageConfig, TenantLimits, state_key_id
 
 
@@ -47,7 +47,7 @@ class WorkerSetup:
 
     def storage_task(self, flow: str, task: int) -> str:
         """The name under which storage knows one task's state."""
-        return names.storage_task(self.app, flow, task)
+        return storage_task(self.app, flow, task)
 
     @property
     def runtime_config(self) -> StorageConfig:

@@ -48,7 +48,7 @@ from tidegate.pipeline.rounds.orders import (
     Tick,
     resume_command,
 )
-from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.names import letters_name
 from tidegate.pipeline.tasks.changelog import settled_times
 from tidegate.pipeline.tasks.decoding import Decoded, RecordDecoder
 from tidegate.pipeline.tasks.letters import letter_without_record, letters_of, write_letters
@@ -489,7 +489,7 @@ class Reading:
         letters, count = state.letters, state.letter_count
         if self._letters:
             unique = self._parts.randomness.uuid().hex
-            letters = names.letters_name(self._parts.app, order.flow, order.partition, order.start, unique)
+            letters = letters_name(self._parts.app, order.flow, order.partition, order.start, unique)
             with self.timings("letters"):
                 write_letters(self._parts.backend, letters, state.letters, self._letters)
             count += sum(batch.num_rows for batch in self._letters)

@@ -30,7 +30,7 @@ from tidegate.files import Files
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, TaskResult, Tick
-from tidegate.pipeline.tasks import names
+from tidegate.pipeline.tasks.names import parcel_name
 from tidegate.pipeline.tasks.batching import BATCH_BYTES, PIECE_ROWS, in_batches
 from tidegate.pipeline.tasks.chain import TaskChain, checks_of, cut_of, front_of, keyless
 from tidegate.pipeline.tasks.changelog import BATCH_BYTES as RESULT_BATCH_BYTES
@@ -400,7 +400,7 @@ class Worker:
         if not contents:
             return None
         unique = self._randomness.uuid().hex
-        name = names.parcel_name(self.setup.app, order.flow, order.task, round, unique)
+        name = parcel_name(self.setup.app, order.flow, order.task, round, unique)
         with timings("parcel"):
             return write_parcel(self._backend, name, contents)
 
