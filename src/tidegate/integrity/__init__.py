@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from tidegate.integrity.audit import audit_topic
     from tidegate.integrity.audit_report import AuditReport
     from tidegate.integrity.chains import ChainLimits, ChainState
-    from tidegate.integrity.checkpoint import CheckpointCadence, restore_checkpoint, take_checkpoint
+    from tidegate.integrity.checkpoint import restore_checkpoint, take_checkpoint
     from tidegate.integrity.columns import IntegrityColumns, read_columns, without_control
     from tidegate.integrity.findings import Finding
     from tidegate.integrity.lifecycle import Push, send_heartbeat, sorted_sender, stable_guid
     from tidegate.integrity.manifest import Manifest, Sent
-    from tidegate.integrity.roles import Replica, Role
+    from tidegate.integrity.roles import CheckpointCadence, Replica, Role
     from tidegate.integrity.rules import OnError, ValidationRules
     from tidegate.integrity.sender import Sender
     from tidegate.integrity.state import PartitionState
@@ -30,7 +30,7 @@ _HOMES = {
     "AuditReport": "audit_report",
     "ChainLimits": "chains",
     "ChainState": "chains",
-    "CheckpointCadence": "checkpoint",
+    "CheckpointCadence": "roles",
     "Finding": "findings",
     "IntegrityColumns": "columns",
     "Judged": "validator",

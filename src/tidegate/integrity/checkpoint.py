@@ -1,6 +1,6 @@
-"""A receiver's state as bytes, when to write it, and how old a producer in it may be.
+"""A receiver's state as bytes, and how old a producer in it may be.
 
-Owns the encoding and the cadence; where the bytes go is the store's business, in the same commit as the data and
+Owns the encoding; where the bytes go is the store's business, in the same commit as the data and
 the offset they describe. Only the drainer's state is ever saved (`roles`).
 
 Bytes, big-endian; anything else is a `CorruptError`:
@@ -19,7 +19,6 @@ Thread rule: values and pure functions.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -28,10 +27,8 @@ from numpy.typing import NDArray
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.integrity.header import ChecksumType, ControlType
+from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.state import NEVER, PartitionState, Phase, ProducerTable
-from tidegate.integrity.validator import Judged
-from tidegate.integrity.verdicts import Verdict
 from tidegate.kernels.producer_index import PRODUCER_ROW
 
 MAGIC: Final = b"TGIV"
@@ -132,38 +129,3 @@ def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> 
     state = decode_state(data)
     state.expire(max_age_ms, now_ms=now_ms)
     return state
-
-
-# -- when ----------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class CheckpointCadence:
-    """When a checkpoint is due: after a control record other than a chain's start and end, and after so many bytes
-    (fewer once the push has ended). A negative number of bytes turns that off; so does no `max_interval_ms`."""
-
-    pushing_bytes: int = 60 << 20
-    settled_bytes: int = 32 << 20
-    max_interval_ms: int | None = None
-    _since_bytes: int = 0
-    _since_ms: int | None = None
-
-    def is_due(self, judged: Judged, size: int, phase: Phase, now_ms: int) -> bool:
-        """Ask once for every batch, of `size` bytes; the caller then checkpoints and calls `taken`."""
-        self._since_bytes += size
-        if self._since_ms is None:
-            self._since_ms = now_ms
-        if self.max_interval_ms is not None and now_ms - self._since_ms >= self.max_interval_ms:
-            return True
-        limit = self.settled_bytes if phase.is_settled else self.pushing_bytes
-        return 0 <= limit <= self._since_bytes or says_something(judged)
-
-    def taken(self, now_ms: int) -> None:
-        self._since_bytes, self._since_ms = 0, now_ms
-
-
-def says_something(judged: Judged) -> bool:
-    """Whether a control record other than a chain's start and end was accepted."""
-    control = judged.columns.control
-    chain = (control == ControlType.START_OF_CHAIN) | (control == ControlType.END_OF_CHAIN)
-    return bool((judged.columns.is_control & ~chain & (judged.verdicts == Verdict.OK)).any())

@@ -29,11 +29,13 @@ import pyarrow as pa
 from tidegate.errors import ConflictError, IntegrityError
 from tidegate.integrity.checkpoint import decode_state, effective_max_age_ms, encode_state
 from tidegate.integrity.counters import CONSUMER, DRAINER, Counters
+from tidegate.integrity.header import ControlType
 from tidegate.integrity.policy import FaultLog, stopping_error
 from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import NEVER, PartitionState
+from tidegate.integrity.state import NEVER, PartitionState, Phase
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import Judged, PartitionValidator
+from tidegate.integrity.verdicts import Verdict
 from tidegate.metrics import Metrics
 
 Store = Callable[[pa.RecordBatch, Judged], None]
@@ -192,3 +194,38 @@ class Replica:
             f"{self.topic}-{self.partition} is {self.role.value} and cannot become {wanted.value}; a replica goes "
             f"offline, standby, leader, standby, offline"
         )
+
+
+# -- when to checkpoint ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CheckpointCadence:
+    """When a checkpoint is due: after a control record other than a chain's start and end, and after so many bytes
+    (fewer once the push has ended). A negative number of bytes turns that off; so does no `max_interval_ms`."""
+
+    pushing_bytes: int = 60 << 20
+    settled_bytes: int = 32 << 20
+    max_interval_ms: int | None = None
+    _since_bytes: int = 0
+    _since_ms: int | None = None
+
+    def is_due(self, judged: Judged, size: int, phase: Phase, now_ms: int) -> bool:
+        """Ask once for every batch, of `size` bytes; the caller then checkpoints and calls `taken`."""
+        self._since_bytes += size
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if self.max_interval_ms is not None and now_ms - self._since_ms >= self.max_interval_ms:
+            return True
+        limit = self.settled_bytes if phase.is_settled else self.pushing_bytes
+        return 0 <= limit <= self._since_bytes or says_something(judged)
+
+    def taken(self, now_ms: int) -> None:
+        self._since_bytes, self._since_ms = 0, now_ms
+
+
+def says_something(judged: Judged) -> bool:
+    """Whether a control record other than a chain's start and end was accepted."""
+    control = judged.columns.control
+    chain = (control == ControlType.START_OF_CHAIN) | (control == ControlType.END_OF_CHAIN)
+    return bool((judged.columns.is_control & ~chain & (judged.verdicts == Verdict.OK)).any())

@@ -34,11 +34,12 @@ import pyarrow as pa
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, CorruptError, IntegrityError, TidegateError
 from tidegate.integrity import Replica, ValidationRules
-from tidegate.integrity.checkpoint import CheckpointCadence, encode_state
+from tidegate.integrity.checkpoint import encode_state
 from tidegate.integrity.columns import control_payload, read_columns
 from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.manifest import Manifest
+from tidegate.integrity.roles import CheckpointCadence
 from tidegate.integrity.rules import OnError
 from tidegate.integrity.state import Phase
 from tidegate.integrity.tolerance import tolerance_of
