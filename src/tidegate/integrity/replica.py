@@ -27,15 +27,26 @@ from enum import Enum
 import pyarrow as pa
 
 from tidegate.errors import ConflictError, IntegrityError
-from tidegate.integrity.checkpoint import decode_state, effective_max_age_ms, encode_state
-from tidegate.integrity.counters import CONSUMER, DRAINER, Counters
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.policy import FaultLog, stopping_error
-from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import NEVER, PartitionState, Phase
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import Judged, PartitionValidator
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.state import (
+    NEVER,
+    PartitionState,
+    Phase,
+    decode_state,
+    effective_max_age_ms,
+    encode_state,
+)
+from tidegate.integrity.validator import (
+    CONSUMER,
+    DRAINER,
+    Counters,
+    FaultLog,
+    Judged,
+    PartitionValidator,
+    ValidationRules,
+    stopping_error,
+)
+from tidegate.integrity.verdicts import Tolerance, Verdict
 from tidegate.metrics import Metrics
 
 Store = Callable[[pa.RecordBatch, Judged], None]
