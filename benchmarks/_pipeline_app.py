@@ -19,10 +19,10 @@ import tidegate as tg
 from _pipeline_data import COLUMNS, MINUTE, START, Answer, fixed_values, from_fixed, json_values, made_events
 from _report import demand
 from _storage import scratch_folder
-from tidegate.pipeline.rounds.orders import RoundOrder, Tick
-from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.messages import RoundOrder, Tick
+from tidegate.pipeline.settings import WorkerSetup
 from tidegate.spark.engine import SparkEngine
-from tidegate.spark.rounds.work import work_on
+from tidegate.spark.round_task import work_on
 
 PARTITIONS = 2
 

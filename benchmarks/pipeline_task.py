@@ -30,11 +30,11 @@ from _report import Report, demand
 from _storage import roomy, scratch_folder
 from tidegate.integrity.columns import without_control
 from tidegate.log.access.embedded import Log
-from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, Sink, Source, Step, To, Validate
-from tidegate.pipeline.rounds.orders import Delivery, SourceOrder, TaskOrder, Tick
-from tidegate.pipeline.tasks.setup import WorkerSetup
-from tidegate.pipeline.tasks.worker import Worker
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.messages import Delivery, SourceOrder, TaskOrder, Tick
+from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.topology import Aggregate, AsTable, Dedupe, Sink, Source, Step, To, Validate
+from tidegate.pipeline.worker import Worker
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import DecodedColumn, String
 from tidegate.windows.aggregates import definitions as agg

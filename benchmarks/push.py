@@ -24,7 +24,7 @@ from typing import Any
 
 import tidegate.spark
 from _report import Report, demand, family_seconds, load_line
-from tidegate.spark.push.driver import push
+from tidegate.spark.push import push
 from tidegate.storage import open_backend
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.reading import VersionedTable

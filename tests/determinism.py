@@ -21,7 +21,7 @@ import pyarrow as pa
 
 import tidegate as tg
 from tidegate.errors import InvalidError
-from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.checkpoint import Records
 from tidegate.storage import open_backend
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 

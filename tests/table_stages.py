@@ -14,7 +14,7 @@ from push_kit import push_here
 
 import tidegate as tg
 from tidegate.log.access.embedded import Log
-from tidegate.pipeline.reading.result_table import ResultTable
+from tidegate.pipeline.table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.key_table import table as key_table

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tidegate.log.topics.topics import TopicConfig
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.definition.stream import Stream
-    from tidegate.spark.push.driver import push
+    from tidegate.spark.push import push
     from tidegate.tables.building.consumed import Consumed
     from tidegate.tables.building.materialized import Materialized
     from tidegate.tables.hybrid_table import hybrid_table
@@ -109,7 +109,7 @@ _HOMES = {
     "max": "tidegate.windows.aggregates.definitions",
     "mean": "tidegate.windows.aggregates.definitions",
     "min": "tidegate.windows.aggregates.definitions",
-    "push": "tidegate.spark.push.driver",
+    "push": "tidegate.spark.push",
     "reduce": "tidegate.windows.aggregates.definitions",
     "sessioned_table": "tidegate.tables.sessioned_table",
     "sum": "tidegate.windows.aggregates.definitions",

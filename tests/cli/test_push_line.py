@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidegate.cli.versions import push_line
-from tidegate.spark.push.progress import PushProgress
+from tidegate.spark.push import PushProgress
 
 
 def test_the_line_and_the_heartbeat_say_percent_and_what_is_left() -> None:

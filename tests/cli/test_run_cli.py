@@ -24,7 +24,7 @@ from tidegate.cli.main import run
 from tidegate.cli.output import bar, short
 from tidegate.errors import InvalidError
 from tidegate.integrity.fault_injection import DamageKind, break_topic
-from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
+from tidegate.pipeline.progress import Progress, StoppedPartition
 
 TEN = 1_767_261_600_000
 MODULE = """

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 
 import tidegate as tg
 from tidegate.log.access.connect import open_log
-from tidegate.pipeline.rounds.ways_out import app_status
+from tidegate.pipeline.admin import app_status
 from tidegate.storage import open_backend
 from tidegate.testing.tables import windows_in
 from tidegate.windows.keys.columns import partitions_of_inner_keys
@@ -195,7 +195,7 @@ def verdicts_of(log: Any, topic: str) -> Counter[str]:
 
 def run_until_delivery(name: str, log: str, state: str, kind: str) -> None:
     """Run the app, and die where something committed is about to be delivered."""
-    from tidegate.pipeline.tasks.delivering import Deliverer
+    from tidegate.pipeline.sink import Deliverer
 
     def die(self: Deliverer, deliveries: Any) -> int:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -47,10 +47,10 @@ from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.pipeline.rounds.records import Records
-from tidegate.pipeline.rounds.ways_out import app_status
-from tidegate.pipeline.tasks.delivering import Deliverer
-from tidegate.pipeline.tasks.validation import source_tolerance
+from tidegate.pipeline.admin import app_status
+from tidegate.pipeline.checkpoint import Records
+from tidegate.pipeline.sink import Deliverer
+from tidegate.pipeline.source import source_tolerance
 from tidegate.storage import open_backend
 from tidegate.tables.topic_encoding import read_encoding
 from tidegate.windows.keys.columns import decode_keys

@@ -38,7 +38,7 @@ def spark() -> Iterator[Any]:
 def test_a_push_over_a_broker_is_shown_and_one_with_foreign_records_is_not(
     spark: Any, broker: Broker, tmp_path: Path
 ) -> None:
-    from tidegate.spark.push.driver import push
+    from tidegate.spark.push import push
     from tidegate.tables.versions.reading import versioned_table
     from tidegate.tables.versions.report import PushFailedError
 

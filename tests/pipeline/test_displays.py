@@ -12,9 +12,9 @@ import tidegate as tg
 from tidegate.integrity import audit_topic
 from tidegate.log.access.showing import LOOKED_AT
 from tidegate.log.verify.verify import verify
-from tidegate.pipeline.reading import result_table
-from tidegate.pipeline.reading.result_table import ResultTable
-from tidegate.pipeline.rounds.run import Summary
+from tidegate.pipeline import table as result_table
+from tidegate.pipeline.query import Summary
+from tidegate.pipeline.table import ResultTable
 
 HOSTILE = "<script>alert(1)</script>"
 TEN = 1_767_261_600_000

@@ -15,8 +15,8 @@ from tidegate.clock import ManualClock
 from tidegate.integrity import Push, sorted_sender
 from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.state import Manifest, decode_state
-from tidegate.pipeline.rounds.records import Records
-from tidegate.pipeline.tasks import source_state
+from tidegate.pipeline import dead_letters
+from tidegate.pipeline.checkpoint import Records
 from tidegate.storage import open_backend
 
 TEN = 1_767_261_600_000
@@ -246,7 +246,7 @@ def validator_state(folder: Path) -> Any:
     try:
         records = Records(backend, "shop")
         commit = records.read_commit(records.newest())[0]  # type: ignore[arg-type]
-        return decode_state(source_state.decode_state(records.state_of(commit.sources[0])).validator)
+        return decode_state(dead_letters.decode_state(records.state_of(commit.sources[0])).validator)
     finally:
         backend.close()
 

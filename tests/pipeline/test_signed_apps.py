@@ -13,8 +13,8 @@ from hostile_state import KEY, define, make, seen
 from remedies import typed
 from tidegate.cli.main import run
 from tidegate.errors import InvalidError, SignatureError
-from tidegate.pipeline.tasks.setup import WorkerSetup
-from tidegate.pipeline.tasks.worker import Worker
+from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.worker import Worker
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.folder import OWN_FILES, FolderBackend
 from tidegate.storage.backends.signed import MAGIC

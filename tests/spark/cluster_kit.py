@@ -39,7 +39,7 @@ def two_hosts(work: Path) -> str:
     """A master and two workers of one core, in the JVM that the session will use; the master's address."""
     from pyspark import SparkContext
 
-    from tidegate.spark.java import use_java
+    from tidegate.spark.session import use_java
 
     use_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

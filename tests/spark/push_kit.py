@@ -19,8 +19,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.cleaning.housekeeping import Housekeeping
 from tidegate.log.topics.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
-from tidegate.spark.push.columns import partitions_of
-from tidegate.spark.push.sending import SendOrder, send_partition
+from tidegate.spark.push_rows import SendOrder, partitions_of, send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.versions.ingesting import ingest_here
 from tidegate.tables.versions.pushing import PushPlan, VersionPush

@@ -18,8 +18,8 @@ from pyspark import cloudpickle
 import tidegate as tg
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.pipeline.rounds.orders import RoundOrder, TaskOrder, Tick
-from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.messages import RoundOrder, TaskOrder, Tick
+from tidegate.pipeline.settings import WorkerSetup
 from tidegate.spark.engine import SparkEngine
 from tidegate.testing import pipelines
 from tidegate.testing.meddling import Meddling

@@ -10,7 +10,7 @@ import pytest
 
 from tidegate.integrity.replica import Role
 from tidegate.log.access.embedded import Log
-from tidegate.spark.push.driver import push
+from tidegate.spark.push import push
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.reading import freshest_replica

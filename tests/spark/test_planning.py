@@ -15,10 +15,9 @@ from pyspark.sql.types import StructType
 from remedies import typed
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
-from tidegate.spark.topics.options import SourceOptions
-from tidegate.spark.topics.planning import Planner
-from tidegate.spark.topics.ranges import OffsetRange, from_json_object, to_json_object
-from tidegate.spark.topics.source import (
+from tidegate.spark.offset_ranges import OffsetRange, Planner, from_json_object, to_json_object
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.topic_source import (
     COLUMNS,
     RangePartition,
     TopicReader,

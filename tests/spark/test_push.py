@@ -14,8 +14,7 @@ from tidegate.errors import InvalidError, UnavailableError
 from tidegate.integrity.fault_injection import DamageKind
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.access.partitioner import partition_of_key
-from tidegate.spark.push.driver import push
-from tidegate.spark.push.progress import PushProgress
+from tidegate.spark.push import PushProgress, push
 from tidegate.storage import open_backend
 from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.diff import diff_versions

@@ -28,13 +28,13 @@ from dataclasses import replace
 from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
-from tidegate.spark.push import driver
+from tidegate.spark import push as driver
 from tidegate.testing.meddling import Meddling
 
 class Disturbing(Meddling):
     # Both jobs of a push, with places to act at. Who stalls does so until another attempt has begun, or for long.
     def sends(self, order, batches):
-        from tidegate.spark.push.sending import send_in_task
+        from tidegate.spark.push_rows import send_in_task
         self.begin(f"{order.topic}.send")
         def disturbed():
             for number, batch in enumerate(batches):
@@ -45,7 +45,7 @@ class Disturbing(Meddling):
     def ingests(self, log, state, client, described, *rest):
         import msgspec
         from functools import partial
-        from tidegate.spark.push import driver as there
+        from tidegate.spark import push as there
         from tidegate.tables.versions import ingesting
         self.begin(f"{msgspec.msgpack.decode(described)['topic']}.ingest")
         ingesting.READ_BYTES = 4096

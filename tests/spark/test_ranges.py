@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.spark.topics.ranges import (
+from tidegate.spark.offset_ranges import (
     EARLIEST,
     LATEST,
     from_json_object,

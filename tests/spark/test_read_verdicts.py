@@ -12,10 +12,9 @@ from pyspark.sql.types import StructType
 
 from tidegate.errors import InvalidError
 from tidegate.log.access.embedded import Log
-from tidegate.spark.topics.options import SourceOptions
-from tidegate.spark.topics.planning import Planner
-from tidegate.spark.topics.ranges import OffsetRange
-from tidegate.spark.topics.source import TidegateDataSource, read_range
+from tidegate.spark.offset_ranges import OffsetRange, Planner
+from tidegate.spark.options import SourceOptions
+from tidegate.spark.topic_source import TidegateDataSource, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

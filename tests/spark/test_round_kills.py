@@ -12,8 +12,8 @@ import pytest
 from cluster_kit import answers, run_script
 
 from tidegate.clock import SystemClock
-from tidegate.pipeline.rounds.collecting import Collector
-from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.checkpoint import Records
+from tidegate.pipeline.gc import Collector
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.testing import pipelines
 from tidegate.testing.meddling import STEPS, Meddling
@@ -74,10 +74,10 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 import tidegate.spark
-from tidegate.pipeline.rounds.collecting import Collector
-from tidegate.pipeline.rounds.generation import Generation
-from tidegate.pipeline.rounds.master import Master
-from tidegate.pipeline.rounds.records import Records
+from tidegate.pipeline.gc import Collector
+from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.coordinator import Master
+from tidegate.pipeline.checkpoint import Records
 from tidegate.spark.engine import SparkEngine
 from tidegate.testing.pipelines import every_kind, run_all
 

@@ -20,11 +20,11 @@ from tidegate.errors import (
     TidegateError,
     UnavailableError,
 )
-from tidegate.pipeline.rounds.orders import SourceResult, decode, encode
-from tidegate.spark.rounds import shuffle
-from tidegate.spark.rounds.exchange import Outbox, clear, exchange_folder
-from tidegate.spark.rounds.failures import Failure, describe, rebuild
-from tidegate.spark.rounds.placing import places, share_of
+from tidegate.pipeline.messages import SourceResult, decode, encode
+from tidegate.spark import exchange
+from tidegate.spark.errors import Failure, describe, rebuild
+from tidegate.spark.exchange import Outbox, clear, exchange_folder
+from tidegate.spark.round_task import places, share_of
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.port import MissingObjectError
 from tidegate.testing.pipelines import every_kind
@@ -74,7 +74,7 @@ def test_what_is_not_ours_comes_back_as_itself_or_is_named() -> None:
 
 
 def test_tasks_are_dealt_out_to_all_slots_and_always_the_same_way(tmp_path: Path) -> None:
-    from tidegate.pipeline.tasks.setup import WorkerSetup
+    from tidegate.pipeline.settings import WorkerSetup
 
     app = every_kind(tmp_path)
     partitions = {"orders": 5}
@@ -108,30 +108,30 @@ def events(rows: int, partition: int, first: int) -> EventBatch:
 
 def test_events_results_and_failures_cross_the_shuffle_in_any_order() -> None:
     parts = [(2, events(5, 0, 0)), (0, events(3, 0, 5)), (2, events(4, 0, 8))]
-    gathered = dict(shuffle.gathered(parts))
+    gathered = dict(exchange.gathered(parts))
     assert [len(gathered[task]) for task in (2, 0)] == [9, 3]
     result = SourceResult("flow-ä", 0, 12, b"state", 4, 12, 100)
-    rows = [shuffle.pack("flow-ä", task, each) for task, each in gathered.items()]
-    found = shuffle.arrived([shuffle.pack_result(result), *rows[::-1], b""])
+    rows = [exchange.pack("flow-ä", task, each) for task, each in gathered.items()]
+    found = exchange.arrived([exchange.pack_result(result), *rows[::-1], b""])
     assert found.sources == [result] and found.failure is None
     (two,) = found.take("flow-ä", 2)
     assert two.offset.tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11]
     assert two.key.to_pylist()[5] == b"key-0"
     assert two.values.column(0).to_pylist()[:3] == [0.0, 0.5, 1.0]
     assert found.take("flow-ä", 2) == [] and len(found.take("flow-ä", 0)) == 1
-    failed = shuffle.arrived([shuffle.pack_failure(Failure("InvalidError", "no"))])
+    failed = exchange.arrived([exchange.pack_failure(Failure("InvalidError", "no"))])
     assert failed.failure == Failure("InvalidError", "no")
     with pytest.raises(InternalError, match="none of ours"):
-        shuffle.arrived([b"?what"])
+        exchange.arrived([b"?what"])
 
 
 def test_blobs_of_one_machine_lie_in_a_file_and_only_their_places_cross(tmp_path: Path) -> None:
     outbox = Outbox(str(tmp_path))
-    rows = [shuffle.pack("flow-ä", task, events(1000 + task, 0, 10 * task), outbox) for task in (2, 0, 1)]
+    rows = [exchange.pack("flow-ä", task, events(1000 + task, 0, 10 * task), outbox) for task in (2, 0, 1)]
     assert max(map(len, rows)) < 200
     assert len(list(tmp_path.iterdir())) == 1, "one file for an attempt"
-    found = shuffle.arrived(rows)
-    again = shuffle.arrived(rows)  # another attempt of the reader
+    found = exchange.arrived(rows)
+    again = exchange.arrived(rows)  # another attempt of the reader
     clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
     for each in (found, again):
@@ -141,13 +141,13 @@ def test_blobs_of_one_machine_lie_in_a_file_and_only_their_places_cross(tmp_path
             assert batch.key == sent.key and batch.values == sent.values
             assert batch.offset.tolist() == sent.offset.tolist()
     with pytest.raises(UnavailableError, match=r"is gone: .*spark\.local\.dir"):
-        shuffle.arrived(rows)
+        exchange.arrived(rows)
 
 
 def test_a_place_that_holds_something_else_is_not_taken_for_events(tmp_path: Path) -> None:
     place = Outbox(str(tmp_path)).put([b"?" * 100])
     with pytest.raises(InternalError, match="no events are there"):
-        shuffle.arrived([b"P" + encode(place)])
+        exchange.arrived([b"P" + encode(place)])
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://host", "local-cluster[2,1,1024]"])
@@ -161,16 +161,16 @@ def test_slots_that_may_be_on_several_machines_share_no_files(master: str) -> No
 
 
 def test_large_sources_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "GATHERED_ROWS", 10)
+    monkeypatch.setattr(exchange, "GATHERED_ROWS", 10)
     parts = [(number % 2, events(4, 0, 4 * number)) for number in range(6)]
-    assert [(task, len(each)) for task, each in shuffle.gathered(parts)] == [(0, 8), (1, 4), (1, 8), (0, 4)]
+    assert [(task, len(each)) for task, each in exchange.gathered(parts)] == [(0, 8), (1, 4), (1, 8), (0, 4)]
 
 
 def test_only_a_task_sets_objects_aside_and_never_the_driver_that_loads_its_module() -> None:
     """What a driver has frozen is not taken apart at its end, and libraries say so (DuckDB: `leaked instances`)."""
     counts = (
         "import gc; before = gc.get_freeze_count()\n"
-        "import tidegate.spark.rounds.work as work; print(gc.get_freeze_count() - before)\n"
+        "import tidegate.spark.round_task as work; print(gc.get_freeze_count() - before)\n"
         "with work.own_garbage(): print(gc.get_freeze_count() - before > 1000)"
     )
     done = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, timeout=600)

@@ -21,9 +21,9 @@ from tidegate.clock import ManualClock
 from tidegate.integrity.header import HEADERS_ONLY, NO_CONTROL, ControlType
 from tidegate.integrity.validator import OnError, ValidationRules
 from tidegate.log.access.embedded import Log
+from tidegate.pipeline.checkpoint import Records
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.rounds.records import Records
-from tidegate.pipeline.rounds.run import Summary
+from tidegate.pipeline.query import Summary
 from tidegate.storage import open_backend
 from tidegate.tables.serdes.json_serde import Json
 

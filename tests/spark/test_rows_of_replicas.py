@@ -20,7 +20,7 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.integrity.sender import SCHEMA
 from tidegate.log.access.embedded import Log
 from tidegate.scheduling import ManualScheduler
-from tidegate.spark.push.driver import push
+from tidegate.spark.push import push
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.key_table import table as table_of
 from tidegate.tables.serdes.plain import String

@@ -43,7 +43,7 @@ def test_unix_sockets_are_used_only_with_a_folder_of_their_own() -> None:
 def test_importing_the_package_loads_neither_pyspark_nor_arrow() -> None:
     import subprocess
 
-    code = "import sys, tidegate.spark, tidegate.spark.java; print(*sys.modules)"
+    code = "import sys, tidegate.spark, tidegate.spark.session; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert {"pyspark", "pyarrow", "numba"} & set(loaded.split()) == set()
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.spark.push.driver import _ingest_in_task
-from tidegate.spark.tables.options import TableOptions
+from tidegate.spark.options import TableOptions
+from tidegate.spark.push import _ingest_in_task
 from tidegate.storage import state_key_id
 from tidegate.storage.backends.folder import OWN_FILES
 from tidegate.tables.versions.record import TableVersion

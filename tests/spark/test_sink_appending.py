@@ -20,11 +20,8 @@ from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import HEADERS_TYPE
 from tidegate.randomness import SeededRandomness
-from tidegate.spark.sink.appending import append_batch
-from tidegate.spark.sink.columns import COLUMNS, check_names
-from tidegate.spark.sink.options import NAMES, SinkOptions
-from tidegate.spark.sink.outbox import Attempt, Outbox
-from tidegate.spark.sink.rows import RowShaper
+from tidegate.spark.options import NAMES, SinkOptions
+from tidegate.spark.topic_sink import COLUMNS, Attempt, Outbox, RowShaper, append_batch, check_names
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, count_effects, dying_process
 
 TOPIC = "t"

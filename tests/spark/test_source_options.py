@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.spark.topics.options import SourceOptions
+from tidegate.spark.options import SourceOptions
 
 LEAST = {"log": "./data/log", "topic": "orders"}
 

@@ -23,14 +23,10 @@ from tidegate.integrity import without_control
 from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.writer import KafkaWriter
 from tidegate.randomness import SeededRandomness
-from tidegate.spark.sink.appending import append_batch
-from tidegate.spark.sink.options import SinkOptions
-from tidegate.spark.sink.outbox import Attempt, Outbox
-from tidegate.spark.sink.rows import RowShaper
-from tidegate.spark.topics.options import SourceOptions
-from tidegate.spark.topics.planning import Planner
-from tidegate.spark.topics.ranges import OffsetRange, split
-from tidegate.spark.topics.source import read_range
+from tidegate.spark.offset_ranges import OffsetRange, Planner, split
+from tidegate.spark.options import SinkOptions, SourceOptions
+from tidegate.spark.topic_sink import Attempt, Outbox, RowShaper, append_batch
+from tidegate.spark.topic_source import read_range
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 SCHEMA = (

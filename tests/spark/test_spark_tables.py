@@ -27,17 +27,17 @@ from pyspark.sql.datasource import (
 
 from tidegate.errors import InvalidError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
-from tidegate.spark.tables.filters import bounds_of
-from tidegate.spark.tables.options import NAMES, TableOptions
-from tidegate.spark.tables.plan import (
+from tidegate.spark.options import NAMES, TableOptions
+from tidegate.spark.table_source import (
     EVERYTHING,
     LARGEST_MS,
     RowBounds,
+    bounds_of,
     chosen_commit,
+    read_rows,
     rules_of,
     table_schema,
 )
-from tidegate.spark.tables.rows import read_rows
 from tidegate.storage import open_backend
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.key_table import table as key_table

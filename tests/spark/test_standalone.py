@@ -37,7 +37,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         import pyspark
 
-        from tidegate.spark.java import use_java
+        from tidegate.spark.session import use_java
 
         use_java()
         self._home = Path(pyspark.__file__).parent

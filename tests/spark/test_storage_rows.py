@@ -17,9 +17,9 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
+from tidegate.pipeline.admin import app_commits, replay_app
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
-from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.settings import WorkerSetup
 from tidegate.spark.engine import SparkEngine
 from tidegate.storage import StorageConfig, open_backend
 from tidegate.tables.serdes.json_serde import Json

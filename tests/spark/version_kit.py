@@ -16,7 +16,7 @@ from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import Manifest, Sent, decode_state
 from tidegate.log.access.embedded import Log
-from tidegate.spark.push.driver import ingest_on_spark
+from tidegate.spark.push import ingest_on_spark
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits
 from tidegate.tables.building.partition_state import EARLIEST

@@ -54,7 +54,7 @@ def test_the_page_of_formats_names_every_file_of_a_log_and_no_other_of_ours(tmp_
 
 
 def test_the_page_of_spark_options_names_every_option() -> None:
-    from tidegate.spark.topics.options import _NAMES
+    from tidegate.spark.options import _NAMES
 
     page = (ROOT / "docs" / "reference" / "spark-source.md").read_text(encoding="utf-8")
     missing = [option for option in _NAMES if option != "path" and f"`{option}`" not in page]

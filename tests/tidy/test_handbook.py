@@ -23,7 +23,7 @@ def text(name: str) -> str:
 def pipeline_metrics() -> dict[str, tuple[str, ...]]:
     """The metrics of a run and their labels, from the code that makes them."""
     from tidegate.metrics import Metrics
-    from tidegate.pipeline.rounds.metrics import RoundMetrics
+    from tidegate.pipeline.progress import RoundMetrics
 
     metrics = Metrics()
     RoundMetrics(metrics, "shop", {})
@@ -97,26 +97,26 @@ def test_the_alert_rules_ask_for_metrics_and_labels_there_are() -> None:
 
 
 def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:
-    from tidegate.pipeline.rounds import orders, records
+    from tidegate.pipeline import checkpoint, messages
     from tidegate.tables.building.lease import Held
 
     page = text("reference/formats.md").partition("## Objects of an app")[2]
     kinds: list[type[msgspec.Struct]] = [
-        records.AppRecord,
-        records.FlowLine,
-        records.PlanRecord,
-        records.CommitRecord,
-        records.SourceLine,
-        records.TaskLine,
-        records.Loss,
-        records.Range,
-        records.Halt,
-        orders.Tick,
-        orders.Stop,
-        orders.Parcel,
-        orders.Section,
-        orders.Delivery,
-        orders.Held,
+        checkpoint.AppRecord,
+        checkpoint.FlowLine,
+        checkpoint.PlanRecord,
+        checkpoint.CommitRecord,
+        checkpoint.SourceLine,
+        checkpoint.TaskLine,
+        checkpoint.Loss,
+        checkpoint.Range,
+        checkpoint.Halt,
+        messages.Tick,
+        messages.Stop,
+        messages.Parcel,
+        messages.Section,
+        messages.Delivery,
+        messages.Held,
         Held,
     ]
     missing = {

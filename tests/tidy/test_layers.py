@@ -132,8 +132,8 @@ STORAGE_FACADE = {
 }
 DEEPER = {
     # Only a master knows which commits count: it collects for all tasks, from what their tokens name.
-    ("pipeline/rounds/collecting.py", "tidegate.storage.packs.garbage"),
-    ("pipeline/rounds/collecting.py", "tidegate.storage.packs.token"),
+    ("pipeline/gc.py", "tidegate.storage.packs.garbage"),
+    ("pipeline/gc.py", "tidegate.storage.packs.token"),
 }
 ABOVE_STORAGE = [path for path in MODULES if room(path) in ("windows", "tables", "pipeline")]
 

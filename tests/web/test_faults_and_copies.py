@@ -16,8 +16,8 @@ import pytest
 
 import tidegate as tg
 from tidegate.cli.main import run
-from tidegate.pipeline.reading.explaining import explain_window
-from tidegate.pipeline.rounds.ways_out import acknowledge_faults, app_status
+from tidegate.pipeline.admin import acknowledge_faults, app_status
+from tidegate.pipeline.lineage import explain_window
 from tidegate.storage import open_backend
 from tidegate.web import pages
 from tidegate.web.endpoints import ENDPOINTS

@@ -15,9 +15,8 @@ from served_shop import WINDOW_MS, shop
 
 import tidegate as tg
 from tidegate.errors import TidegateError, UnavailableError
-from tidegate.pipeline.rounds.settings import RunSettings
-from tidegate.pipeline.rounds.starting import start_run
-from tidegate.pipeline.tasks.setup import WorkerSetup
+from tidegate.pipeline.launcher import start_run
+from tidegate.pipeline.settings import RunSettings, WorkerSetup
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import Commits
 from tidegate.testing.backend_faults import BackendEffect, WatchedBackend

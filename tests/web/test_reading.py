@@ -23,8 +23,8 @@ from served_shop import WINDOW_MS, shop, strict
 
 import tidegate as tg
 from tidegate.errors import CommitGoneError, InvalidError
-from tidegate.pipeline.reading.explaining import explain_window
-from tidegate.pipeline.reading.recorded import open_recorded, recorded_flow, recorded_tables
+from tidegate.pipeline.lineage import explain_window
+from tidegate.pipeline.table_catalog import open_recorded, recorded_flow, recorded_tables
 from tidegate.storage import open_backend
 from tidegate.web import apps, integrity, overview, records, schemas, tables, topics
 from tidegate.web.charts import bars, heat, part, span

@@ -57,11 +57,11 @@ from tidegate.windows.kinds import Sliding
 CASES: list[StoreCase | WindowCase] = [*STORE_CASES, *WINDOW_CASES]
 DIFFERENCES = documented_differences()
 TESTED_ELSEWHERE = {
-    "order in `collect`, `first`, `last`": "tests/pipeline/definition/test_app_windows.py",
+    "order in `collect`, `first`, `last`": "tests/pipeline/test_app_windows.py",
     "updates": "tests/windows/test_streams_windows.py",
-    "windows over a table's changes": "tests/pipeline/definition/test_windows_over_changes.py",
+    "windows over a table's changes": "tests/pipeline/test_windows_over_changes.py",
     "reading a store that is emitted from on close": "tests/windows/test_window_rules.py",
-    "a timestamp in seconds": "tests/pipeline/definition/test_event_time_units.py",
+    "a timestamp in seconds": "tests/pipeline/test_event_time_units.py",
     "a timestamp before the epoch": "tests/windows/test_window_rules.py",
 }
 

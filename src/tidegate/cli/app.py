@@ -58,10 +58,10 @@ from tidegate.durations import format_duration, format_moment, format_size
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 
 if TYPE_CHECKING:
+    from tidegate.pipeline.admin import CommitInfo
     from tidegate.pipeline.definition.app import App
-    from tidegate.pipeline.rounds.progress import Progress
-    from tidegate.pipeline.rounds.run import Run, Summary
-    from tidegate.pipeline.rounds.ways_out import CommitInfo
+    from tidegate.pipeline.progress import Progress
+    from tidegate.pipeline.query import Run, Summary
 
 
 # -- the app that MODULE:app names -----------------------------------------------------------------
@@ -392,8 +392,8 @@ def status(
     Exit codes are those of `tidegate run`: 1 when validation found faults that nobody acknowledged, or stopped a
     partition; 5 when a partition is stopped because it cannot be read.
     """
-    from tidegate.pipeline.rounds.stops import exit_code_of, faults_of, new_faults
-    from tidegate.pipeline.rounds.ways_out import app_status, list_apps
+    from tidegate.pipeline.admin import app_status, list_apps
+    from tidegate.pipeline.progress import exit_code_of, faults_of, new_faults
 
     with opened_backend(state) as backend, _log(log_url, command_config, command_properties) as log:
         names = list_apps(backend) if app is None else [app]
@@ -469,7 +469,7 @@ def status(
 @verbosity_options
 def checkpoints(app: str, state: str, format: str) -> None:
     """Print the commits of APP that are kept: what `replay --to-round` and `as_of` reach."""
-    from tidegate.pipeline.rounds.ways_out import app_commits
+    from tidegate.pipeline.admin import app_commits
 
     with opened_backend(state) as backend:
         commits = app_commits(backend, app)
@@ -496,7 +496,7 @@ def checkpoints(app: str, state: str, format: str) -> None:
 @verbosity_options
 def reset(app: str, state: str, yes: bool) -> None:
     """Forget all that APP knows: state, and where it was reading. Its topics stay as they are."""
-    from tidegate.pipeline.rounds.ways_out import reset_app
+    from tidegate.pipeline.admin import reset_app
 
     if not yes:
         click.confirm(f"Forget all state of app {app}?", abort=True, err=True)
@@ -522,7 +522,7 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
 
     Results are sent again; in tables the later ones count.
     """
-    from tidegate.pipeline.rounds.ways_out import replay_app
+    from tidegate.pipeline.admin import replay_app
 
     if not yes:
         click.confirm(f"Send results of app {app} again?", abort=True, err=True)
@@ -542,7 +542,7 @@ def replay(app: str, to_round: int | None, offsets: tuple[str, ...], state: str,
 @verbosity_options
 def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
     """Go on with a partition of APP that a fault stopped, where it stopped or behind it."""
-    from tidegate.pipeline.rounds.ways_out import resume_partition
+    from tidegate.pipeline.admin import resume_partition
 
     with opened_backend(state, read_only=False) as backend:
         _told(app, resume_partition(backend, app, partition, skip_to=skip_to))
@@ -554,7 +554,7 @@ def resume(app: str, partition: str, skip_to: int | None, state: str) -> None:
 @verbosity_options
 def acknowledge(app: str, state: str) -> None:
     """Say that the faults that APP found so far are known; run and status end with 0 again until a new one comes."""
-    from tidegate.pipeline.rounds.ways_out import acknowledge_faults
+    from tidegate.pipeline.admin import acknowledge_faults
 
     with opened_backend(state, read_only=False) as backend:
         _told(app, acknowledge_faults(backend, app))
@@ -576,7 +576,7 @@ def rebase(
     yes: bool,
 ) -> None:
     """Let APP go on where its output topics end now, after something else wrote into them."""
-    from tidegate.pipeline.rounds.ways_out import rebase_outputs
+    from tidegate.pipeline.admin import rebase_outputs
 
     if not yes:
         click.confirm(f"Let app {app} write behind records that are not its own?", abort=True, err=True)

@@ -247,7 +247,7 @@ def _state_key() -> Check:
 
 
 def _java() -> Check:
-    from tidegate.spark.java import find_java
+    from tidegate.spark.session import find_java
 
     try:
         java = find_java()

@@ -34,8 +34,8 @@ from tidegate.durations import format_moment
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
-    from tidegate.pipeline.reading.recorded import RecordedTable
-    from tidegate.pipeline.reading.result_table import ResultTable
+    from tidegate.pipeline.table import ResultTable
+    from tidegate.pipeline.table_catalog import RecordedTable
     from tidegate.storage.backends.port import StorageBackend
 
 
@@ -253,8 +253,8 @@ def info(name: str | None, state: str, format: str) -> None:
     """Say what a table is and how far it goes; without NAME, list the tables of the folder."""
     from tidegate.clock import SystemClock
     from tidegate.durations import format_duration, format_moment
-    from tidegate.pipeline.reading.recorded import all_recorded
-    from tidegate.pipeline.rounds.ways_out import app_commits
+    from tidegate.pipeline.admin import app_commits
+    from tidegate.pipeline.table_catalog import all_recorded
     from tidegate.tables.building.commits import lease_name, load_commits
     from tidegate.tables.building.lease import read_lease
     from tidegate.tables.building.stored import open_committed, stored_tables
@@ -408,7 +408,7 @@ def _opened(
 
 def _of_app(backend: Any, name: str) -> Any:
     """The app's table of that name; None where there is another table called so, or none at all."""
-    from tidegate.pipeline.reading.recorded import all_recorded, find_recorded
+    from tidegate.pipeline.table_catalog import all_recorded, find_recorded
     from tidegate.tables.building.stored import stored_tables
     from tidegate.tables.replicas.reading import freshest_replica
     from tidegate.tables.versions.catalog import version_named
@@ -525,7 +525,7 @@ def _opened_app_table(
     value_serde: str | None,
 ) -> Iterator[ResultTable]:
     """The table at its app's last commit, or at commit `number`."""
-    from tidegate.pipeline.reading.recorded import open_recorded
+    from tidegate.pipeline.table_catalog import open_recorded
 
     if key_serde is not None or value_serde is not None:
         raise InvalidError(
@@ -565,7 +565,7 @@ def _app_table_facts(backend: StorageBackend, found: RecordedTable) -> dict[str,
 def _explain_app_table(table: ResultTable, log: Any, key: Any, start_ms: int) -> Iterator[str]:
     """Lines that name the records that made the value of a window, and for each of the others why it is not in it."""
     from tidegate.cli.output import counted, to_json
-    from tidegate.pipeline.reading.explaining import explain_window
+    from tidegate.pipeline.lineage import explain_window
 
     said = explain_window(table, log, key, start_ms)
     bounds = f"{format_moment(said.start)} to {format_moment(said.end)}"

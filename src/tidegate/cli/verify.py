@@ -575,7 +575,7 @@ def export(
     from tidegate.clock import SystemClock
     from tidegate.files import Files
     from tidegate.integrity.certificates import certify_topic
-    from tidegate.pipeline.reading.certificates import certify_round
+    from tidegate.pipeline.certificates import certify_round
     from tidegate.tables.certificates import certify_version
 
     files, now_ms = Files(), SystemClock().now_ms()
@@ -664,7 +664,7 @@ def check(
 
 
 def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str) -> str:
-    from tidegate.pipeline.rounds.records import Records
+    from tidegate.pipeline.checkpoint import Records
     from tidegate.tables.versions.catalog import version_named
 
     if backend is not None and kind in ("auto", "app") and Records(backend, subject).load_app() is not None:

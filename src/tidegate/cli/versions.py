@@ -101,9 +101,9 @@ def push(
     the version before. Exit code 1 then. Interrupted or killed, a push leaves a failed version and nothing else.
     """
     from tidegate.cli.options import client_settings
+    from tidegate.spark import push as driver
     from tidegate.spark import session
-    from tidegate.spark.push import driver
-    from tidegate.spark.push.source import source_frame
+    from tidegate.spark.push import source_frame
     from tidegate.tables.versions.report import PushFailedError
 
     client = client_settings(command_config, command_properties)

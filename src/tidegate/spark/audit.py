@@ -19,7 +19,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.errors import TidegateError, UnavailableError
-from tidegate.spark.rounds.failures import Failure, describe, rebuild
+from tidegate.spark.errors import Failure, describe, rebuild
 from tidegate.spark.workers import own_garbage
 
 if TYPE_CHECKING:

@@ -5,15 +5,78 @@ silently ignored costs more than a message. Names that begin with one of a sourc
 on as they are.
 
 Pure; knows neither Spark nor a log.
+
+The options of writing with `format("tidegate")`, read and checked before anything is opened.
+
+| option | means | default |
+|---|---|---|
+| `log` (or the path given to `save`) | the log's folder, or `kafka://host:port` | required |
+| `topic` | the topic, which must exist | required |
+| `outbox` | a folder that the driver and all executors share | `<log>.outbox` beside a log folder |
+| `writeId` | batch only: a repeat of this write under the same name adds nothing | |
+| `compression` | of the stored batches: none, gzip, snappy, lz4, zstd | the topic's |
+| `checksum` | of chains: adhash2, adhash, none | `adhash2` |
+| `lockTimeout` | how long to wait for another writer of the topic | `30s` |
+| `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
+
+The options of reading with `format("tidegate")`, read and checked before anything is opened.
+
+| option | means | default |
+|---|---|---|
+| `log` (or the path given to `load`) | the log's folder, or `kafka://host:port` | required |
+| `topic`, or `subscribe` | one topic; or several with commas between | required |
+| `startingOffsets` | `earliest`, `latest`, or JSON per partition | `earliest` |
+| `endingOffsets` | the same, exclusive; batch only | `latest` |
+| `startingTimestamp` | instead: from the first record at or after this moment | |
+| `endingTimestamp` | instead: up to the first record at or after it; batch only | |
+| `maxRecordsPerTrigger` | at most so many offsets a micro-batch (also `maxOffsetsPerTrigger`) | no limit |
+| `maxBytesPerTrigger` | at most so many stored bytes a micro-batch (`64MiB`); log folders only | no limit |
+| `minPartitions` | cut the ranges into at least so many Spark tasks | one per partition |
+| `failOnDataLoss` | stop when records that were not read yet are gone | `true` |
+| `isolation` | or `read_committed`, which hides open and aborted transactions | `read_uncommitted` |
+| `controlRecords` | show Tidegate's own control records too | `false` |
+| `verdicts` | add the column `verdict`: what integrity validation says of each record | `false` |
+| `verdictState` | a shared folder where streams keep validation's state | from the log's start each time |
+| `kafka.…` | settings of the Kafka client, as `kafka.security.protocol` | |
+
+The options of `format("tidegate.table")`, read and checked before anything is opened.
+
+| option | means | default |
+|---|---|---|
+| `state` (or the path given to `load`) | the folder or the object store's address the table is kept in | required |
+| `table` | its name | the only one there |
+| `key`, `value` | serdes, as `string`, `long`, `Json(amount='double')` | as the table was made |
+| `columns` | which columns to make, with commas between | all |
+| `versionAsOf` | the number of a commit | the last commit |
+| `timestampAsOf` | instead: the last commit at or before this moment | |
+| `batchRows` | at most so many rows in one Arrow batch | 65536 |
+| `cache` | a local folder for copies, where `state` is an object store; one on every executor | `TIDEGATE_CACHE` |
+| `storage.…` | settings of the object store, as `storage.region` | the environment's |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import duration_ms, moment_ms, size_bytes
 from tidegate.errors import InvalidError
+from tidegate.files import Files
+from tidegate.log.access.connect import folder_path, is_kafka, open_log
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.tables.serdes.plain import Serde
+
+
+# -- options --------------------------------------------------------------------------------------
 
 
 class GivenOptions:
@@ -110,3 +173,255 @@ class GivenOptions:
         """Several, with commas between; each once."""
         text = self.text(name) or ""
         return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+# -- options --------------------------------------------------------------------------------------
+
+SINK_NAMES = (
+    *("log", "path", "topic", "outbox", "writeId", "compression", "checksum", "lockTimeout"),
+    *("checkpointLocation", "queryName"),  # Spark's own, which reach the sink as well
+)
+KAFKA = "kafka."
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+_CHECKSUMS = ("adhash2", "adhash", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What the user asked for."""
+
+    log: str
+    topic: str
+    outbox: Path
+    write_id: str | None = None
+    compression: str | None = None
+    checksum: str = _CHECKSUMS[0]
+    lock_timeout_ms: int = 30_000
+    client: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        given = GivenOptions(
+            options, SINK_NAMES, source="tidegate sink", aliases={"path": "log"}, prefixes=(KAFKA,)
+        )
+        log = log_address(given.required("log", "the log's folder, as in .option('log', './data/log')"))
+        topic = given.required("topic", "the topic to append to, as in .option('topic', 'orders')")
+        outbox, write_id = given.text("outbox"), given.text("writeId")
+        if outbox is None and is_kafka(log):
+            raise InvalidError(
+                "option outbox is missing: rows wait there until a micro-batch is complete, so it must be a folder "
+                "that the driver and all executors share, as in .option('outbox', '/shared/outbox')"
+            )
+        if write_id is not None and not _ID.match(write_id):
+            raise InvalidError(f"writeId={write_id!r}: use letters, digits, '.', '_' and '-', at most 100")
+        return cls(
+            log=log,
+            topic=topic,
+            outbox=Path(f"{log}.outbox") if outbox is None else Path(outbox).absolute(),
+            write_id=write_id,
+            compression=given.text("compression"),
+            checksum=given.one_of("checksum", _CHECKSUMS),
+            lock_timeout_ms=given.duration("lockTimeout", "30s"),
+            client=given.below(KAFKA),
+        )
+
+    def open(self, files: Files | None = None) -> Log | KafkaLog:
+        """The log, for writing."""
+        return open_log(self.log, client=self.client, files=files)
+
+    def partition_count(self) -> int:
+        """How many partitions the topic has now; `InvalidError` when there is no such topic."""
+        with open_log(self.log, client=self.client, read_only=True) as log:
+            if isinstance(log, Log):
+                return log.describe(self.topic).partitions
+            with log.reader(self.topic) as reader:  # names unknown topics with a hint
+                return len(reader.partitions)
+
+
+def log_address(text: str) -> str:
+    """A Kafka cluster's address as it is, a folder's as an absolute path."""
+    return text if is_kafka(text) else str(folder_path(text).absolute())
+
+
+# -- options --------------------------------------------------------------------------------------
+
+_NAMES = (
+    *("log", "path", "topic", "subscribe", "startingOffsets", "endingOffsets"),
+    *("startingTimestamp", "endingTimestamp", "maxRecordsPerTrigger", "maxOffsetsPerTrigger"),
+    *("maxBytesPerTrigger", "minPartitions", "failOnDataLoss", "isolation"),
+    *("controlRecords", "verdicts", "verdictState"),
+)
+_ALIASES = {"path": "log", "subscribe": "topic", "maxoffsetspertrigger": "maxrecordspertrigger"}
+ISOLATIONS = ("read_uncommitted", "read_committed")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the user asked for. None means not asked for."""
+
+    log: str
+    topics: tuple[str, ...]
+    starting_offsets: str | None = None
+    ending_offsets: str | None = None
+    starting_timestamp: int | None = None
+    ending_timestamp: int | None = None
+    max_records: int | None = None
+    max_bytes: int | None = None
+    min_partitions: int = 0
+    fail_on_data_loss: bool = True
+    isolation: str = "read_uncommitted"
+    control_records: bool = False
+    verdicts: bool = False
+    verdict_state: Path | None = None
+    client: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Every option of a `DataSource`, checked one by one and against each other."""
+        given = GivenOptions(options, _NAMES, source="tidegate source", aliases=_ALIASES, prefixes=(KAFKA,))
+        log = log_address(given.required("log", "the folder of the log, as in .option('log', './data/log')"))
+        topics = given.words("topic")
+        if not topics:
+            raise InvalidError("option topic is missing: a topic, or several with commas between")
+        verdict_state = given.text("verdictState")
+        found = cls(
+            log=log,
+            topics=topics,
+            starting_offsets=given.text("startingOffsets"),
+            ending_offsets=given.text("endingOffsets"),
+            starting_timestamp=given.moment("startingTimestamp"),
+            ending_timestamp=given.moment("endingTimestamp"),
+            max_records=given.count("maxRecordsPerTrigger"),
+            max_bytes=given.size("maxBytesPerTrigger"),
+            min_partitions=given.count("minPartitions") or 0,
+            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+            isolation=given.one_of("isolation", ISOLATIONS),
+            control_records=given.flag("controlRecords", default=False),
+            verdicts=given.flag("verdicts", default=False),
+            verdict_state=None if verdict_state is None else Path(verdict_state).absolute(),
+            client=given.below(KAFKA),
+        )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.starting_offsets is not None and self.starting_timestamp is not None:
+            raise InvalidError("startingOffsets and startingTimestamp both say where to start; keep one")
+        if self.ending_offsets is not None and self.ending_timestamp is not None:
+            raise InvalidError("endingOffsets and endingTimestamp both say where to end; keep one")
+        if self.client and not self.is_kafka:
+            name = next(iter(self.client))
+            raise InvalidError(f"kafka.{name} is a setting of the Kafka client, but {self.log} is a folder")
+        if self.max_bytes is not None and self.is_kafka:
+            raise InvalidError(
+                "maxBytesPerTrigger counts the bytes of a log folder; for a cluster use maxRecordsPerTrigger"
+            )
+        if self.verdicts and self.min_partitions:
+            raise InvalidError(
+                "verdicts are given in a partition's order, so minPartitions cannot cut partitions; leave it out"
+            )
+        if self.verdict_state is not None and not self.verdicts:
+            raise InvalidError("verdictState is of use with verdicts=true only")
+
+    @property
+    def is_kafka(self) -> bool:
+        return is_kafka(self.log)
+
+    def check_streaming(self) -> None:
+        """A stream has no end, and a batch no triggers."""
+        if self.ending_offsets is not None or self.ending_timestamp is not None:
+            raise InvalidError("a stream does not end: endingOffsets and endingTimestamp are for spark.read")
+
+
+# -- options --------------------------------------------------------------------------------------
+
+TABLE_NAMES = (
+    *("state", "path", "table", "key", "value", "columns"),
+    *("versionAsOf", "timestampAsOf", "batchRows", "cache"),
+)
+STORAGE = "storage."
+BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What the user asked for. None means not asked for."""
+
+    state: str
+    table: str | None = None
+    key: str | None = None
+    value: str | None = None
+    columns: tuple[str, ...] = ()
+    version: int | None = None
+    moment_ms: int | None = None
+    batch_rows: int = BATCH_ROWS
+    cache: str | None = None
+    storage: Mapping[str, str] = field(default_factory=dict)
+    key_id: str = ""
+    """The key that the state is verified with, as the driver has it; empty where it has none."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> TableOptions:
+        from tidegate.storage import state_key_id
+
+        given = GivenOptions(
+            options,
+            TABLE_NAMES,
+            source="tidegate.table source",
+            aliases={"path": "state"},
+            prefixes=(STORAGE,),
+        )
+        found = cls(
+            state=_address(
+                given.required("state", "where the table is kept, as in .option('state', './data/state')")
+            ),
+            table=given.text("table"),
+            key=given.text("key"),
+            value=given.text("value"),
+            columns=given.words("columns"),
+            version=given.count("versionAsOf"),
+            moment_ms=given.moment("timestampAsOf"),
+            batch_rows=given.count("batchRows") or BATCH_ROWS,
+            cache=given.text("cache"),
+            storage=given.below(STORAGE),
+            key_id=state_key_id(),
+        )
+        if found.version is not None and found.moment_ms is not None:
+            raise InvalidError("versionAsOf and timestampAsOf both choose a commit; keep one")
+        return found
+
+    @contextmanager
+    def opened(self) -> Iterator[StorageBackend]:
+        """The backend, for a while; it must be there: reading makes nothing."""
+        from tidegate.storage import open_backend
+
+        cache = None if self.cache is None else Path(self.cache)
+        backend = open_backend(
+            self.state, read_only=True, cache=cache, options=self.storage or None, key_id=self.key_id
+        )
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    def serde(self, option: str, stored: str) -> Serde[Any]:
+        """The serde asked for, else the stored one where its name says all, else bytes."""
+        from tidegate.tables.serdes.named import require_serde, serde_from
+        from tidegate.tables.serdes.plain import Bytes
+
+        asked = self.key if option == "key" else self.value
+        return require_serde(asked, option) if asked is not None else serde_from(stored) or Bytes()
+
+
+def is_folder(address: str) -> bool:
+    return "://" not in address
+
+
+def _address(text: str) -> str:
+    if text.startswith("memory://"):
+        raise InvalidError(
+            "a table in memory is seen by its own process alone; keep it in a folder for Spark"
+        )
+    if text.startswith("file:///"):
+        return text.removeprefix("file://")
+    return str(Path(text).absolute()) if is_folder(text) else text

@@ -33,7 +33,7 @@ AVRO: Final = "avro"
 
 
 class TopicEncoding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The encoding of one topic; serdes are the documents of `pipeline.definition.fingerprint.serde`.
+    """The encoding of one topic; serdes are the documents of `pipeline.topology.serde`.
 
     `window` is None for plain records, else `{"kind": "hopping", "size_ms": …, "advance_ms": …}` and the like (a
     tumbling window is hopping, with an advance of its size). `emit` is "update" or "close", "" for plain records.

@@ -99,7 +99,7 @@ class Meddling:
             time.sleep(0.05)
 
     def _wrap_once(self) -> None:
-        from tidegate.pipeline.tasks import worker
+        from tidegate.pipeline import worker
         from tidegate.storage.backends.folder import FolderBackend
         from tidegate.storage.runtime import WorkerStorageRuntime
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from tidegate.clock import Clock, ManualClock
 from tidegate.log.access.embedded import Log
+from tidegate.pipeline.checkpoint import Records, app_folder
+from tidegate.pipeline.dead_letters import chain_of
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.rounds.records import Records, app_folder
-from tidegate.pipeline.rounds.run import Summary
-from tidegate.pipeline.tasks.letters import chain_of
+from tidegate.pipeline.query import Summary
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.packs.garbage import reachable
 from tidegate.storage.packs.token import Token

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
-from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.rounds.orders import (
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.messages import (
     Delivery,
     SourceOrder,
     SourceResult,
@@ -27,9 +27,9 @@ from tidegate.pipeline.rounds.orders import (
     TaskResult,
     Tick,
 )
-from tidegate.pipeline.rounds.topics import largest_batch
-from tidegate.pipeline.tasks.setup import WorkerSetup
-from tidegate.pipeline.tasks.worker import Worker, pack_events, unpack_events
+from tidegate.pipeline.recovery import largest_batch
+from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.worker import Worker, pack_events, unpack_events
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.memory import MemoryBackend

@@ -33,10 +33,10 @@ from tidegate.web.schemas import (
 from tidegate.web.site import Site
 
 if TYPE_CHECKING:
-    from tidegate.pipeline.rounds.orders import Held
-    from tidegate.pipeline.rounds.progress import StoppedPartition
-    from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Limits
-    from tidegate.pipeline.rounds.ways_out import AppStatus, CommitInfo
+    from tidegate.pipeline.admin import AppStatus, CommitInfo
+    from tidegate.pipeline.checkpoint import CommitRecord, FlowLine, Limits
+    from tidegate.pipeline.messages import Held
+    from tidegate.pipeline.progress import StoppedPartition
 
 STALE_MS: Final = 60_000
 SHOWN_FAULTS: Final = 200
@@ -66,15 +66,15 @@ def app_list(site: Site) -> AppList:
 
 
 def app_names(site: Site) -> list[str]:
-    from tidegate.pipeline.rounds.ways_out import list_apps
+    from tidegate.pipeline.admin import list_apps
 
     return [] if site.backend is None else list_apps(site.backend)
 
 
 def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
     """One app by its records, and the log it reads."""
-    from tidegate.pipeline.rounds.planning import held_of
-    from tidegate.pipeline.rounds.ways_out import app_commits, app_status
+    from tidegate.pipeline.admin import app_commits, app_status
+    from tidegate.pipeline.planner import held_of
 
     backend = site.require_backend()
     require_app(site, app)
@@ -146,7 +146,7 @@ def app_document(site: Site, app: str, _question: AppQuestion) -> AppDocument:
 
 
 def require_app(site: Site, app: str) -> None:
-    from tidegate.pipeline.rounds.ways_out import has_app
+    from tidegate.pipeline.admin import has_app
 
     if site.backend is None or not has_app(site.backend, app):
         have = ", ".join(app_names(site)) or "none"
@@ -155,7 +155,7 @@ def require_app(site: Site, app: str) -> None:
 
 def commit_of(site: Site, app: str) -> tuple[CommitRecord, tuple[FlowLine, ...]]:
     """The app's last commit, and the flows it was made with."""
-    from tidegate.pipeline.rounds.records import Records
+    from tidegate.pipeline.checkpoint import Records
 
     records = Records(site.require_backend(), app)
     newest, found = records.newest(), records.load_app()
@@ -200,7 +200,7 @@ def _line(site: Site, app: str) -> AppLine:
 
 def default_limits() -> Limits:
     """What an app may hold that has done no round since limits are recorded."""
-    from tidegate.pipeline.rounds.records import Limits
+    from tidegate.pipeline.checkpoint import Limits
     from tidegate.storage import StorageConfig
 
     config = StorageConfig()
@@ -213,7 +213,7 @@ def _limits(commit: CommitRecord) -> Limits:
 
 def _faults(status: AppStatus) -> dict[str, int]:
     """By flow: what validation found, what could not be read, and partitions that stopped for another fault."""
-    from tidegate.pipeline.rounds.stops import faults_of
+    from tidegate.pipeline.progress import faults_of
 
     return {
         flow: sum(faults_of({flow: counters}).values())
@@ -236,7 +236,7 @@ def _all_fail(status: AppStatus) -> list[str]:
 
 
 def _health(status: AppStatus, faults: int, lag: int) -> str:
-    from tidegate.pipeline.rounds.stops import new_faults
+    from tidegate.pipeline.progress import new_faults
 
     if status.stopped or new_faults(status.totals) or _all_fail(status):
         return "bad"
@@ -245,9 +245,9 @@ def _health(status: AppStatus, faults: int, lag: int) -> str:
 
 def faults(site: Site, app: str, question: FaultsQuestion) -> FaultsDocument:
     """Every fault that can still be named, with its place."""
-    from tidegate.pipeline.reading.late import dead_letters_of
-    from tidegate.pipeline.rounds.stops import faults_of, new_faults
-    from tidegate.pipeline.rounds.ways_out import app_status
+    from tidegate.pipeline.admin import app_status
+    from tidegate.pipeline.progress import faults_of, new_faults
+    from tidegate.pipeline.table import dead_letters_of
 
     backend = site.require_backend()
     require_app(site, app)
@@ -284,7 +284,7 @@ def faults(site: Site, app: str, question: FaultsQuestion) -> FaultsDocument:
     python = state_python(
         site.state_path,
         "app_status",
-        "from tidegate.pipeline.reading.late import dead_letters_of",
+        "from tidegate.pipeline.table import dead_letters_of",
         f"for flow in app_status(backend, {app!r}).topics:",
         f"    print(dead_letters_of(backend, {app!r}, flow))",
     )
@@ -313,7 +313,7 @@ def _ends(site: Site, topics: set[str]) -> dict[str, dict[int, int]]:
 def _sources(
     commit: CommitRecord, topics: dict[str, str], ends: dict[str, dict[int, int]], now_ms: int
 ) -> list[SourceLine]:
-    from tidegate.pipeline.rounds.planning import held_of
+    from tidegate.pipeline.planner import held_of
 
     slowest = {
         flow: min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
@@ -406,7 +406,7 @@ def _rounds(commits: list[CommitInfo]) -> list[RoundLine]:
 
 
 def _counters(commit: CommitRecord) -> list[CounterLine]:
-    from tidegate.pipeline.rounds.metrics import is_duplicate, is_late
+    from tidegate.pipeline.progress import is_duplicate, is_late
 
     def named(counter: str) -> str:
         if counter.startswith("verdict.") or counter == "records":

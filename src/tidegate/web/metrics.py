@@ -25,7 +25,7 @@ from tidegate.web.tables import known_late
 from tidegate.web.topics import MOST_ASKED, partition_rows, sizes_of, skew_of
 
 if TYPE_CHECKING:
-    from tidegate.pipeline.rounds.metrics import RunInstruments
+    from tidegate.pipeline.progress import RunInstruments
 
 
 class SiteInstruments:
@@ -120,7 +120,7 @@ def exposition(site: Site) -> tuple[bytes, str]:
 
 def measured(site: Site) -> Metrics:
     """Every number there is, now (M1, M2)."""
-    from tidegate.pipeline.rounds.metrics import RunInstruments
+    from tidegate.pipeline.progress import RunInstruments
 
     metrics = Metrics()
     run, own = RunInstruments(metrics), SiteInstruments(metrics)
@@ -194,7 +194,7 @@ def _app(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
 
 
 def _counters(app: AppDocument, run: RunInstruments, own: SiteInstruments) -> None:
-    from tidegate.pipeline.rounds.metrics import DROPPED
+    from tidegate.pipeline.progress import DROPPED
 
     for each in app.counters:
         labels = {"app": app.name, "flow": each.flow}

@@ -23,7 +23,7 @@ from tidegate.web.site import Site, check_wanted
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidegate.pipeline.reading.result_table import ResultTable
+    from tidegate.pipeline.table import ResultTable
     from tidegate.storage.backends.port import StorageBackend
     from tidegate.tables.building.commits import Commit
     from tidegate.tables.building.shape import TableShape
@@ -91,7 +91,7 @@ class Opened(ABC):
 def known_tables(site: Site) -> list[str]:
     """The names of all tables: apps' first."""
     from tidegate.errors import TidegateError
-    from tidegate.pipeline.reading.recorded import recorded_tables
+    from tidegate.pipeline.table_catalog import recorded_tables
     from tidegate.tables.building.commits import stored_tables
     from tidegate.tables.versions.catalog import versioned_tables
 
@@ -234,7 +234,7 @@ _OWN: Final = ("key", "window_start", "window_end", "timestamp")
 
 
 def open_app_table(site: Site, app: str, short: str) -> ResultTable:
-    from tidegate.pipeline.reading.recorded import open_recorded, recorded_tables
+    from tidegate.pipeline.table_catalog import open_recorded, recorded_tables
 
     require_app(site, app)
     backend = site.require_backend()
@@ -245,7 +245,7 @@ def open_app_table(site: Site, app: str, short: str) -> ResultTable:
 
 def app_table_commits(backend: StorageBackend, app: str) -> list[CommitOf]:
     """The commits of an app, which are those of its tables; none need be open."""
-    from tidegate.pipeline.rounds.ways_out import app_commits
+    from tidegate.pipeline.admin import app_commits
 
     return [CommitOf(each.round, each.committed_ms, each.records) for each in app_commits(backend, app)]
 
@@ -254,7 +254,7 @@ class AppTable(Opened):
     """One commit of an app's table."""
 
     def __init__(self, name: str, app: str, backend: StorageBackend, table: ResultTable) -> None:
-        from tidegate.pipeline.reading.recorded import unread_columns
+        from tidegate.pipeline.table_catalog import unread_columns
 
         flow, commit = table.flow, table.commit
         self.name, self.app, self._backend, self._table = name, app, backend, table
@@ -293,7 +293,7 @@ class AppTable(Opened):
         return [_late(row) for row in found.slice(0, most).to_pylist()], int(found.num_rows)
 
     def explain(self, log: Any, key: str, start: int | None, end: int | None, most: int) -> ExplainDocument:
-        from tidegate.pipeline.reading.explaining import explain_window
+        from tidegate.pipeline.lineage import explain_window
 
         if start is None:
             raise InvalidError(

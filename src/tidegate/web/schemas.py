@@ -116,7 +116,7 @@ def state_python(state: Path | str, names: str, *lines: str) -> str:
     """Lines of Python with the state of apps open."""
     return "\n".join(
         (
-            f"from tidegate.pipeline.rounds.ways_out import {names}",
+            f"from tidegate.pipeline.admin import {names}",
             "from tidegate.storage import open_backend",
             "",
             f"backend = open_backend({str(state)!r}, read_only=True)",

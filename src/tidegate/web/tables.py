@@ -43,7 +43,7 @@ SHOWN_LATE: Final = 50
 SHOWN_KEYS: Final = 12
 MOST_COMPARED: Final = 200_000
 _OPEN_RECORDED: Final = (
-    "from tidegate.pipeline.reading.recorded import open_recorded\nfrom tidegate.storage import open_backend"
+    "from tidegate.pipeline.table_catalog import open_recorded\nfrom tidegate.storage import open_backend"
 )
 
 
@@ -78,8 +78,8 @@ def table_list(site: Site) -> TableList:
 
 def _list_python(site: Site) -> str:
     lines = (
-        "from tidegate.pipeline.reading.recorded import recorded_tables",
-        "from tidegate.pipeline.rounds.ways_out import list_apps",
+        "from tidegate.pipeline.table_catalog import recorded_tables",
+        "from tidegate.pipeline.admin import list_apps",
         "from tidegate.storage import open_backend",
         "from tidegate.tables.building.commits import stored_tables",
         "",
@@ -306,7 +306,7 @@ def _by_hand(site: Site, table: Opened, key: str, explains: str = "") -> Copy:
             opening = log_python(
                 site.log_path, f"print(explain_window(table, log, {table.typed(key)!r}, {start}))"
             )
-            lines[0] = f"from tidegate.pipeline.reading.explaining import explain_window\n{_OPEN_RECORDED}"
+            lines[0] = f"from tidegate.pipeline.lineage import explain_window\n{_OPEN_RECORDED}"
             lines[4:] = [f"    {line}" for line in opening.splitlines() if line]
         python = "\n".join(lines)
         if table.changelog:

@@ -269,8 +269,7 @@ def load() -> None:
 
     import tidegate.integrity.partition_audit
     import tidegate.log.access.reader
-    import tidegate.pipeline.reading.result_table
-    import tidegate.pipeline.rounds.ways_out  # noqa: F401
+    import tidegate.pipeline.admin  # noqa: F401
     from tidegate.log.format.decode import decode
     from tidegate.log.format.encode import encode
 

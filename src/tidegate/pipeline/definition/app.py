@@ -23,12 +23,11 @@ import pyarrow as pa
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 from tidegate.integrity.validator import require_new_names
-from tidegate.pipeline.definition import known_topics
-from tidegate.pipeline.definition.fingerprint import Document, digest
-from tidegate.pipeline.definition.flow import Flow
-from tidegate.pipeline.definition.places import log_address, state_address
-from tidegate.pipeline.definition.steps import OnError, Sink, Source, sink_name
+from tidegate.pipeline import flow as known_topics
 from tidegate.pipeline.definition.stream import Stream
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.settings import log_address, state_address
+from tidegate.pipeline.topology import Document, OnError, Sink, Source, digest, sink_name
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.port import check_state_name
 from tidegate.tables.serdes.plain import Serde, String
@@ -38,10 +37,10 @@ from tidegate.windows.operators.windows import Emit
 if TYPE_CHECKING:
     from tidegate.clock import Clock
     from tidegate.metrics import Metrics
-    from tidegate.pipeline.reading.result_table import ResultTable
-    from tidegate.pipeline.rounds.engine import Engine
-    from tidegate.pipeline.rounds.progress import Progress
-    from tidegate.pipeline.rounds.run import Run, Summary
+    from tidegate.pipeline.coordinator import Engine
+    from tidegate.pipeline.progress import Progress
+    from tidegate.pipeline.query import Run, Summary
+    from tidegate.pipeline.table import ResultTable
     from tidegate.storage.backends.port import StorageBackend
     from tidegate.tables.key_table import KeyTable
     from tidegate.tables.sessioned_table import SessionedTable
@@ -189,7 +188,7 @@ class App:
         The size is reckoned from a minute of the log where there is one: `sample=False` does not look at it,
         `sample=True` also looks at a Kafka cluster.
         """
-        from tidegate.pipeline.definition.explain import explain_app
+        from tidegate.pipeline.explain import explain_app
 
         return explain_app(self, sample=sample)
 
@@ -291,9 +290,8 @@ class App:
         **settings: Any,
     ) -> Run:
         """The run that `start` begins, before it begins: whoever begins it can be interrupted and still stop it."""
-        from tidegate.pipeline.rounds.settings import RunSettings
-        from tidegate.pipeline.rounds.starting import start_run
-        from tidegate.pipeline.tasks.setup import WorkerSetup
+        from tidegate.pipeline.launcher import start_run
+        from tidegate.pipeline.settings import RunSettings, WorkerSetup
 
         _check_settings(settings)
         if not self._flows:
@@ -387,7 +385,7 @@ class App:
 
         Any flow with windows can be read so, by the name of one of its ends. `round` is one of the last commits.
         """
-        from tidegate.pipeline.reading.result_table import ResultTable
+        from tidegate.pipeline.table import ResultTable
 
         flow = self.flow(table)
         return ResultTable(
@@ -397,7 +395,7 @@ class App:
     def push(self, frame: Any, *, table: str, key: str | Sequence[str], **settings: Any) -> PushReport:
         """Push a Spark DataFrame as the next version of a table in this app's log and state, and show it once it is
         proven complete; see `tidegate.push` for the settings."""
-        push = import_module("tidegate.spark.push.driver").push
+        push = import_module("tidegate.spark.push").push
         report: PushReport = push(
             frame, table=table, key=key, log=self.log, state=self.state, client=self.client, **settings
         )
@@ -424,14 +422,14 @@ class App:
 
     def late(self, flow: str) -> pa.Table:
         """The records of a flow that came too late, or from the future, with how late each was and for which window."""
-        from tidegate.pipeline.reading.late import late_of
+        from tidegate.pipeline.table import late_of
 
         return self._looked(lambda backend: late_of(backend, self.name, self.flow(flow)))
 
     def dead_letters(self, flow: str) -> pa.Table:
         """The records of a flow's source that could not be read or that a step failed on (`on_error="keep"`), or that
         `validate()` proved corrupt, with the reason."""
-        from tidegate.pipeline.reading.late import dead_letters_of
+        from tidegate.pipeline.table import dead_letters_of
 
         return self._looked(lambda backend: dead_letters_of(backend, self.name, self.flow(flow).name))
 
@@ -510,7 +508,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings of a run that do not exist, by name."""
     from difflib import get_close_matches
 
-    from tidegate.pipeline.rounds.settings import RunSettings
+    from tidegate.pipeline.settings import RunSettings
 
     own = {"until", "close", "trigger_ms", "round_records", "on_loss", "idle_after_ms"}
     more = [each.name for each in fields(RunSettings) if each.name not in own]

@@ -21,10 +21,9 @@ from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 from tidegate.integrity.state import max_age_of
 from tidegate.integrity.validator import require_new_names
-from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
-from tidegate.pipeline.definition.expressions import Projection, shown
-from tidegate.pipeline.definition.inferring import described, key_serde_for
-from tidegate.pipeline.definition.steps import (
+from tidegate.pipeline.analyzer import Shape, check_step, source_shape
+from tidegate.pipeline.expressions import Projection, described, key_serde_for, shown
+from tidegate.pipeline.topology import (
     Aggregate,
     ArrowFunction,
     AsTable,
@@ -222,7 +221,7 @@ class Stream:
 
     def explain(self) -> str:
         """The plan of this stream in words; `app.explain()` has that of all flows, with sizes."""
-        from tidegate.pipeline.definition.explain import explain_steps
+        from tidegate.pipeline.explain import explain_steps
 
         return explain_steps(self._source, self._steps, self._shape)
 

@@ -41,7 +41,7 @@ def spark_frame(
                 stacklevel=3,
             )
         serdes[name] = repr(serde) if serde_from(repr(serde)) is not None else "bytes"
-    frame = import_module("tidegate.spark.tables.source").table_frame
+    frame = import_module("tidegate.spark.table_source").table_frame
     return frame(spark, address, rules.shape.name, commit=commit, columns=columns, **serdes)
 
 

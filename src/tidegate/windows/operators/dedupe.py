@@ -3,7 +3,7 @@
 A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
 that are unique over all keys need the stream keyed by them first. The identity of a record without a key is its id
 alone, so its copies must come to the same task: a flow whose source has several partitions stops at such a record
-(`pipeline/tasks/sources`). A record without an id passes untouched.
+(`pipeline/source`). A record without an id passes untouched.
 
 For each record, in the order records come (T: stream time of its partition, with it; t: its own time):
 
@@ -16,7 +16,7 @@ For each record, in the order records come (T: stream time of its partition, wit
 
 The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. Records of several
 partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
-(`pipeline.tasks.held_events`).
+(`pipeline.held_events`).
 
 Kept are D + grace of stream time: nothing older is ever asked for. State: a window store, key = fingerprint of the
 identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits

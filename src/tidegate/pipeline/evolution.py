@@ -1,0 +1,620 @@
+"""The rules of change: what two definitions of one flow differ in, and whether state can follow.
+
+| change | state that is there |
+|---|---|
+| nothing, or the order of flows | goes on |
+| a new flow | starts as its source says |
+| a flow that is no longer said | stays where it is, and is not gone on with |
+| another end (topic, table) | goes on; from now on |
+| another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
+| `validate`, `on_error`, `start`, late table's size, future guard, idle close, a function's code | from now on |
+| a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
+| aggregates appended after those there are | goes on; windows there are have them for records from now on |
+| any step of a flow that keeps no state | there is none; from now on |
+| of windows over changes (`emit="update"`): grace, more aggregates | refused: rows of before could not be taken back |
+| one more field of JSON values | goes on, unless records wait behind a `key_by` or rows of changes are kept, whole |
+| one field less, of which no state is made | goes on, unless whole records are kept |
+| anything else | does not fit, or would mean two things at once: refused, with the ways out |
+
+A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
+
+Thread rule: pure functions.
+
+Whether an app that was changed can go on with the state it has, and what that means for its results.
+
+Flows are told by their names (their first sink). For each, what was recorded is held against what is said now
+(`differences` has the rules); stores then keep the widths and columns they were made with.
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from tidegate.durations import format_duration
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.topology import LAYOUTS, Aggregate, Dedupe, Document, without_code
+from tidegate.windows.operators.late import LateSettings
+from tidegate.windows.operators.layout import StateLayout
+
+# -- differences ----------------------------------------------------------------------------------
+
+_STATEFUL = ("deduplicate", "aggregate")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference of one flow: what it is, and what it means for results or why it cannot be."""
+
+    flow: str
+    is_compatible: bool
+    what: str
+    means: str
+
+    def __str__(self) -> str:
+        return f"{self.flow}: {self.what}: {self.means}"
+
+
+def differences(name: str, old: Document, new: Document) -> list[Change]:
+    changes = [*_source(name, old, new), *_ends(name, old["sinks"], new["sinks"])]
+    was, now = _plain_steps(old), _plain_steps(new)
+    changes += _validation(name, old["steps"], new["steps"])
+    if not _keeps_state(old) and not _keeps_state(new):
+        if without_code(was) != without_code(now):
+            changes.append(
+                Change(
+                    name,
+                    True,
+                    "its steps changed",
+                    "there is no state; records from the next round on go through the new ones",
+                )
+            )
+    elif [step["step"] for step in was] != [step["step"] for step in now]:
+        said = f"its steps were {_listed(was)} and are {_listed(now)}"
+        changes.append(
+            Change(name, False, said, "state was made by the old ones and would be continued by others")
+        )
+    else:
+        for before, after in zip(was, now, strict=True):
+            changes += _step(name, before, after, _lone_counts(old))
+    if without_code([was, old["sinks"]]) == without_code([now, new["sinks"]]) and was != now:
+        said = "the code of a function changed (or Python did)"
+        changes.append(
+            Change(
+                name,
+                True,
+                said,
+                "records from the next round on go through the new code, earlier results stay",
+            )
+        )
+    return changes
+
+
+def _plain_steps(document: Document) -> list[Document]:
+    return [step for step in document["steps"] if step["step"] != "validate"]
+
+
+def _keeps_state(document: Document) -> bool:
+    return any(step["step"] in _STATEFUL for step in document["steps"])
+
+
+def _source(name: str, old: Document, new: Document) -> list[Change]:
+    was, now = old["source"], new["source"]
+    changes = []
+    for field in ("topic", "windows"):
+        if was[field] != now[field]:
+            means = "offsets and state belong to what was read before"
+            changes.append(
+                Change(name, False, f"its source's {field} was {was[field]} and is {now[field]}", means)
+            )
+    declared = _declared(name, old, new)
+    changes += declared or ()
+    for field in ("key", "value", "timestamp"):
+        if was[field] != now[field] and not (field == "value" and declared is not None):
+            stateful = _keeps_state(old) or _keeps_state(new)
+            means = (
+                "state was made of the columns of before"
+                if stateful
+                else "records from the next round on are read so"
+            )
+            changes.append(Change(name, not stateful, f"how it reads {field} changed", means))
+    changes += _emitted(name, old, new)
+    if was["start"] != now["start"]:
+        means = "nothing: only a new flow begins there, this one goes on where it is"
+        changes.append(Change(name, True, f"start was {was['start']} and is {now['start']}", means))
+    if was["on_bad"] != now["on_bad"]:
+        means = "values that cannot be read are treated so from now on"
+        before, after = ("drop" if each["on_bad"] == "skip" else each["on_bad"] for each in (was, now))
+        changes.append(Change(name, True, f"on_error was {before} and is {after}", means))
+    return changes
+
+
+def added_fields(old: Document, new: Document) -> tuple[str, ...]:
+    """The fields of JSON values that were not declared before."""
+    was, now = _json_fields(old), _json_fields(new)
+    return () if was is None or now is None else tuple(sorted(now.keys() - was.keys()))
+
+
+def declares_anew(steps: Sequence[Document]) -> Document | None:
+    """The first of these steps that says which columns there are behind it, whatever there were in front."""
+    return next((step for step in steps if step["step"] in ("select", "map")), None)
+
+
+def _json_fields(said: Document) -> dict[str, str] | None:
+    value = said["source"]["value"]
+    if not isinstance(value, dict) or not value.get("json"):
+        return None
+    return {name: str(kind) for name, kind in value["json"]}
+
+
+def _declared(name: str, old: Document, new: Document) -> list[Change] | None:
+    """What became of the fields of JSON values in a flow that keeps state; None: that is not what changed."""
+    was, now = _json_fields(old), _json_fields(new)
+    stateful = _keeps_state(old) or _keeps_state(new)
+    if was is None or now is None or was == now or not stateful:
+        return None
+    changes = [
+        Change(
+            name, False, f"field {each} was {was[each]} and is {now[each]}",
+            f"{_listed_states(new)} made of values of the old type; declare it as it was, and a new field beside it",
+        )
+        for each in sorted(was.keys() & now.keys())
+        if was[each] != now[each]
+    ]  # fmt: skip
+    whole = _whole_rows(new)
+    for each in sorted(now.keys() - was.keys()):
+        stores = [store for store in whole if not store.startswith("the late table")]
+        means = "records from the next round on have it; what is kept of records before has null for it"
+        if stores:
+            means = (
+                f"{' and '.join(stores)} whole records with the fields of before. A .select(…) in front keeps them "
+                "apart from such changes, from a replay on"
+            )
+        changes.append(Change(name, not stores, f"field {each} is new", means))
+    for each in sorted(was.keys() - now.keys()):
+        means = "it is not read any more, and no state is made of it"
+        if whole:
+            means = f"{' and '.join(whole)} whole records with it; declare it on"
+        changes.append(Change(name, not whole, f"field {each} is not declared any more", means))
+    return changes
+
+
+def _whole_rows(said: Document) -> list[str]:
+    """The stores of a flow that keep whole records as they were declared, in words."""
+    steps, found = said["steps"], []
+    rekeyed = next(
+        (
+            place
+            for place, step in enumerate(steps)
+            if step["step"] == "key_by" and any(each["step"] in _STATEFUL for each in steps[place:])
+        ),
+        None,
+    )
+    window = next((step for step in steps if step["step"] == "aggregate"), None)
+    is_ordered = rekeyed is not None and (
+        any(step["step"] == "deduplicate" for step in steps)
+        or (
+            window is not None
+            and (
+                window["kind"]["kind"] == "session"
+                or any(each["kind"] == "reduce" for each in window["aggregates"])
+            )
+        )
+    )
+    if is_ordered and declares_anew(steps[: rekeyed or 0]) is None:
+        found.append("the store of records that wait behind key_by for other partitions holds")
+    for place, step in enumerate(steps):
+        if step["step"] not in _STATEFUL or declares_anew(steps[:place]) is not None:
+            continue
+        if step["step"] == "aggregate" and said["source"].get("emit") == "update":
+            found.append("the store of rows whose changes are taken back holds")
+        if step["keep_late"] is not None:
+            found.append(f"the late table of {step['step']} holds")
+    return found
+
+
+def _listed_states(said: Document) -> str:
+    kept = [step["step"] for step in said["steps"] if step["step"] in _STATEFUL]
+    return (
+        f"the state of {' and '.join(kept)} was" if len(kept) == 1 else f"states of {' and '.join(kept)} were"
+    )
+
+
+def _emitted(name: str, old: Document, new: Document) -> list[Change]:
+    """How a changelog that is read was written; earlier releases did not say, and added every change up."""
+    was, now = old["source"].get("emit"), new["source"].get("emit")
+    before, after = old["source"].get("settles_ms", 0), new["source"].get("settles_ms", 0)
+    changes = []
+    if was != now:
+        said = f"its source is read as emit={now!r}, and was as {'plain records' if was is None else f'emit={was!r}'}"
+        fits = now == "close" and was is None
+        if fits or not (_keeps_state(old) or _keeps_state(new)):
+            changes.append(Change(name, True, said, "changes are read so from now on"))
+        else:
+            means = (
+                "what is kept does not know what rows were before, so their changes could not be taken back"
+            )
+            changes.append(Change(name, False, said, means))
+    elif was == "update":
+        changes += _unlike_before(name, old["steps"], new["steps"])
+    if was == now and before != after:
+        said = f"how long its source's windows may change was {before} ms and is {after} ms"
+        changes.append(Change(name, True, said, "late changes are judged so from now on"))
+    return changes
+
+
+def _unlike_before(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    """What state of records could follow, and state of rows that are taken back cannot."""
+    before = next((step for step in was if step["step"] == "aggregate"), None)
+    after = next((step for step in now if step["step"] == "aggregate"), None)
+    if before is None or after is None:
+        return []
+    changes = []
+    if len(after["aggregates"]) > len(before["aggregates"]):
+        means = "of rows that were added before, it would take back what it never had; a replay makes it"
+        changes.append(Change(name, False, "an aggregate over changes is new", means))
+    if before["kind"].get("grace_ms") != after["kind"].get("grace_ms"):
+        means = "rows of windows that were final are not kept, so their changes could not be taken back"
+        changes.append(Change(name, False, "the grace of windows over changes is another", means))
+    return changes
+
+
+def _validation(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    before = next((step for step in was if step["step"] == "validate"), None)
+    after = next((step for step in now if step["step"] == "validate"), None)
+    if before == after:
+        return []
+    if before is None:
+        return [Change(name, True, "it validates", "producers are followed from here on, as they are found")]
+    if after is None:
+        return [
+            Change(
+                name, True, "it does not validate any more", "faults of producers are not seen from here on"
+            )
+        ]
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    said = ", ".join(
+        f"{each} was {before.get(each, 'not said')} and is {after.get(each, 'not said')}" for each in names
+    )
+    return [Change(name, True, said, "faults are treated so from now on")]
+
+
+def _ends(name: str, was: Sequence[Document], now: Sequence[Document]) -> list[Change]:
+    before, after = {_end_name(end): end for end in was}, {_end_name(end): end for end in now}
+    changes = [
+        Change(
+            name,
+            True,
+            f"it also goes to {end}",
+            "changes from now on are sent there; windows of before when they change",
+        )
+        for end in after.keys() - before.keys()
+    ]
+    changes += [
+        Change(name, True, f"it does not go to {end} any more", "what is there stays")
+        for end in before.keys() - after.keys()
+    ]
+    for end in before.keys() & after.keys():
+        old, new = before[end], after[end]
+        if old["step"] != new["step"]:
+            means = "readers of the one would not find the other; give it another name"
+            changes.append(Change(name, False, f"{end} was a {old['step']} and is a {new['step']}", means))
+        elif old != new:
+            fields = [field for field in new if old.get(field) != new[field]]
+            if "partitions" in fields or "key_format" in fields:
+                means = "keys of before and of now would not meet in one table; send it to another topic"
+                changes.append(Change(name, False, f"{' and '.join(fields)} of {end} changed", means))
+            else:
+                means = "records are written so from now on, and those of before stay as they are"
+                changes.append(Change(name, True, f"{' and '.join(fields)} of {end} changed", means))
+    return sorted(changes, key=lambda each: each.what)
+
+
+def _end_name(end: Document) -> str:
+    return str(end["topic"] if end["step"] == "to" else end["name"])
+
+
+def _step(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[Change]:
+    """A step that stands where one of its kind stood, in a flow that keeps state."""
+    if without_code(was) == without_code(now):
+        return []
+    match was["step"]:
+        case "deduplicate":
+            return _dedupe(name, was, now)
+        case "aggregate":
+            return _aggregate(name, was, now, lone)
+        case "key_by" if was["shards"] != now["shards"]:
+            said = f"key_by's shards were {was['shards']} and are {now['shards']}"
+            return [
+                Change(
+                    name,
+                    False,
+                    said,
+                    "each key's state lies in the task that its shard is; the number stays for life",
+                )
+            ]
+    said = f"its {was['step']} changed"
+    return [
+        Change(
+            name,
+            False,
+            said,
+            "state was made of records chosen or made by the old one; results would mean two things",
+        )
+    ]
+
+
+def _dedupe(name: str, was: Document, now: Document) -> list[Change]:
+    changes = []
+    if was["columns"] != now["columns"]:
+        said = f"deduplicate was by {was['columns']} and is by {now['columns']}"
+        changes.append(Change(name, False, said, "the ids that are kept are of the old columns"))
+    for field in ("within_ms", "grace_ms"):
+        means = "copies are looked for as far back as ids were kept, and so far once that time has passed"
+        changes += _length(name, "deduplicate's", field, was, now, means)
+    for field in ("late", "refresh"):
+        if was[field] != now[field]:
+            said = f"deduplicate's {field} was {was[field]} and is {now[field]}"
+            changes.append(Change(name, True, said, "records are judged so from now on"))
+    return changes + _late(name, was, now)
+
+
+def _aggregate(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[Change]:
+    changes = []
+    old, new = dict(was["kind"]), dict(now["kind"])
+    for field in ("grace_ms", "retention_ms"):
+        if field in old and field in new and old["kind"] == new["kind"]:
+            means = "windows that are still kept stay open or readable longer; what was dropped stays dropped"
+            changes += _length(name, "the window's", field, old, new, means)
+        old.pop(field, None), new.pop(field, None)
+    if old != new:
+        said = f"the window was {_window(old)} and is {_window(new)}"
+        changes.append(Change(name, False, said, "the windows that are kept have other bounds"))
+    changes += _columns(name, was["aggregates"], now["aggregates"], lone)
+    if was["emit"] != now["emit"]:
+        said = f"emit was {was['emit']} and is {now['emit']}"
+        changes.append(
+            Change(name, False, said, "which windows were sent as final is not known for the other one")
+        )
+    if was.get("compat") != now.get("compat"):
+        said = f"compat was {was.get('compat')!r} and is {now.get('compat')!r}"
+        changes.append(Change(name, False, said, "the windows that are kept were made by the other rules"))
+    for field in ("future", "idle_close_ms"):
+        if was[field] != now[field]:
+            changes.append(
+                Change(
+                    name, True, f"{field.removesuffix('_ms')} changed", "records are judged so from now on"
+                )
+            )
+    return changes + _late(name, was, now)
+
+
+def _columns(
+    name: str, was: Sequence[Document], now: Sequence[Document], lone: Sequence[str]
+) -> list[Change]:
+    """What became of the aggregates; `lone` are topics whose values are told by there being only a count."""
+    old, new = {each["name"]: each for each in was}, {each["name"]: each for each in now}
+    if without_code(list(was)) == without_code(list(now)):
+        return []
+    if without_code(list(was)) == without_code(list(now[: len(was)])):
+        return [_appended(name, each, lone) for each in now[len(was) :]]
+    changes = [
+        Change(
+            name,
+            False,
+            f"aggregate {added} is new",
+            "those there were changed too, or do not come first; append new ones at the end",
+        )
+        for added in new.keys() - old.keys()
+    ]
+    changes += [
+        Change(name, False, f"aggregate {gone} is not there any more", "states are stored whole, with it")
+        for gone in old.keys() - new.keys()
+    ]
+    changes += [
+        Change(name, False, f"aggregate {each} is made otherwise", "its state was made the old way")
+        for each in old.keys() & new.keys()
+        if without_code(old[each]) != without_code(new[each])
+    ]
+    if not changes:
+        changes.append(
+            Change(name, False, "aggregates stand in another order", "states are stored in the old one")
+        )
+    return sorted(changes, key=lambda each: each.what)
+
+
+def _appended(name: str, added: Document, lone: Sequence[str]) -> Change:
+    said = f"aggregate {added['name']} is new"
+    if added["kind"] == "reduce":
+        return Change(
+            name, False, said, "only its own functions know its state of no record; a replay makes it"
+        )
+    if lone:
+        means = (
+            f"values of {', '.join(lone)} are 8-byte counts, and would become JSON; send the new results to another "
+            "topic"
+        )
+        return Change(name, False, said, means)
+    return Change(name, True, said, "windows there are have it for records from now on, new ones for all")
+
+
+def _lone_counts(document: Document) -> list[str]:
+    """Topics with values of 8 bytes, because a count is all there is."""
+    last = document["steps"][-1] if document["steps"] else None
+    if last is None or last["step"] != "aggregate" or len(last["aggregates"]) != 1:
+        return []
+    only = last["aggregates"][0]
+    if only["kind"] != "count" or only["columns"]:
+        return []
+    return [end["topic"] for end in document["sinks"] if end["step"] == "to" and end["value"] is None]
+
+
+def _late(name: str, was: Document, now: Document) -> list[Change]:
+    before, after = was["keep_late"], now["keep_late"]
+    if before == after:
+        return []
+    if before is None:
+        return [Change(name, True, "late records are kept", "from now on")]
+    if after is None:
+        return [
+            Change(name, True, "late records are not kept any more", "those of before are not gone on with")
+        ]
+    return [Change(name, True, "how long and how many late records are kept changed", "from now on")]
+
+
+def _length(name: str, whose: str, field: str, was: Document, now: Document, means: str) -> list[Change]:
+    """A length of time: longer is fine, shorter would drop what others still rely on."""
+    before, after = was[field], now[field]
+    if before == after:
+        return []
+    said = (
+        f"{whose} {field.removesuffix('_ms')} was {format_duration(before)} and is {format_duration(after)}"
+    )
+    if after > before:
+        return [Change(name, True, said, means)]
+    return [
+        Change(
+            name, False, said, "a shorter one would drop what can still be read, or close what is still open"
+        )
+    ]
+
+
+def _listed(steps: Sequence[Document]) -> str:
+    return ", ".join(step["step"] for step in steps) or "none"
+
+
+def _window(kind: Document) -> str:
+    name, lengths = kind["kind"], {field: value for field, value in kind.items() if field != "kind"}
+    if name == "hopping" and lengths["size_ms"] == lengths["advance_ms"]:
+        name = "tumbling"
+        del lengths["advance_ms"]
+    said = [f"{field.removesuffix('_ms')} {format_duration(value)}" for field, value in lengths.items()]
+    return f"{name} ({', '.join(said)})"
+
+
+# -- changes --------------------------------------------------------------------------------------
+
+Kind: TypeAlias = Literal["same", "compatible", "incompatible"]
+_WAYS_OUT = (
+    "Change it back; or give the app another name, which starts anew beside this one; or let it begin anew with "
+    "`tidegate app reset {app}`; or compute everything again from the log with `tidegate app replay {app}`. Where "
+    "other windows or values are sent now, send them to another topic, too: a topic holds one encoding."
+)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """All differences; `flows` are those to run, with stores laid out as those there are.
+
+    `fresh` flows start from nothing, `removed` ones are not gone on with.
+    """
+
+    changes: tuple[Change, ...]
+    flows: tuple[Flow, ...]
+    fresh: frozenset[str]
+    removed: frozenset[str]
+
+    @property
+    def kind(self) -> Kind:
+        if not self.changes:
+            return "same"
+        return "compatible" if all(each.is_compatible for each in self.changes) else "incompatible"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should be told, a sentence each; what does not fit first."""
+        return tuple(str(each) for each in sorted(self.changes, key=lambda each: each.is_compatible))
+
+    def require(self, app: str) -> None:
+        """`InvalidError` with what does not fit and the ways out."""
+        wrong = [str(each) for each in self.changes if not each.is_compatible]
+        if wrong:
+            raise InvalidError(
+                f"app {app} was changed in a way its state cannot follow:\n- "
+                + "\n- ".join(wrong)
+                + "\n"
+                + _WAYS_OUT.format(app=app)
+            )
+
+
+def compare(recorded: Mapping[str, bytes], flows: Sequence[Flow]) -> Changes:
+    """Hold the descriptions that were recorded, by flow, against the flows there are now."""
+    found: list[Change] = []
+    to_run: list[Flow] = []
+    fresh: list[str] = []
+    for flow in flows:
+        before = recorded.get(flow.name)
+        if before is None:
+            fresh.append(flow.name)
+            to_run.append(flow)
+            start = "the beginning" if flow.source.start == "earliest" else "the end"
+            found.append(
+                Change(flow.name, True, "is new", f"it reads {flow.source.topic} from {start} of the log on")
+            )
+            continue
+        described = _decoded(flow.name, before)
+        found += differences(flow.name, described, flow.document)
+        to_run.append(_laid_out(flow, described))
+    removed = frozenset(recorded) - {flow.name for flow in flows}
+    for name in sorted(removed):
+        found.append(
+            Change(
+                name,
+                True,
+                "is not said any more",
+                "its state and results stay as they are, and nothing is added to them",
+            )
+        )
+    return Changes(tuple(found), tuple(to_run), frozenset(fresh), removed)
+
+
+def as_recorded(flow: Flow, description: bytes) -> Flow:
+    """The flow with its stores laid out as recorded: what a reader of committed state needs."""
+    return _laid_out(flow, _decoded(flow.name, description))
+
+
+def _decoded(name: str, description: bytes) -> Document:
+    try:
+        said: Document = msgspec.json.decode(description, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise CorruptError(
+            f"the recorded definition of flow {name} cannot be read: {error}", kafka_name=None
+        ) from None
+    return said
+
+
+def _laid_out(flow: Flow, recorded: Document) -> Flow:
+    """The flow with the stores of before, where they differ from those it would choose."""
+    steps = list(flow.steps)
+    added = added_fields(recorded, flow.document)
+    for place, name in flow.operators.items():
+        step, laid = steps[place], recorded.get(LAYOUTS, {}).get(name)
+        if laid is None or not isinstance(step, Aggregate | Dedupe):
+            continue
+        grown_from = sorted({*laid.get("grown_from", ()), *_fewer_aggregates(recorded, step)})
+        layout = StateLayout(laid["bucket_ms"], laid["segment_ms"], tuple(grown_from))
+        late, segment_ms = step.late, laid.get("late_segment_ms")
+        if late is not None and segment_ms is not None:
+            lacking = _lacking(laid, added if declares_anew(flow.document["steps"][:place]) is None else ())
+            late = LateSettings(format_duration(late.retention_ms), late.max_bytes, segment_ms, lacking)
+        steps[place] = replace(step, layout=layout, late=late)
+    laid_out = Flow(flow.source, tuple(steps), flow.sinks)
+    return flow if laid_out.document == flow.document else laid_out
+
+
+def _lacking(laid: Document, added: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Of each earlier set of columns that a late table may hold, those of now that it lacks."""
+    before = [sorted({*names, *added}) for names in laid.get("late_lacking", ())]
+    return tuple(tuple(names) for names in [*before, *([sorted(added)] if added else [])])
+
+
+def _fewer_aggregates(recorded: Document, step: Aggregate | Dedupe) -> list[int]:
+    """How many aggregates there were, if there are more now."""
+    before = [len(each["aggregates"]) for each in recorded["steps"] if each["step"] == "aggregate"]
+    return [count for count in before if isinstance(step, Aggregate) and count < len(step.aggregates)]

@@ -1,0 +1,282 @@
+"""What may go: records, tokens' packs, parcels, source states and dead letters that nobody can need any more.
+
+The last `KEPT` commits stay readable with all they name. What is removed, and why that is safe while other masters,
+attempts and zombies may be about:
+
+G1  *Known dead.* Objects that commits about to be forgotten name and no retained commit does. Names are unique to an
+    attempt and a committed object is never named again, so nobody can come to need them. They go at once, and
+    before the commits that name them; a crash in between is made good by the next pass.
+G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not carry them over: the round after a
+    commit is committed only when the commit's parcels are in the log. At once.
+G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or that a task wrote and merged away. They
+    go when they are older than the grace. A round that took longer than half of it is not committed (`master`), and
+    commits are read after all objects were listed; so what is old and unnamed then stays unnamed for ever, even
+    if whoever removes it was asleep in between. Dead letters are named by the states of sources and by each other;
+    where one of these chains cannot be followed to its end, no letters go.
+    Ages are measured on the clock that stamps the objects, the store's own: each pass publishes a mark, whose stamp
+    is "now". The wall clock of this machine may say anything. When the store's clock itself jumps, no orphans go for
+    as long as the grace.
+G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
+G5  *Commits* older than the retained ones. A master that slept through their removal and creates one again is told
+    by the lease (`records`, R5): the lease itself is never removed, and its epoch never falls.
+
+One pass is many small steps, so that a round never waits long for it. The first begins with a run, and what is left
+of it is done when the run ends: runs may be as short as they like.
+
+Thread rule: one master, one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.errors import ConflictError, CorruptError, TidegateError, UnavailableError
+from tidegate.pipeline.checkpoint import KEPT, CommitRecord, Records
+from tidegate.pipeline.dead_letters import chain_of
+from tidegate.storage.backends.port import TEMPORARY, MissingObjectError, ObjectInfo, StorageBackend
+from tidegate.storage.packs.garbage import is_task_object, reachable
+from tidegate.storage.packs.token import Token
+
+STEP_MS: Final = 20
+END_MS: Final = 10_000
+REMOVED_AT_ONCE: Final = 100
+_log = logging.getLogger(__name__)
+
+
+class Collector:
+    """Removes what may go, a step at a time."""
+
+    def __init__(
+        self, backend: StorageBackend, records: Records, *, clock: Clock, grace_ms: int, every_ms: int
+    ) -> None:
+        self._backend = backend
+        self._records = records
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._every_ms = every_ms
+        self._due_ms = clock.monotonic_ms()
+        self._steps: Iterator[None] | None = None
+        self._first: tuple[int, int] | None = None  # the store's time and the monotonic time of one moment
+        self._trusted_ms = 0  # from when on, in monotonic time, stamps tell how old objects are
+        self._told = ""  # why the last pass left something, if it did
+        self._letters: set[str] = set()  # objects that whole chains of letters were seen to reach
+
+    def superseded(self, before: CommitRecord, after: CommitRecord) -> None:
+        """A commit follows another: the parcels of the first are in the log (G2)."""
+        carried = {each.parcel.name for each in after.deliveries}
+        for each in before.deliveries:
+            if each.parcel.name not in carried:
+                self._remove(each.parcel.name)
+
+    def step(self, budget_ms: int = STEP_MS) -> None:
+        """Go on with the current pass for a little while; begin one when it is time.
+
+        A pass ends where the store is out of reach, or where a kept commit is damaged and so nobody knows what it
+        needs: what it left, a later one finds again.
+        """
+        begun_ms = self._clock.monotonic_ms()
+        if self._first is None:
+            self._store_time()
+        if self._steps is None:
+            if begun_ms < self._due_ms:
+                return
+            self._steps = self._pass()
+        while self._clock.monotonic_ms() - begun_ms <= budget_ms:
+            try:
+                is_done = next(self._steps, self) is self
+            except (CorruptError, UnavailableError) as error:
+                is_done = True
+                self._left(error)
+            if is_done:
+                self._steps = None
+                self._due_ms = self._clock.monotonic_ms() + self._every_ms
+                return
+
+    def run(self) -> None:
+        """A whole pass now."""
+        for _ in self._pass():
+            pass
+        self._steps = None
+
+    def finish(self, budget_ms: int = END_MS) -> None:
+        """At the end of a run: do the rest of the pass, then forget the commits since, for at most so long."""
+        begun_ms = self._clock.monotonic_ms()
+        self.step(budget_ms)
+        try:
+            for _ in self._forget():
+                if self._clock.monotonic_ms() - begun_ms > budget_ms:
+                    return
+        except (CorruptError, UnavailableError) as error:
+            self._left(error)
+
+    def _left(self, error: TidegateError) -> None:
+        if str(error) != self._told:
+            _log.warning(
+                "app %s: objects that it does not need are kept for now: %s", self._records.app, error
+            )
+        self._told = str(error)
+
+    def _pass(self) -> Iterator[None]:
+        yield from self._forget()
+        yield from self._orphans()
+
+    # -- known dead ------------------------------------------------------------------------------
+
+    def _forget(self) -> Iterator[None]:
+        """Let go of commits behind the retained ones, what only they name first (G1, G4, G5)."""
+        rounds = self._records.rounds()
+        kept, gone = rounds[-KEPT:], rounds[:-KEPT]
+        if gone:
+            retained = self._commits(kept)
+            yield
+            live: set[str] = set()
+            for token in {line.token for commit in retained for line in commit.tasks if line.token}:
+                live |= self._reachable(token, required=True)
+                yield
+            live |= {line.apart for commit in retained for line in commit.sources if line.apart}
+            tokens: set[bytes] = {line.token for commit in retained for line in commit.tasks}
+            for round in gone:
+                for commit in self._commits([round], required=False):
+                    dead = {line.apart for line in commit.sources if line.apart} - live
+                    for line in commit.tasks:
+                        if line.token and line.token not in tokens:
+                            dead |= self._reachable(line.token, required=False) - live
+                            tokens.add(line.token)
+                    dead |= {each.parcel.name for each in commit.deliveries} - {
+                        each.parcel.name for other in retained for each in other.deliveries
+                    }
+                    # Manifests first: none is left behind that names a pack which is gone.
+                    for name in sorted(dead, key=lambda name: ("/packs/" in name, name)):
+                        self._remove(name)
+                self._records.delete("commits", round)
+                yield
+        if kept:
+            for round in self._records.numbers("plans"):
+                if round < kept[0]:
+                    self._records.delete("plans", round)
+            yield
+
+    def _commits(self, rounds: list[int], *, required: bool = True) -> list[CommitRecord]:
+        found = []
+        for round in rounds:
+            try:
+                found.append(self._records.load_commit(round))
+            except CorruptError:
+                if required:
+                    raise  # what it needs cannot be known, so nothing may go
+        return [each[0] for each in found if each is not None]
+
+    def _reachable(self, token: bytes, *, required: bool) -> set[str]:
+        try:
+            return reachable(self._backend, Token.decode(token))
+        except MissingObjectError:
+            if required:
+                raise
+            return set()  # a pass that died half-way had removed its manifest: the rest are orphans now
+
+    # -- orphans ---------------------------------------------------------------------------------
+
+    def _orphans(self) -> Iterator[None]:
+        """What no commit names and is old (G3)."""
+        now_ms = self._store_time()
+        if now_ms is None:
+            return
+        old = [
+            each.name
+            for each in self._listed()
+            if now_ms - each.modified_ms >= self._grace_ms and self._may_be_an_orphan(each.name)
+        ]
+        yield
+        named = yield from self._named(self._commits(self._records.rounds()), old)
+        # Manifests first: none is left behind that names a pack which is gone.
+        orphans = sorted({*old} - named, key=lambda name: ("/packs/" in name, name))
+        for number, name in enumerate(orphans):
+            if number % REMOVED_AT_ONCE == 0:
+                yield
+            self._remove(name)
+
+    def _named(self, commits: list[CommitRecord], names: list[str]) -> Generator[None, None, set[str]]:
+        """What these commits need; of `names` those that must be taken for needed too."""
+        named = {line.apart for commit in commits for line in commit.sources}
+        named |= {each.parcel.name for commit in commits[-1:] for each in commit.deliveries}  # G2
+        letters = {name for name in names if self._kind(name) == "letters"}
+        if letters:
+            yield
+            named |= self._letters if self._follow_letters(commits) else letters
+        for token in {line.token for commit in commits for line in commit.tasks if line.token}:
+            yield
+            named |= self._reachable(token, required=True)
+        return named
+
+    def unneeded(self) -> list[ObjectInfo]:
+        """All objects that none of the kept commits needs, of whatever age: some may be of a round in progress."""
+        listed = [each for each in self._listed() if self._may_be_an_orphan(each.name)]
+        finding = self._named(self._commits(self._records.rounds()[-KEPT:]), [each.name for each in listed])
+        while True:
+            try:
+                next(finding)
+            except StopIteration as found:
+                return [each for each in listed if each.name not in found.value]
+
+    def _listed(self) -> Iterator[ObjectInfo]:
+        """The app's records and what lies beside them, then the objects of its tasks, also of flows that are gone."""
+        yield from self._backend.list(self._records.folder)
+        yield from self._backend.list(self._records.app)
+
+    def _store_time(self) -> int | None:
+        """What time it is on the store's clock; None where that says nothing about the age of objects."""
+        try:
+            found = self._backend.read_published(self._mark)
+            self._backend.publish(self._mark, b"", expected=None if found is None else found[1])
+        except (ConflictError, UnavailableError):
+            return None  # another process is at it, or nothing can be written just now
+        stamps = [
+            each.modified_ms for each in self._backend.list(self._records.folder) if each.name == self._mark
+        ]
+        if not stamps:
+            return None
+        now_ms, monotonic_ms = stamps[0], self._clock.monotonic_ms()
+        self._first = self._first or (now_ms, monotonic_ms)
+        jumped_ms = (now_ms - self._first[0]) - (monotonic_ms - self._first[1])
+        if 4 * abs(jumped_ms) > self._grace_ms:
+            self._first, self._trusted_ms = (now_ms, monotonic_ms), monotonic_ms + self._grace_ms
+            _log.warning(
+                "app %s: the clock of its state's store jumped by %.0f s; objects that no commit needs are kept for "
+                "%.0f s more, because their age is not known",
+                self._records.app, jumped_ms / 1000, self._grace_ms / 1000,
+            )  # fmt: skip
+        return now_ms if monotonic_ms >= self._trusted_ms else None
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._records.folder}/collected"
+
+    def _follow_letters(self, commits: list[CommitRecord]) -> bool:
+        """Learn which objects of letters the commits' sources reach; False where that cannot be said now."""
+        try:
+            for commit in commits:
+                for line in commit.sources:
+                    state = self._records.state_of(line)
+                    self._letters.update(chain_of(self._backend, state, self._letters))
+        except (CorruptError, UnavailableError):
+            return False
+        return True
+
+    def _may_be_an_orphan(self, name: str) -> bool:
+        """Whether a commit would name it if it counted; or it is what a publish that died left behind."""
+        if not name.startswith(f"{self._records.folder}/"):
+            return is_task_object(name)
+        return self._kind(name) in ("parcels", "sources", "letters") or name.endswith(TEMPORARY)
+
+    def _kind(self, name: str) -> str:
+        """The folder of the app's that an object lies in."""
+        return name[len(self._records.folder) + 1 :].partition("/")[0]
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._backend.delete(name)
+        except UnavailableError:
+            pass  # out of reach for now: the next pass finds it again

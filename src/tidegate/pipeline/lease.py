@@ -1,0 +1,153 @@
+"""Who runs an app: its lease, kept alive while rounds take long, and the generation that all records carry.
+
+The lease saves work and fails a second process fast; it is not what keeps results right. Two masters at once, one of
+them back from the dead, are kept apart by the records (`records`, R1–R4) and by one question asked of the lease after a
+commit was created (R5).
+
+G1  of any number of processes one gets the lease; the others are told who has it.
+G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
+    lease has run out.
+    One of this machine that lives and did not renew in time (it was stopped, say) blocks for as long as it holds what a
+    run needs (`in_use`): the next one waits for it, for as long as a lease lasts, and then leaves the lease with it.
+    So one of the two goes on, whichever.
+G3  the lease is renewed by a thread of its own, so a round may take as long as it likes; when renewing fails because
+    another one has it, `check` says so.
+
+Thread rule: safe from any thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.errors import ConflictError, FencedError, TidegateError
+from tidegate.pipeline.checkpoint import Records
+from tidegate.randomness import Randomness
+from tidegate.scheduling import Scheduler
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.building.lease import Lease, read_lease
+
+PAUSE_MS: Final = 100
+
+
+class Generation:
+    """This process's turn at running the app."""
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        records: Records,
+        *,
+        clock: Clock,
+        randomness: Randomness,
+        lease_ms: int,
+        scheduler: Scheduler | None = None,
+        in_use: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """`in_use` names what another process has open that a run of this app needs, or None."""
+        self._backend = backend
+        self._records = records
+        self._clock = clock
+        self._lease_ms = lease_ms
+        self._lock = threading.Lock()
+        self._lease = Lease(backend, records.lease_name, clock=clock, randomness=randomness, ttl_ms=lease_ms)
+        self._lost: TidegateError | None = None
+        self._await_overdue_owner(in_use)
+        made = [] if records.newest() is None else [records.newest_sound()[0].generation]
+        held = self._lease.acquire(at_least=max(made, default=0) + 1)  # also where the lease was deleted
+        if held is not None:
+            if (held.host, held.pid) == (socket.gethostname(), os.getpid()):
+                raise ConflictError(
+                    f"app {records.app} is being run by this process already (generation {held.epoch}); end that run "
+                    "first, with run.stop() and run.wait()"
+                )
+            seconds = max(0, held.until_ms - clock.now_ms()) / 1000
+            raise ConflictError(
+                f"app {records.app} is being run by process {held.pid} on {held.host} (generation {held.epoch}); stop "
+                f"that one first. If it is gone, its turn ends by itself within {seconds:.0f} s"
+            )
+        self._renewing = (
+            None
+            if scheduler is None
+            else scheduler.every(
+                max(1, lease_ms // 3), self._renew, "app lease", initial_delay_ms=lease_ms // 3
+            )
+        )
+
+    def _await_overdue_owner(self, in_use: Callable[[], str | None]) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._lease_ms
+        while (held := self._lease.overdue_owner()) is not None and (what := in_use()) is not None:
+            if self._clock.monotonic_ms() >= deadline_ms:
+                raise ConflictError(
+                    f"app {self._records.app}: process {held.pid} (generation {held.epoch}) did not renew its lease in "
+                    f"time, but it is alive and has {what} open: it was stopped, or is very busy. Let it go "
+                    f"on with `kill -CONT {held.pid}`; or end it with `kill -KILL {held.pid}`, then start the app again"
+                )
+            self._clock.sleep_ms(PAUSE_MS)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the process before did not give the app up: it may wake, and has what it holds until it knows."""
+        return self._lease.was_left
+
+    @property
+    def number(self) -> int:
+        return self._lease.epoch
+
+    def keep(self) -> None:
+        """Before a step: renew when it is time; `FencedError` when another process has the app."""
+        with self._lock:
+            self._raise_lost()
+            try:
+                self._lease.keep()
+            except FencedError:
+                raise self._fenced() from None
+
+    def check(self) -> None:
+        """After a commit was created: `FencedError` unless the lease is still ours, as the backend has it now."""
+        with self._lock:
+            self._raise_lost()
+            found = read_lease(self._backend, self._records.lease_name)
+        if found is None or found[0].epoch != self.number:
+            raise self._fenced()
+
+    def release(self) -> None:
+        """Give the app up, so that the next one need not wait."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        with self._lock:
+            if self._lost is None:
+                self._lease.release()
+
+    def give_up(self) -> None:
+        """`release`, and from now on `keep` and `check` raise `FencedError`: for a round that does not end."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+        with self._lock:
+            if self._lost is None:
+                self._lost = FencedError("the run was interrupted and did not end in time")
+                self._lease.release()
+
+    def _renew(self) -> None:
+        with self._lock:
+            if self._lost is None:
+                try:
+                    self._lease.keep()
+                except TidegateError as error:
+                    # Out of reach for a moment is no reason to stop: the next turn tries again.
+                    self._lost = error if isinstance(error, FencedError) else None
+
+    def _raise_lost(self) -> None:
+        if self._lost is not None:
+            raise self._fenced() from self._lost
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"app {self._records.app}: another process runs it now, and this one's turn (generation {self.number}) is "
+            "over; what it had committed stays. Start it again when the other has ended"
+        )

@@ -1,0 +1,168 @@
+"""The local engine: the work of rounds in threads of this process, without a JVM.
+
+The same `Worker` runs here and in Spark's Python workers; this module only hands out its work. Kernels and Arrow let go
+of the interpreter's lock, so two tasks in two threads do use two cores for most of their time.
+
+Thread rule: `run` from one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tidegate.clock import Clock
+from tidegate.files import Files
+from tidegate.log.access.embedded import Log
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.metrics import Metrics
+from tidegate.pipeline.held_events import Frontiers
+from tidegate.pipeline.messages import (
+    Delivery,
+    RoundOrder,
+    RoundResult,
+    SourceOrder,
+    SourceResult,
+    TaskOrder,
+    TaskResult,
+)
+from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.worker import Worker
+from tidegate.randomness import Randomness
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.windows.events import EventBatch
+
+Done = TypeVar("Done")
+
+
+class LocalEngine:
+    """One worker and as many threads as there are cores."""
+
+    name = "local"
+    processes = 1
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        *,
+        slots: int | None = None,
+        log: Log | KafkaLog | None = None,
+        backend: StorageBackend | None = None,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+        files: Files | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.slots = slots or _cores()
+        self._setup = setup
+        self._worker = Worker(
+            setup, log=log, backend=backend, clock=clock, randomness=randomness, files=files, metrics=metrics
+        )
+        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix="tidegate-task")
+
+    def place(self, flow: str, task: int) -> int:
+        return 0
+
+    def run(self, order: RoundOrder) -> RoundResult:
+        rekeyed = {flow.name for flow in self._setup.flows if flow.rekey_at is not None}
+        shuffled = [source for source in order.sources if source.flow in rekeyed]
+        direct = [task for task in order.tasks if task.flow not in rekeyed]
+        self._expect(len(shuffled) + len(direct))
+        readings = [self._submit(self._read_and_split, order, source) for source in shuffled]
+        own = {(each.flow, each.partition): each for each in order.sources if each.flow not in rekeyed}
+        done = [
+            self._submit(self._work_on_source, order, task, own.get((task.flow, task.task)))
+            for task in direct
+        ]
+        _settle([*readings, *done])
+        split = [future.result() for future in readings]
+        together = [future.result() for future in done]
+        parts: dict[tuple[str, int], list[EventBatch]] = {}
+        for _, pieces in split:
+            for shard, events in pieces:
+                parts.setdefault(shard, []).append(events)
+        reached: dict[str, dict[int, tuple[int, int]]] = {}
+        for result, _ in split:
+            reached.setdefault(result.flow, {})[result.partition] = (result.stream_time, result.next_offset)
+        frontiers = {flow: order.frontiers_after(flow, reached.get(flow, {})) for flow in rekeyed}
+        self._expect(len(order.tasks) - len(direct))
+        gathered = [
+            self._submit(self._work, order, task, parts.pop((task.flow, task.task), []), frontiers[task.flow])
+            for task in order.tasks
+            if task.flow in rekeyed
+        ]
+        _settle(gathered)
+        shards = [future.result() for future in gathered]
+        sources = [result for result, _ in split] + [each for each, _ in together if each is not None]
+        return RoundResult(tuple(sources), (*(each for _, each in together), *shards))
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """What the master delivers itself goes through the same worker, so one process opens a partition once."""
+        self._worker.deliver(deliveries)
+
+    def cancel(self) -> None:
+        """Threads cannot be ended: what they do comes to its end, and does not count."""
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+    def _expect(self, jobs: int) -> None:
+        """So many jobs are about to be submitted: when all threads wait for backlog, nobody will free any."""
+        self._worker.runtime.backlog.expect_jobs(self.slots, jobs)
+
+    def _submit(self, job: Callable[..., Done], *arguments: Any) -> Future[Done]:
+        def counted() -> Done:
+            try:
+                return job(*arguments)
+            finally:
+                self._worker.runtime.backlog.job_done()
+
+        return self._threads.submit(counted)
+
+    def _work_on_source(
+        self, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
+    ) -> tuple[SourceResult | None, TaskResult]:
+        """A co-partitioned task with the source of its number, if that has anything."""
+        if source is None:
+            return None, self._work(order, task, ())
+        reading = self._worker.read(source, order.tick_of(source.flow))
+        result = self._work(order, task, reading)
+        return reading.result(), result
+
+    def _work(
+        self,
+        order: RoundOrder,
+        task: TaskOrder,
+        events: Iterable[EventBatch],
+        frontiers: Frontiers | None = None,
+    ) -> TaskResult:
+        tick = order.tick_of(task.flow)
+        return self._worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
+
+    def _read_and_split(
+        self, order: RoundOrder, source: SourceOrder
+    ) -> tuple[SourceResult, list[tuple[tuple[str, int], EventBatch]]]:
+        """A source of a re-keyed flow, its events by the task that owns their key."""
+        reading = self._worker.read(source, order.tick_of(source.flow))
+        pieces = [
+            ((source.flow, shard), events)
+            for batch in reading
+            for shard, events in self._worker.split(source.flow, batch)
+        ]
+        return reading.result(), pieces
+
+
+def _cores() -> int:
+    """How many cores this process may use; where the system does not say, all of them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _settle(futures: Iterable[Future[Any]]) -> None:
+    """Let all of them come to their end, also when one failed: nothing runs on behind our back."""
+    for future in futures:
+        future.exception()

@@ -1,0 +1,398 @@
+"""A stream meets a table: columns of the row that a table of plain keys has for each event.
+
+A round looks into one commit of the table, which its plan names, so that a round that is repeated finds what it
+found before. The table is built by another process or app, in the same state; it must keep that commit while the
+round lasts (it keeps its last ten).
+
+Keys are written as the table's serde writes them: text for text or bytes, whole numbers of any width for `Int` and
+`Long`, numbers that a double holds for `Double`. A number that the table's keys cannot hold has no row. Types that
+cannot meet are refused (`require_key`).
+
+Vectorised: every different key of a batch is asked for once, in one plan.
+
+Thread rule: one stage belongs to its task's thread.
+
+The tables that an app looks things up in: kept up to date from their topics, and how far behind each one is.
+
+A round looks into the newest commit that there is when it is planned, and into the same one when it is repeated.
+Before a round is planned, at most once a second, a table that no other process builds is built on here: from its last
+commit, or anew from the topic of its name where there is no such table yet. A table that another process builds is
+read as that one commits it. Of each table `lags` says how many records of its topic the newest commit has not seen;
+what cannot be told (the topic is not in the app's log) is left out.
+
+A table that cannot be built here (its records do not fit, say) is read as it is, with its lag; the reason is logged.
+
+Thread rule: one master, one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.clock import Clock
+from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
+from tidegate.pipeline.expressions import Projection, key_serde_for, shown
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.log_end_offsets import Heads
+from tidegate.pipeline.topology import Lookup
+from tidegate.randomness import Randomness
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.building.claim import Claim
+from tidegate.tables.building.commits import CommitList, load_commits
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.lease import DEFAULT_TTL_MS
+from tidegate.tables.building.materialiser import Cadence, Materialiser
+from tidegate.tables.building.shape import TableRules, table_rules
+from tidegate.tables.building.source import StoredSnapshot, stored_snapshot, task_of
+from tidegate.tables.queries.reading import rows_of_keys
+from tidegate.tables.serdes.named import serde_from
+from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.windows.events import EventBatch
+
+# -- lookups --------------------------------------------------------------------------------------
+
+_PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})
+
+
+class LookupStage:
+    """Adds a table's columns to events."""
+
+    def __init__(
+        self, step: Lookup, schema: pa.Schema, key: Serde[Any], backend: StorageBackend, clock: Clock
+    ) -> None:
+        self.table = step.table
+        self._step, self._backend, self._clock = step, backend, clock
+        self._serde, self._key_kind = key, lookup_key(step, schema, key)
+        self._stored: Serde[Any] | None = None
+        self._expression: Projection | None = None
+        if step.key is not None:
+            self._expression = Projection([("key", step.key)], schema, key, what="lookup")
+        self._columns = lookup_columns(step)
+        self._schema = pa.schema([*schema, *self._columns])
+        self._snapshot: StoredSnapshot | None = None
+
+    def at(self, commit: int) -> None:
+        """Look into this commit of the table from now on."""
+        if self._snapshot is not None and self._snapshot.commit.number == commit:
+            return
+        known = table_commits(self._backend, self.table)
+        found = next((each for each in known.commits if each.number == commit), None)
+        if found is None:
+            raise UnavailableError(
+                f"commit {commit} of table {self.table}, which this round looks into, is not kept any more; there are "
+                f"{known.commits[0].number} to {known.commits[-1].number}. Start the app again: it plans the round anew"
+            )
+        if self._snapshot is not None:
+            self._snapshot.show(found, {task_of(known.shape): found.token})
+            return
+        if known.shape.kind != "key":
+            raise InvalidError(
+                f"table {self.table} holds windows; a lookup needs a table of plain keys, like app.table(topic)"
+            )
+        self._stored = require_key(self._step, self._key_kind, self._serde, known.shape.key_serde)
+        rules = TableRules(known.shape, Bytes(), self._step.value, Consumed(), "fail")
+        self._snapshot = stored_snapshot(self._backend, rules, found, clock=self._clock)
+
+    def __call__(self, events: EventBatch) -> EventBatch:
+        if self._snapshot is None:
+            raise InvalidError(f"a round that looks into table {self.table} names no commit of it")
+        keys = self._keys(events).dictionary_encode()
+        found = pa.Table.from_batches(
+            rows_of_keys(self._snapshot.source, keys.dictionary, 0, 0) or [_NO_ROWS]
+        )
+        place = pc.take(pc.index_in(keys.dictionary, found["key"].combine_chunks()), keys.indices)
+        if self._step.required:
+            kept = place.is_valid().to_numpy(zero_copy_only=False)
+            events, place = events.take(kept), place.filter(pa.array(kept))
+        decoded = self._step.value.decode_column(_one(found["value"])).require_good()
+        columns = [*events.values.columns]
+        for (wanted, _), field in zip(self._step.columns, self._columns, strict=True):
+            column = pc.struct_field(decoded, wanted) if pa.types.is_struct(decoded.type) else decoded
+            columns.append(column.take(place).cast(field.type))
+        return events.with_values(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.close()
+
+    def _keys(self, events: EventBatch) -> pa.Array:
+        if self._expression is not None:
+            (column,) = self._expression.arrays(events)
+            return stored_keys(column, self._stored or key_serde_for(column.type, "lookup"))
+        if self._stored is None:
+            return events.key
+        return stored_keys(self._serde.decode_column(events.key).require_good(), self._stored)
+
+
+def lookup_key(step: Lookup, schema: pa.Schema, key: Serde[Any]) -> pa.DataType:
+    """The type of what is looked up by; `InvalidError` where keys of it have no bytes of their own."""
+    if step.key is None:
+        return key.arrow_type
+    kind = Projection([("key", step.key)], schema, key, what="lookup").schema.field("key").type
+    key_serde_for(kind, f"lookup in {step.table}: key")
+    return kind
+
+
+def require_key(step: Lookup, kind: pa.DataType, key: Serde[Any], stored: str) -> Serde[Any] | None:
+    """How keys of this type are written to find rows of the table; None: as the stream's own bytes are.
+
+    `stored` says the table's key serde. `InvalidError` where keys of the two types are never the same.
+    """
+    there = serde_from(stored)
+    if step.key is None and (stored == repr(key) or isinstance(key, Bytes) or isinstance(there, Bytes)):
+        return None
+    if there is not None and _meets(kind, there.arrow_type) and there.name in _PLAIN_KEYS:
+        return there
+    by = "the stream's key" if step.key is None else f"key {shown(step.key)}"
+    raise InvalidError(
+        f"lookup in {step.table}: {by} is {kind}, and the table has keys of {stored}, so no row would ever be found. "
+        f'Cast it, like lookup({step.table!r}, …, key="CAST(… AS {_sql_type(there)})"), or build the table with the '
+        "key serde that its topic has"
+    )
+
+
+def stored_keys(column: pa.Array, serde: Serde[Any]) -> pa.BinaryArray:
+    """Keys as the table has them, null where the table's type cannot hold one: there is no such row."""
+    wanted = serde.arrow_type
+    if pa.types.is_integer(column.type) and pa.types.is_integer(wanted):
+        here, there = np.iinfo(column.type.to_pandas_dtype()), np.iinfo(wanted.to_pandas_dtype())
+        if here.max > there.max or here.min < there.min:
+            fits = pc.and_(
+                pc.less_equal(column, pa.scalar(min(here.max, there.max), column.type)),
+                pc.greater_equal(column, pa.scalar(max(here.min, there.min), column.type)),
+            )
+            column = pc.if_else(fits, column, pa.scalar(None, column.type))
+        return serde.encode_column(column.cast(wanted))
+    if pa.types.is_floating(wanted):
+        return serde.encode_column(column.cast(wanted))
+    return column.cast(pa.string()).cast(pa.binary()) if _is_text(column.type) else column.cast(pa.binary())
+
+
+def _meets(kind: pa.DataType, there: pa.DataType) -> bool:
+    """Whether a value of one type can be the same as one of the other, without loss."""
+    if _is_text(there) or _is_bytes(there):
+        return _is_text(kind) or _is_bytes(kind)
+    if pa.types.is_integer(there):
+        return bool(pa.types.is_integer(kind))
+    if pa.types.is_integer(kind):  # a double holds whole numbers of up to 53 bits
+        return bool(kind.bit_width <= 32)
+    return bool(pa.types.is_floating(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _sql_type(serde: Serde[Any] | None) -> str:
+    names = {"int": "INTEGER", "long": "BIGINT", "double": "DOUBLE", "bytes": "BLOB"}
+    return names.get("" if serde is None else serde.name, "VARCHAR")
+
+
+def lookup_columns(step: Lookup) -> list[pa.Field]:
+    """The columns a lookup adds, as they turn out: null where the table has no row."""
+    kind = step.value.arrow_type
+    if not pa.types.is_struct(kind):
+        return [pa.field(name, kind) for _, name in step.columns]
+    return [pa.field(name, kind.field(wanted).type) for wanted, name in step.columns]
+
+
+def table_commits(backend: StorageBackend, table: str) -> CommitList:
+    """The commits there are of a table; `UnavailableError` before the first."""
+    found = load_commits(backend, table)
+    if found is None or not found[0].commits:
+        raise UnavailableError(
+            f"there is no commit of table {table} to look into yet; build it first, in the state of this app: "
+            f"app.table({table!r}, …)"
+        )
+    return found[0]
+
+
+def newest_commits(backend: StorageBackend, tables: list[str]) -> dict[str, int]:
+    """What a plan names for a round that looks into these tables."""
+    return {table: table_commits(backend, table).commits[-1].number for table in tables}
+
+
+_NO_ROWS = pa.record_batch({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+# -- lookups --------------------------------------------------------------------------------------
+
+REFRESH_MS: Final = 1000
+IDLE_MS: Final = 10_000
+_CADENCE: Final = Cadence(commit_interval_ms=60_000)
+
+logger = logging.getLogger(__name__)
+
+
+class TableCommits:
+    """The commits of tables, as planning sees them."""
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self._backend = backend
+        self.lags: dict[str, int] = {}
+
+    def newest(self, tables: Iterable[str]) -> dict[str, int]:
+        """The newest commit of each table; `UnavailableError` when one has none yet."""
+        return newest_commits(self._backend, list(tables))
+
+    def are_kept(self, planned: Mapping[str, int]) -> bool:
+        """Whether a plan's commits can still be read: a table keeps only the last ones."""
+        return all(
+            any(each.number == number for each in table_commits(self._backend, table).commits)
+            for table, number in planned.items()
+        )
+
+    def close(self) -> None:
+        """Give up what is built here."""
+
+
+class LookedUpTables(TableCommits):
+    """The same, kept up to date."""
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        log: Any,
+        heads: Heads,
+        flows: Iterable[Flow],
+        *,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        super().__init__(backend)
+        self._log, self._heads = log, heads
+        self._clock, self._randomness = clock, randomness
+        self._looked_ms: int | None = None
+        self._builders: dict[str, Materialiser] = {}
+        self._left: set[str] = set()  # tables that cannot be built here
+        self._wanted: dict[str, tuple[Lookup, Serde[Any]]] = {}
+        for flow in flows:
+            for place, step in enumerate(flow.steps):
+                if isinstance(step, Lookup):
+                    key = flow.key_serdes[place]
+                    kind = lookup_key(step, flow.schemas[place], key)
+                    known = load_commits(backend, step.table)
+                    if known is not None and known[0].shape.kind == "key":
+                        require_key(step, kind, key, known[0].shape.key_serde)
+                    own = key if step.key is None else key_serde_for(kind, "lookup")
+                    self._wanted.setdefault(step.table, (step, own))
+
+    def newest(self, tables: Iterable[str]) -> dict[str, int]:
+        names = list(tables)
+        now_ms = self._clock.monotonic_ms()
+        if names and (self._looked_ms is None or now_ms - self._looked_ms >= REFRESH_MS):
+            for name in names:
+                self._refresh(name)
+            self._looked_ms = self._clock.monotonic_ms()
+        return super().newest(names)
+
+    def close(self) -> None:
+        for name in list(self._builders):
+            self._let_go(name)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _refresh(self, name: str) -> None:
+        try:
+            builder = self._builders.get(name) or self._claimed(name)
+            if builder is not None:
+                builder.advance_to(builder.end_offsets(), IDLE_MS)
+                builder.commit()
+                builder.commit_if_due()  # keeps the lease
+        except FencedError:
+            self._let_go(name)  # another process builds it now
+        except TidegateError as error:
+            self._let_go(name)
+            self._left.add(name)
+            logger.warning("table %s, which is looked up, cannot be kept up to date here: %s", name, error)
+        known = load_commits(self._backend, name)
+        lag = None if known is None else records_behind(self._heads, known[0])
+        if lag is None:
+            self.lags.pop(name, None)
+        else:
+            self.lags[name] = lag
+
+    def _claimed(self, name: str) -> Materialiser | None:
+        """This process as the builder of the table, if nobody else is; None where it cannot be."""
+        rules = None if name in self._left else self._rules(name)
+        if rules is None:
+            return None
+        builder = Claim(
+            self._log,
+            rules,
+            self._backend,
+            cadence=_CADENCE,
+            storage=None,
+            lease_ttl_ms=DEFAULT_TTL_MS,
+            clock=self._clock,
+            randomness=self._randomness,
+            scheduler=None,
+        ).attempt()
+        if builder is not None:
+            self._builders[name] = builder
+        return builder
+
+    def _rules(self, name: str) -> TableRules | None:
+        """What the table is; None where its topic is not in this log, or it is no table of plain keys."""
+        known = load_commits(self._backend, name)
+        topic = name if known is None else known[0].shape.topic
+        partitions = self._heads.partitions(topic)
+        if partitions is None:
+            return None
+        if known is None:
+            step, key = self._wanted[name]
+            consumed = Consumed(key, step.value, isolation="read_committed")
+            return table_rules("key", topic, tuple(range(partitions)), consumed=consumed)
+        shape = known[0].shape
+        if shape.kind != "key" or (known[0].commits and records_behind(self._heads, known[0]) is None):
+            return None
+        key, value = serde_from(shape.key_serde) or Bytes(), serde_from(shape.value_serde) or Bytes()
+        return TableRules(shape, key, value, Consumed(isolation="read_committed"), "fail")
+
+    def _let_go(self, name: str) -> None:
+        builder = self._builders.pop(name, None)
+        if builder is not None:
+            with suppress(TidegateError):
+                builder.close()
+            builder.source.runtime.close()
+
+
+def table_lags(
+    log: Any, backend: StorageBackend, tables: Iterable[str]
+) -> Iterator[tuple[str, CommitList | None, int | None]]:
+    """Each table with its commits (None before the first) and its lag (None where the topic is not in the log)."""
+    heads = Heads(log)
+    try:
+        for table in tables:
+            found = load_commits(backend, table)
+            known = None if found is None or not found[0].commits else found[0]
+            yield table, known, None if known is None else records_behind(heads, known)
+    finally:
+        heads.close()
+
+
+def records_behind(heads: Heads, known: CommitList) -> int | None:
+    """The records that the newest commit has not seen; None where the topic is not the one it was made of."""
+    shape = known.shape
+    there = heads.partitions(shape.topic)
+    if there is None or not known.commits or max(shape.partitions, default=0) >= there:
+        return None
+    ends, seen = heads.of(shape.topic, there), known.commits[-1].positions
+    if any(offset > ends[number].end for number, offset in seen.items()):
+        return None
+    return sum(ends[number].end - seen.get(number, 0) for number in shape.partitions)

@@ -1,0 +1,254 @@
+"""What an app's objects are called on the backend, and its tasks in storage: user's names, made safe.
+
+Thread rule: pure functions.
+
+What the master hands out for a round, and what comes back: small values, the same for every engine.
+
+A round has two kinds of work. A *source order* is a range of one log partition: read, validated, decoded. A *task
+order* is one task's state (its last token) and the moment of the round; its events come from the source of the same
+number where the flow is co-partitioned, or from all sources by key group where it is re-keyed. Nothing here names a
+process or an engine, and everything but bytes that only their writer reads can be looked at.
+
+Values travel as MessagePack (`encode`, `decode`), never as pickles: they are stored in commit records too.
+
+Thread rule: values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def component(name: str) -> str:
+    """A user's name as one component of an object's name: other characters percent-encoded, no dot in front."""
+    safe = quote(name, safe="")
+    return "%2E" + safe[1:] if safe.startswith(".") else safe
+
+
+def storage_task(app: str, flow: str, task: int) -> str:
+    return f"{component(app)}/{component(flow)}/{task}"
+
+
+def parcel_folder(app: str, flow: str, task: int) -> str:
+    return f"apps/{component(app)}/parcels/{component(flow)}/{task}"
+
+
+def parcel_name(app: str, flow: str, task: int, round: int, unique: str) -> str:
+    return f"{parcel_folder(app, flow, task)}/{round:010d}-{unique}"
+
+
+def letters_name(app: str, flow: str, partition: int, start: int, unique: str) -> str:
+    return f"apps/{component(app)}/letters/{component(flow)}/{partition}/{start:020d}-{unique}"
+
+
+# -- orders ---------------------------------------------------------------------------------------
+
+Any_ = TypeVar("Any_")
+
+
+class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a round says about time: recorded in its plan, the same when it is repeated."""
+
+    now_ms: int
+    watermark: int | None = None  # re-keyed flows: no source's stream time is behind this any more
+    closing: bool = False
+    waits: tuple[int, ...] = ()  # source partitions that held-back events wait for (`tasks.held_events`)
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Events that a task has read and not worked on yet, because an earlier one may still come.
+
+    `waits_for` is how far the source partition has come that is furthest behind: stream time, partition, next offset.
+    Nothing that is held back is below it. Partition -1: nobody is waited for, there are too many to work on at once.
+    `offsets` are, by source partition, offsets that nothing held back is below.
+    """
+
+    events: int
+    waits_for: tuple[int, int, int]
+    offsets: dict[int, int]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Record batches for one partition of a topic inside a parcel."""
+
+    topic: str
+    partition: int
+    position: int
+    size: int
+    records: int
+
+
+class Parcel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a task wants to publish, as one object of its own; it counts when a commit names it."""
+
+    name: str
+    size: int
+    digest: bytes
+    sections: tuple[Section, ...]
+
+
+class Delivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A committed parcel on its way into topics: `bases` are the offsets its sections go to, in their order."""
+
+    round: int
+    parcel: Parcel
+    bases: tuple[int, ...]
+    flow: str = ""  # whose parcel it is
+    task: int = -1
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a partition is not worked on any more, and what would resume it.
+
+    A record that was read in an earlier round and held back may fail when its turn comes. Then `offset` lies before
+    the partition's position, and `stream_time` is the record's: events from there on stay held back
+    (`SourceLine.frontier`).
+    """
+
+    reason: str  # integrity | corrupt | unreadable | failed | lost | recreated
+    message: str
+    offset: int
+    remedy: str
+    stream_time: int | None = None
+
+
+class BadRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that a step of its flow fails on; `kind` is what its partition stops with (`Stop.reason`).
+
+    `stream_time` is that of its source at its place.
+    """
+
+    partition: int
+    offset: int
+    reason: str
+    kind: str = "failed"
+    stream_time: int = -1
+
+
+def resume_command(app: str, flow: str, partition: int, skip_to: int | None = None) -> str:
+    """What to type to go on with a stopped partition."""
+    skip = "" if skip_to is None else f" --skip-to {skip_to}"
+    return f"tidegate app resume {app} --partition {flow}:{partition}{skip}"
+
+
+class SourceOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Read offsets from `start` up to `stop` of one partition, going on from `state` (empty: from nothing).
+
+    `bad` are records that a task failed on when the same range was tried before, also such that were read in an earlier
+    round and held back since: those lie before `start`.
+    """
+
+    flow: str
+    partition: int
+    start: int
+    stop: int
+    state: bytes
+    lookups: dict[
+        str, int
+    ] = {}  # for lookups in front of a key_by: table → the commit of it that this round reads
+    bad: tuple[BadRecord, ...] = ()
+
+
+class TaskOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bring one task from `token` (empty: from nothing) through this round; deliver what was committed before.
+
+    `left_out` are held-back events that are not to be worked on: source partition, first offset, next offset.
+    """
+
+    flow: str
+    task: int
+    token: bytes
+    deliveries: tuple[Delivery, ...] = ()
+    lookups: dict[str, int] = {}  # table → the commit of it that this round reads
+    left_out: tuple[tuple[int, int, int], ...] = ()
+
+
+class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One round of an app. Co-partitioned flows have source and task orders of the same numbers.
+
+    `ticks` are those of flows that have their own (a watermark, an end of input); ask `tick_of`. `life` tells an
+    app from the one it was before it was reset or replayed: what has names or numbers for good begins anew with it.
+    `frontiers` are, for each flow, the partitions that held-back events wait for: stream time and next offset before
+    this round. `stops` are, for each flow, partitions whose held-back events stay so from here on, whatever is read.
+    """
+
+    app: str
+    round: int
+    generation: int
+    tick: Tick
+    sources: tuple[SourceOrder, ...]
+    tasks: tuple[TaskOrder, ...]
+    ticks: dict[str, Tick] = {}
+    life: str = ""
+    frontiers: dict[str, dict[int, tuple[int, int]]] = {}
+    stops: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def tick_of(self, flow: str) -> Tick:
+        return self.ticks.get(flow, self.tick)
+
+    def frontiers_after(
+        self, flow: str, reached: Mapping[int, tuple[int, int]]
+    ) -> dict[int, tuple[int, int]]:
+        """How far the partitions that are waited for have come, with what this round `reached` in some of them."""
+        waited = self.frontiers.get(flow, {})
+        found = {
+            partition: max(before, reached.get(partition, before)) for partition, before in waited.items()
+        }
+        return found | self.stops.get(flow, {})
+
+
+class SourceResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a source came; with `stopped`, `next_offset` is where it would resume."""
+
+    flow: str
+    partition: int
+    next_offset: int
+    state: bytes
+    stream_time: int
+    records: int
+    size: int  # bytes of keys and values
+    counters: dict[str, int] = {}
+    verdicts: dict[str, int] = {}
+    stopped: Stop | None = None
+
+
+class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A task after the round: the token that restores it, and what it wants to publish.
+
+    With `bad` there is neither: its steps failed on these records, and the round is tried again without them.
+    """
+
+    flow: str
+    task: int
+    token: bytes
+    parcel: Parcel | None = None
+    stream_time: int = -1
+    rows_sent: int = 0
+    counters: dict[str, int] = {}
+    backlog_bytes: int = 0
+    memory_bytes: int = 0
+    timings_ms: dict[str, float] = {}
+    held: Held | None = None
+    bad: tuple[BadRecord, ...] = ()
+
+
+class RoundResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What all of a round's work came to."""
+
+    sources: tuple[SourceResult, ...]
+    tasks: tuple[TaskResult, ...]
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+def decode(data: bytes, kind: type[Any_]) -> Any_:
+    """One of the values above; `msgspec.DecodeError` when it is not."""
+    return msgspec.msgpack.decode(data, type=kind)

@@ -1,0 +1,627 @@
+"""How many records a round reads: as many as take about as long as a round should, or a fixed number.
+
+The first round takes a fraction of a second, so that users see something soon; after it the size follows what the
+rounds before were able to do, by at most a factor of four at a time, so that one odd round neither starves nor floods
+the next.
+
+Thread rule: one master, one thread.
+
+When time moves without records: watermarks of re-keyed flows, silent partitions, windows that close by the clock.
+
+A re-keyed flow's watermark is the least stream time of its source partitions that are not silent. What a plan says is
+recorded in it, so a round that is repeated says the same; it never falls.
+
+W1  a partition with records to read is never silent, however long ago the last one came, also when this run ends before
+    them.
+W2  a partition is silent when this process watched it for `idle_after_ms` without a record, by the clock that never
+    jumps; time in which nobody watched (the app was not running) does not count.
+W3  a stopped partition holds the watermark back: what it would have brought is not there, so no window over it is
+    final. It is named in what the flow waits for.
+W4  when all are silent, the greatest of their stream times counts; with `idle_close_ms`, from then on it moves with the
+    clock. A flow that never had a record has no watermark.
+W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), and only until nothing that
+    could be closed is left.
+
+Thread rule: pure functions.
+
+What the next round is to do, as a value: ranges, ticks, losses, halts. Nothing is read or written here.
+
+P1  range starts are the last commit's; ends are the heads', within the round's size and the brake.
+P2  a round is planned when there is something to read, a tick is due, an end of input is asked for, or a partition has
+    to be taken out. Otherwise the planner rests and says until when, and what is still left to read: rest with
+    something left is never "caught up".
+P3  a co-partitioned task takes part when its source has records or its tick is due; the tasks of a re-keyed flow take
+    part together.
+P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
+    back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
+    for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
+    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a
+    full backlog, a run without such a mark reads nothing more that would only wait.
+P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
+    recorded as a loss for ever ("accept"), also when they took it out before.
+P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
+    taken out whatever its offsets are: the new topic's records at these offsets are other ones.
+
+Thread rule: pure functions, but for the brake's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from tidegate.pipeline.backpressure import Brake, Source
+from tidegate.pipeline.checkpoint import (
+    VERSION,
+    CommitRecord,
+    Halt,
+    Loss,
+    PlanRecord,
+    Range,
+    SourceLine,
+    TaskLine,
+)
+from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.log_end_offsets import Head
+from tidegate.pipeline.messages import Held, Stop, Tick, resume_command
+from tidegate.pipeline.settings import OnLoss
+
+# -- sizing ---------------------------------------------------------------------------------------
+
+STEP: Final = 4
+LEAST: Final = 1000
+MOST: Final = 32_000_000
+FIRST_BYTES: Final = 64 << 20
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class RoundSizes:
+    """The size of the next round."""
+
+    def __init__(self, *, fixed: int | None, first: int, target_ms: int) -> None:
+        self._fixed = fixed
+        self._next = fixed or first
+        self._target_ms = target_ms
+        self._was_cut = False
+
+    @property
+    def records(self) -> int:
+        """How many records the next round may read."""
+        return self._next
+
+    def begin_with(self, bytes_per_record: float | None) -> None:
+        """Make the first round smaller where records are large."""
+        if self._fixed is None and bytes_per_record:
+            self._next = max(1, min(self._next, int(FIRST_BYTES / bytes_per_record)))
+
+    def note(self, records: int, took_ms: int) -> None:
+        """A round of so many records took so long."""
+        if self._fixed is not None or records == 0:
+            return
+        # What a round costs without any record is not known apart; small rounds therefore look slower than
+        # large ones are, and the size grows a step at a time until it is met.
+        wanted = records * self._target_ms // max(1, took_ms)
+        if records < self._next and took_ms < self._target_ms:
+            return  # there was no more to read: it says nothing about larger rounds
+        self._next = max(LEAST, min(MOST, self._next * STEP, max(wanted, self._next // STEP)))
+
+    def cut(self) -> bool:
+        """A round was too much: half of it next time; whether that is less than it was."""
+        halved = max(1, self._next // 2)
+        smaller, self._next = halved < self._next, halved
+        self._fixed = None if self._fixed is None else min(self._fixed, halved)
+        return smaller
+
+
+def share_out(wanted: Mapping[Name, int], total: int) -> dict[Name, int]:
+    """`total` among those who want some: all of them the same, what one leaves to the others."""
+    shares: dict[Name, int] = {}
+    left = total
+    waiting = sorted(wanted.items(), key=lambda each: each[1])
+    for place, (name, most) in enumerate(waiting):
+        shares[name] = min(most, max(left, 0) // (len(waiting) - place))
+        left -= shares[name]
+    return shares
+
+
+# -- ticks ----------------------------------------------------------------------------------------
+
+NO_TIME = -1
+TICK_EVERY_MS = 1000  # of windows closed by the clock
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is looked at: the time the round will have, how long silence has to be, and how long each source (flow,
+    partition) has been watched without a record so far."""
+
+    now_ms: int
+    idle_after_ms: int | None  # None: silence never counts
+    silent_ms: Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Where a re-keyed flow stands: the time (-1: none), which partitions hold it back though they have nothing to
+    read, and when the first of them will count as silent; all partitions that are not silent (`moving`), and when the
+    first of those with nothing to read will be."""
+
+    time: int
+    holders: tuple[int, ...]
+    changes_at_ms: int | None
+    moving: tuple[int, ...] = ()
+    silent_at_ms: int | None = None
+
+
+def watermark_of(
+    flow: FlowFacts, lines: Sequence[SourceLine], heads: Mapping[int, Head], watch: Watch, before: int
+) -> Watermark:
+    """The flow's watermark now, not below the one `before`."""
+    closes_ms = flow.idle_close_ms
+    wait_ms = min((each for each in (watch.idle_after_ms, closes_ms) if each is not None), default=None)
+    moving: list[SourceLine] = []
+    holders: list[int] = []
+    ends_at: list[int] = []
+    for line in lines:
+        silent_ms = watch.silent_ms.get((line.flow, line.partition), 0)
+        if line.stopped is not None:
+            moving.append(line)
+            holders.append(line.partition)
+        elif heads[line.partition].end > line.next_offset or heads[line.partition].goes_on:
+            moving.append(line)
+        elif wait_ms is None or silent_ms < wait_ms:
+            moving.append(line)
+            holders.append(line.partition)
+            if wait_ms is not None:
+                ends_at.append(watch.now_ms + wait_ms - silent_ms)
+    silent_at_ms = min(ends_at, default=None)
+    newest = max((line.stream_time for line in lines), default=NO_TIME)
+    if moving:
+        time = min(line.frontier[0] for line in moving)
+    else:
+        time = newest
+        silent_ms = min(watch.silent_ms.get((line.flow, line.partition), 0) for line in lines)
+        if closes_ms is not None and newest != NO_TIME and silent_ms >= closes_ms:
+            whole_ms = (flow.kept_ms or 0) + closes_ms
+            time = newest + min(silent_ms, whole_ms)
+            if silent_ms < whole_ms:
+                ends_at.append(watch.now_ms + TICK_EVERY_MS)
+    if min(time, newest) >= newest:
+        holders, ends_at = [], ends_at if not moving else []
+    waits = tuple(line.partition for line in moving)
+    return Watermark(max(time, before), tuple(holders), min(ends_at, default=None), waits, silent_at_ms)
+
+
+def tick_due(
+    flow: FlowFacts, source: SourceLine, task: TaskLine, head: Head, watch: Watch
+) -> tuple[bool, int | None]:
+    """Whether a co-partitioned task wants a round without records now, and if not, when."""
+    idle_ms = flow.idle_close_ms
+    waits = source.stopped is None and head.end <= source.next_offset and source.stream_time != NO_TIME
+    if idle_ms is None or not waits:
+        return False, None
+    # Operators count silence from the last round with records (W5); the last tick is behind all that is kept.
+    over_ms = source.seen_ms + idle_ms + (flow.kept_ms or 0)
+    if task.ticked_ms >= over_ms:
+        return False, None
+    first_ms = source.seen_ms + idle_ms
+    next_ms = first_ms if task.ticked_ms < first_ms else min(over_ms, task.ticked_ms + TICK_EVERY_MS)
+    return (True, None) if watch.now_ms >= next_ms else (False, next_ms)
+
+
+# -- planning -------------------------------------------------------------------------------------
+
+LOST = "lost"  # why a partition stopped: what it was to read is not in the log
+RECREATED = "recreated"  # why a partition stopped: its offsets are of a topic that was deleted
+NAMED: Final = 3  # partitions that a flow waits for, by name; of more, how many
+HeadsOf = Mapping[str, Mapping[int, Head]]  # topic → partition
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a plan depends on."""
+
+    flows: Mapping[str, FlowFacts]
+    commit: CommitRecord
+    base: bytes
+    heads: HeadsOf
+    watch: Watch
+    generation: int
+    size: int
+    on_loss: OnLoss = "stop"
+    closing: bool = False
+    ending: bool = False  # this run reads no further than the heads, and ends there
+    closes: bool = False  # and says then that the input ends
+    lookups: Mapping[str, int] = field(default_factory=dict)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Nothing to do now: until when, what is left to read all the same, and what is waited for."""
+
+    until_ms: int | None
+    lag_records: int
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, what it leaves in the log, and what holds things back meanwhile."""
+
+    plan: PlanRecord
+    left_records: int
+    waiting_for: tuple[str, ...] = ()
+
+
+@dataclass
+class _Draft:
+    """A plan in the making."""
+
+    ranges: dict[Source, Range] = field(default_factory=dict)
+    halts: list[Halt] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    ticks: dict[str, Tick] = field(default_factory=dict)
+    tasks: set[tuple[str, int]] = field(default_factory=set)
+    waiting: list[str] = field(default_factory=list)
+    wake_ms: list[int] = field(default_factory=list)
+
+
+def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
+    """The next round, or rest; `OverloadError` when nothing can ever go on."""
+    draft = _Draft()
+    sources = _by_source(now)
+    lags = _lags(now, sources, draft)
+    lag = _once(now.flows, lags)
+    held = held_of(now.flows, now.commit)
+    marks = _tick(now, sources, held, draft)
+    _order(now, sources, marks, held, draft, is_read=not lag and not draft.halts)
+    _admit(now, brake, _not_ahead(now, lags, held), marks, held, draft)
+    if now.closing and not lag and not draft.halts:
+        _close(now, sources, held, draft)
+    for (flow, partition), each in draft.ranges.items():
+        if each.stop > each.start:
+            draft.tasks.update(_tasks_of(now.flows[flow], partition))
+    if not draft.ranges and not draft.tasks and not draft.halts and not draft.losses:
+        return Rest(min(draft.wake_ms, default=None), lag, tuple(draft.waiting))
+    read = {source: each.stop - each.start for source, each in draft.ranges.items()}
+    left = _once(now.flows, {source: lag - read.get(source, 0) for source, lag in lags.items()})
+    return Planned(_record(now, draft), left, tuple(draft.waiting))
+
+
+def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
+    """What flows hold back for the sake of order, all tasks together; flows that hold nothing back are left out."""
+    found: dict[str, Held] = {}
+    for line in commit.tasks:
+        if line.held is None or line.flow not in flows:
+            continue
+        have = found.get(line.flow)
+        if have is None:
+            found[line.flow] = line.held
+            continue
+        offsets = dict(have.offsets)
+        for partition, offset in line.held.offsets.items():
+            offsets[partition] = min(offset, offsets.get(partition, offset))
+        found[line.flow] = Held(
+            have.events + line.held.events,
+            min(have.waits_for, line.held.waits_for),
+            dict(sorted(offsets.items())),
+        )
+    return found
+
+
+def lag_of(flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf) -> int:
+    """How many offsets lie between what is committed and the ends of the log, stopped partitions left out.
+
+    Flows that share a topic read the same records, so of a partition the most counts that one of them has left.
+    """
+    lags: dict[tuple[str, int], int] = {}
+    for line in commit.sources:
+        if line.flow in flows and line.stopped is None:
+            end = heads[flows[line.flow].topic][line.partition].end
+            lags[line.flow, line.partition] = max(0, end - line.next_offset)
+    return _once(flows, lags)
+
+
+def _once(flows: Mapping[str, FlowFacts], lags: Mapping[tuple[str, int], int]) -> int:
+    """What flows have left in their partitions, records of a topic once."""
+    left: dict[tuple[str, int], int] = {}
+    for (flow, partition), lag in lags.items():
+        place = flows[flow].topic, partition
+        left[place] = max(lag, left.get(place, 0))
+    return sum(left.values())
+
+
+def lag_seconds_of(
+    flows: Mapping[str, FlowFacts], commit: CommitRecord, heads: HeadsOf, now_ms: int
+) -> dict[str, float]:
+    """How far each flow's event time is behind now, where it has something to read; before a look, nowhere."""
+    lags = dict.fromkeys(flows, 0.0)
+    for line in commit.sources:
+        flow = flows.get(line.flow)
+        if flow is None or flow.topic not in heads or line.stopped is not None or line.stream_time < 0:
+            continue
+        if heads[flow.topic][line.partition].end > line.next_offset:
+            lags[line.flow] = max(lags[line.flow], (now_ms - line.stream_time) / 1000)
+    return lags
+
+
+# -- what there is to read -----------------------------------------------------------------------
+
+
+def _by_source(now: Situation) -> dict[Source, SourceLine]:
+    return {(line.flow, line.partition): line for line in now.commit.sources if line.flow in now.flows}
+
+
+def _lags(now: Situation, sources: Mapping[Source, SourceLine], draft: _Draft) -> dict[Source, int]:
+    """Offsets to read by source; what is not in the log any more is dealt with here (P5)."""
+    lags: dict[Source, int] = {}
+    for source, line in sources.items():
+        topic = now.flows[line.flow].topic
+        head = now.heads[topic][line.partition]
+        start = line.next_offset
+        if line.stopped is None and _is_another(line, now.topic_ids.get(topic, "")):
+            stop = _recreated(now, line, topic, head, now.topic_ids[topic])
+            draft.halts.append(Halt(line.flow, line.partition, stop))
+            continue
+        is_accepted = start < head.start and now.on_loss == "accept"
+        if line.stopped is not None and not (is_accepted and line.stopped.reason == LOST):
+            continue
+        if is_accepted:
+            draft.losses.append(Loss(line.flow, line.partition, start, head.start, now.commit.round + 1))
+            draft.ranges[source] = Range(line.flow, line.partition, head.start, head.start)
+            start = head.start
+        elif not head.start <= start <= head.end:
+            draft.halts.append(Halt(line.flow, line.partition, _lost(now, line, topic, head)))
+            continue
+        if head.end > start:
+            lags[source] = head.end - start
+    return lags
+
+
+def _is_another(line: SourceLine, topic_id: str) -> bool:
+    """Whether the name stands for another topic than the one that was read; ids that are not known prove nothing."""
+    return bool(line.topic_id and topic_id) and line.topic_id != topic_id
+
+
+def _recreated(now: Situation, line: SourceLine, topic: str, head: Head, topic_id: str) -> Stop:
+    app = now.commit.app
+    command = resume_command(app, line.flow, line.partition, head.start)
+    message = (
+        f"topic {topic} was deleted and created again: flow {line.flow} read partition {line.partition} of the topic "
+        f"with id {line.topic_id} up to offset {line.next_offset}, and the topic has id {topic_id} now. Start over "
+        f"with `tidegate app reset {app}`, or keep the results so far and read the new topic from its start: "
+        f"`{command}`"
+    )
+    return Stop(RECREATED, message, line.next_offset, command)
+
+
+def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
+    where = f"{topic}-{line.partition}"
+    if line.next_offset < head.start:
+        command = resume_command(now.commit.app, line.flow, line.partition, head.start)
+        message = (
+            f"offsets {line.next_offset} to {head.start - 1} of {where} were deleted before flow {line.flow} read them "
+            f"(retention, or records were deleted); go on without them: `{command}`, or accept such losses with "
+            "on_loss='accept'"
+        )
+    else:
+        command = resume_command(now.commit.app, line.flow, line.partition, head.end)
+        message = (
+            f"{where} ends at offset {head.end}, but flow {line.flow} has read up to {line.next_offset}: the topic was "
+            f"made anew or cut. Go on at its end: `{command}`, or read it from its start: "
+            f"`tidegate app reset {now.commit.app}`"
+        )
+    return Stop(LOST, message, line.next_offset, command)
+
+
+def _admit(
+    now: Situation,
+    brake: Brake,
+    lags: Mapping[Source, int],
+    marks: Mapping[str, Watermark],
+    held: Mapping[str, Held],
+    draft: _Draft,
+) -> None:
+    """Ranges within the round's size and the brake (A1)."""
+    wanted = {source: count for source, count in share_out(lags, max(now.size, len(lags))).items() if count}
+    admitted = brake.admitted(now.flows, now.commit, wanted)
+    if any(admitted.values()):
+        brake.released()
+    elif wanted:
+        names = [f"{now.flows[flow].topic}-{partition}" for flow, partition in wanted]
+        draft.waiting.append(
+            f"the backlog of {', '.join(names[:3])}{' …' if len(names) > 3 else ''} to shrink"
+        )
+        if draft.tasks:
+            return  # a tick can free something: let it
+        waits = {flow: marks[flow] for flow, _ in wanted if flow in marks and marks[flow].changes_at_ms}
+        if waits:  # a partition will count as silent soon, and the watermark move
+            draft.waiting += [
+                f"{now.flows[flow].topic}-{number}, which brings nothing, to count as silent"
+                for flow, mark in waits.items()
+                for number in mark.holders[:3]
+            ]
+            return
+        if not now.ending and all(flow in held and number in held[flow].offsets for flow, number in wanted):
+            return  # they would only add to what waits; who is waited for was named
+        count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
+        admitted = {source: min(count, lags[source]) for source in wanted}
+    for source, count in admitted.items():
+        if count:
+            begun = draft.ranges.get(source)
+            start = begun.stop if begun is not None else _next_offset(now, source)
+            draft.ranges[source] = Range(*source, start, start + count)
+
+
+def _next_offset(now: Situation, source: Source) -> int:
+    return next(line.next_offset for line in now.commit.sources if (line.flow, line.partition) == source)
+
+
+# -- what time does ------------------------------------------------------------------------------
+
+
+def _tick(
+    now: Situation, sources: Mapping[Source, SourceLine], held: Container[str], draft: _Draft
+) -> dict[str, Watermark]:
+    """Ticks that are due, and when the next will be."""
+    marks: dict[str, Watermark] = {}
+    tasks = {(line.flow, line.task): line for line in now.commit.tasks}
+    for flow in now.flows.values():
+        lines = [sources[flow.name, number] for number in range(flow.partitions)]
+        heads = now.heads[flow.topic]
+        if not flow.is_rekeyed:
+            for line in lines:
+                task = tasks.get((flow.name, line.partition), TaskLine(flow.name, line.partition))
+                due, next_ms = tick_due(flow, line, task, heads[line.partition], now.watch)
+                if due:
+                    draft.tasks.add((flow.name, line.partition))
+                elif next_ms is not None:
+                    draft.wake_ms.append(next_ms)
+            continue
+        before = now.commit.watermarks.get(flow.name, -1)
+        mark = marks[flow.name] = watermark_of(flow, lines, heads, now.watch, before)
+        if mark.time >= 0:
+            draft.ticks[flow.name] = Tick(now.watch.now_ms, mark.time)
+        if mark.time > before and flow.is_stateful:
+            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+        if mark.changes_at_ms is not None:
+            draft.wake_ms.append(mark.changes_at_ms)
+        if flow.is_stateful and not now.closing:
+            # What is held back says itself whom it waits for.
+            is_told = flow.name in held or not flow.has_windows
+            holding = [line for line in lines if line.stopped is not None] if is_told else lines
+            draft.waiting += _holding(flow, holding, mark, now.watch)
+    return marks
+
+
+def _holding(flow: FlowFacts, lines: Sequence[SourceLine], mark: Watermark, watch: Watch) -> list[str]:
+    """The partitions that hold a re-keyed flow's windows open though they have nothing to read, in words."""
+    newest = max((line.stream_time for line in lines), default=-1)
+    waits = [each for each in (watch.idle_after_ms, flow.idle_close_ms) if each is not None]
+    ends = f", or has been silent for {min(waits) / 1000:g} s" if waits else ""
+    said = [
+        f"{flow.topic}-{line.partition}, which is stopped"
+        if line.stopped is not None
+        else f"{flow.topic}-{line.partition}, which has no more records: windows of {flow.name} stay open until it "
+        f"has{ends}"
+        for line in sorted(lines, key=lambda line: (line.stopped is None, line.stream_time))
+        if line.partition in mark.holders and (line.stopped is not None or line.stream_time < newest)
+    ]
+    more = [f"{len(said) - NAMED} more partitions of {flow.topic}"] if len(said) > NAMED else []
+    return [*said[:NAMED], *more]
+
+
+def _order(
+    now: Situation,
+    sources: Mapping[Source, SourceLine],
+    marks: Mapping[str, Watermark],
+    held: Mapping[str, Held],
+    draft: _Draft,
+    *,
+    is_read: bool,
+) -> None:
+    """Which partitions ordered flows wait for, and rounds without records for events that need not wait any more."""
+    for flow in now.flows.values():
+        if not flow.is_ordered:
+            continue
+        waits = marks[flow.name].moving
+        if now.closing:
+            ends = all(each in now.commit.closed for each in flow.upstream)
+        else:
+            guesses = now.ending and not now.closes and now.watch.idle_after_ms is not None
+            ends = guesses and not held.keys() & flow.upstream
+        if ends and is_read:  # of most there is nothing more to come
+            heads = now.heads[flow.topic]
+            waits = tuple(
+                each
+                for each in waits
+                if sources[flow.name, each].stopped is not None or (heads[each].goes_on and not now.closing)
+            )
+        tick = draft.ticks.get(flow.name, Tick(now.watch.now_ms))
+        draft.ticks[flow.name] = Tick(tick.now_ms, tick.watermark, tick.closing, waits)
+        if flow.name not in held:
+            continue
+        lines = [sources[flow.name, each] for each in waits]
+        least = min(lines, key=lambda line: (line.frontier[0], line.partition), default=None)
+        if (
+            least is None
+            or (least.frontier[0], least.partition, least.frontier[1]) > held[flow.name].waits_for
+        ):
+            draft.tasks.update((flow.name, task) for task in range(flow.tasks))
+            continue
+        if least.stopped is None and now.heads[flow.topic][least.partition].end > least.next_offset:
+            continue  # it comes on as it is read
+        goes_on = now.heads[flow.topic][least.partition].goes_on
+        why = "goes on behind what this run reads" if goes_on else "has no more records"
+        why = why if least.stopped is None else "is stopped"
+        draft.waiting.append(
+            f"{flow.topic}-{least.partition}, which {why}: {held[flow.name].events} records of {flow.name} are held "
+            "back until it has come as far as they are"
+        )
+        silent_at_ms = marks[flow.name].silent_at_ms
+        draft.wake_ms += [] if silent_at_ms is None else [silent_at_ms]
+
+
+def _not_ahead(now: Situation, lags: Mapping[Source, int], held: Mapping[str, Held]) -> dict[Source, int]:
+    """The sources to read: of a flow that holds back more than a round, those of which it holds nothing back (P4)."""
+    chosen = dict(lags)
+    for flow, each in held.items():
+        if each.events <= now.size:
+            continue
+        own = [source for source in lags if source[0] == flow]
+        behind = [source for source in own if source[1] not in each.offsets]
+        if behind:
+            for source in set(own) - set(behind):
+                del chosen[source]
+    return chosen
+
+
+def _close(
+    now: Situation, sources: Mapping[Source, SourceLine], held: Mapping[str, Held], draft: _Draft
+) -> None:
+    """The input ends: every task that has all of its input takes part, unless it was told before."""
+    for flow in now.flows.values():
+        stopped = {
+            partition for (name, partition), line in sources.items() if name == flow.name and line.stopped
+        }
+        if flow.name in now.commit.closed or (flow.is_rekeyed and stopped):
+            continue
+        if flow.name in held:
+            continue  # first come the events that waited for the end
+        if any(each not in now.commit.closed for each in flow.upstream):
+            continue  # what ends there is still to come here
+        watermark = (
+            draft.ticks[flow.name].watermark if flow.name in draft.ticks else None
+        )  # nothing waits any more
+        draft.ticks[flow.name] = Tick(now.watch.now_ms, watermark, closing=True)
+        draft.tasks.update(
+            (flow.name, task) for task in range(flow.tasks) if flow.is_rekeyed or task not in stopped
+        )
+
+
+def _tasks_of(flow: FlowFacts, partition: int) -> Sequence[tuple[str, int]]:
+    if flow.is_rekeyed:
+        return [(flow.name, task) for task in range(flow.tasks)]
+    return [(flow.name, partition)]
+
+
+def _record(now: Situation, draft: _Draft) -> PlanRecord:
+    return PlanRecord(
+        version=VERSION,
+        app=now.commit.app,
+        round=now.commit.round + 1,
+        generation=now.generation,
+        base=now.base,
+        definition=now.commit.definition,
+        tick=Tick(now.watch.now_ms),
+        ranges=tuple(draft.ranges[source] for source in sorted(draft.ranges)),
+        tasks=tuple(sorted(draft.tasks)),
+        ticks=draft.ticks,
+        losses=tuple(draft.losses),
+        halts=tuple(draft.halts),
+        lookups=dict(now.lookups),
+        topic_ids={topic: found for topic, found in now.topic_ids.items() if found},
+    )

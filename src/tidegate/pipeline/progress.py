@@ -1,0 +1,462 @@
+"""How far a run has come, as one value for people and programs.
+
+Thread rule: values.
+
+What went wrong in an app's input: partitions that a fault stopped, faults that were counted, and the exit code.
+
+A fault that did not stop its partition is told until somebody acknowledges it, whatever run found it: a process that
+was killed must not make the next one say that all is well.
+
+Thread rule: pure functions.
+
+A run's numbers as metrics: few names, base units, Kafka's words.
+
+Counters count what this process committed; gauges are what is now.
+
+Thread rule: safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+
+from tidegate.durations import format_moment, format_size
+from tidegate.integrity.verdicts import FATAL
+from tidegate.metrics import Metrics
+from tidegate.notebook import facts_html, grid_html
+from tidegate.pipeline.checkpoint import CommitRecord, SourceLine
+from tidegate.pipeline.flow_facts import FlowFacts
+from tidegate.pipeline.log_end_offsets import Head
+from tidegate.pipeline.messages import RoundResult, Stop, resume_command
+
+# -- progress -------------------------------------------------------------------------------------
+
+SEEN = "seen"  # OPERATOR.seen: events that came to an operator
+NULL = "null."  # OPERATOR.null.COLUMN: those of them without a column that its state is made of
+
+
+def null_shares(flow: str, totals: Mapping[str, int]) -> dict[str, float]:
+    """`FLOW.COLUMN` → the share of a flow's events without it, for columns that state is made of and some lack."""
+    shares: dict[str, float] = {}
+    for counter, nulls in totals.items():
+        operator, _, rest = counter.partition(".")
+        seen = totals.get(f"{operator}.{SEEN}", 0)
+        if rest.startswith(NULL) and seen:
+            name = f"{flow}.{rest.removeprefix(NULL)}"
+            shares[name] = max(nulls / seen, shares.get(name, 0.0))
+    return shares
+
+
+@dataclass(frozen=True)
+class StoppedPartition:
+    """A source partition that is not worked on any more: why, where, and the command that resumes it."""
+
+    flow: str
+    topic: str
+    partition: int
+    reason: str
+    message: str
+    offset: int
+    command: str
+
+
+def null_text(nulls: Mapping[str, float]) -> str:
+    """`orders-per-minute.amount 12 %`, the most first."""
+    most = sorted(nulls.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {'<1' if share < 0.01 else f'{share * 100:.0f}'} %" for name, share in most)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One look at a run. Totals are the app's since it was made, not this process's.
+
+    `records`, `lag_records`, `verdicts` and `faults` are of records of topics, each once however many flows read it;
+    `late`, `duplicates` and what operators count are sums over flows.
+    """
+
+    app: str
+    round: int = 0
+    records: int = 0
+    records_per_second: float = 0.0
+    lag_records: int = 0
+    lag_seconds: float = 0.0
+    eta_s: float | None = None
+    caught_up: bool = False
+    watermarks: Mapping[str, Mapping[int, int]] = field(
+        default_factory=dict
+    )  # flow → partition → stream time
+    lookup_lag_records: Mapping[str, int] = field(default_factory=dict)
+    """Table that is looked up → the records of its topic that it has not seen."""
+    waiting_for: tuple[str, ...] = ()  # partitions that hold a watermark back, or the brake, in words
+    backlog_bytes: int = 0
+    backlog_limit_bytes: int = 0
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)  # those of the verdicts that are faults
+    new_faults: int = 0  # those that nobody acknowledged
+    counters: Mapping[str, int] = field(default_factory=dict)
+    late: int = 0
+    partly_late: int = 0  # those that some of their windows took
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Flow → what is said of records that went into no result, or not into all → how many."""
+    duplicates: int = 0
+    held: int = 0  # records that were read and wait for another partition to come as far
+    nulls: Mapping[str, float] = field(default_factory=dict)
+    """FLOW.COLUMN → the share of records without it, of the columns that ids and aggregates are made of."""
+    stopped: tuple[StoppedPartition, ...] = ()
+    round_seconds: float = 0.0
+    timings_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "round": self.round,
+            "records": f"{self.records:,}",
+            "lag": "caught up" if self.caught_up else f"{self.lag_records:,} records",
+            "looked-up tables": ", ".join(
+                f"{table} {lag:,} records behind" for table, lag in self.lookup_lag_records.items()
+            )
+            or None,
+            "held back": f"{self.held:,} records" if self.held else None,
+            "waits for": ", ".join(self.waiting_for) or None,
+            "backlog": f"{format_size(self.backlog_bytes)} of {format_size(self.backlog_limit_bytes)}",
+            "memory": f"{format_size(self.memory_bytes)} of {format_size(self.memory_limit_bytes)}",
+            "verdicts": ", ".join(f"{name} {count:,}" for name, count in self.verdicts.items()) or None,
+            "late": self.late,
+            "duplicates": self.duplicates,
+            "null": null_text(self.nulls) or None,
+        }
+        clocks = [
+            (flow, partition, format_moment(at) if at >= 0 else "no record yet")
+            for flow, times in self.watermarks.items()
+            for partition, at in times.items()
+        ]
+        shown = facts_html(f"app {self.app}", facts) + grid_html(
+            ("flow", "partition", "stream time"), clocks, total=len(clocks), noun="partitions"
+        )
+        if self.stopped:
+            halted = [
+                (each.topic, each.partition, each.reason, each.message, each.command) for each in self.stopped
+            ]
+            columns = ("topic", "partition", "reason", "message", "resume with")
+            shown += grid_html(columns, halted, total=len(halted), noun="stopped partitions")
+        return shown
+
+
+# -- stops ----------------------------------------------------------------------------------------
+
+FAULT, CORRUPT = 1, 5
+ACKNOWLEDGED = "acknowledged_faults"
+"""The counter of a flow that says how many of its faults somebody knows of."""
+READ = frozenset(
+    (
+        "records",
+        "bytes",
+        "unchecked",
+        "faulty_kept",
+        "faulty_dropped",
+        "unreadable",
+        "unreadable_kept",
+        "no_value",
+    )
+)
+"""Counters of what was read, which flows that share a topic share, too."""
+Totals: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Flow → counter → since the app was made."""
+_FATAL = {f"verdict.{verdict.label}": verdict.label for verdict in sorted(FATAL)}
+
+
+def stopped_of(commit: CommitRecord, topics: Mapping[str, str]) -> tuple[StoppedPartition, ...]:
+    """The stopped partitions of the flows there are; `topics` are their sources."""
+    return tuple(
+        StoppedPartition(
+            line.flow,
+            topics[line.flow],
+            line.partition,
+            line.stopped.reason,
+            line.stopped.message,
+            line.stopped.offset,
+            _command(commit.app, line, line.stopped),
+        )
+        for line in commit.sources
+        if line.stopped is not None and line.flow in topics
+    )
+
+
+def _command(app: str, line: SourceLine, stop: Stop) -> str:
+    """What to type; a remedy that is more than a command is part of the message."""
+    if stop.remedy.startswith("tidegate app resume"):
+        return stop.remedy
+    return resume_command(app, line.flow, line.partition, stop.offset + 1)
+
+
+def topics_of(flows: Mapping[str, FlowFacts]) -> dict[str, str]:
+    return {name: flow.topic for name, flow in flows.items()}
+
+
+def read_once(totals: Totals, topics: Mapping[str, str] | None = None) -> Counter[str]:
+    """The counters of what flows read, each record of a topic once: of flows that share a topic, the most of any.
+
+    `totals` are those of flows, `topics` their sources: flows without one do not count. None: no flows share a topic.
+    """
+    by_topic: dict[str, Counter[str]] = {}
+    for flow, topic in _sources(totals, topics):
+        by_topic[topic] = by_topic.get(topic, Counter()) | Counter(totals.get(flow, {}))
+    return sum(by_topic.values(), Counter())
+
+
+def _sources(totals: Totals, topics: Mapping[str, str] | None) -> Collection[tuple[str, str]]:
+    return [(flow, flow) for flow in totals] if topics is None else topics.items()
+
+
+def faults_of(totals: Totals, topics: Mapping[str, str] | None = None) -> dict[str, int]:
+    """How many faults of each kind validation found in what an app read, each record once (`read_once`)."""
+    found = read_once(totals, topics)
+    return {label: found[name] for name, label in _FATAL.items() if found[name]}
+
+
+def new_faults(totals: Totals, topics: Mapping[str, str] | None = None) -> int:
+    """How many of these faults nobody has acknowledged."""
+    found: dict[str, int] = {}
+    for flow, topic in _sources(totals, topics):
+        counters = totals.get(flow, {})
+        new = max(0, sum(faults_of({flow: counters}).values()) - counters.get(ACKNOWLEDGED, 0))
+        found[topic] = max(new, found.get(topic, 0))
+    return sum(found.values())
+
+
+def acknowledged(commit: CommitRecord, flows: Collection[str]) -> CommitRecord:
+    """The commit with all faults of these flows acknowledged; they stay counted."""
+    totals = {flow: dict(counters) for flow, counters in commit.totals.items()}
+    for flow in totals.keys() & set(flows):
+        if faults := sum(faults_of({flow: totals[flow]}).values()):
+            totals[flow][ACKNOWLEDGED] = faults
+    return msgspec.structs.replace(commit, totals=totals)
+
+
+def exit_code_of(stopped: Sequence[StoppedPartition], faults: int) -> int:
+    """0 when all is well; 1 when a check found a fault, 5 when input could not be read at all.
+
+    `faults` are those that nobody acknowledged.
+    """
+    if any(each.reason != "integrity" for each in stopped):
+        return CORRUPT
+    return FAULT if stopped or faults else 0
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+DROPPED: Final = (
+    "no_key",
+    "negative_time",
+    "before_start",
+    "no_value",
+    "unreadable",
+    "faulty_kept",
+    "faulty_dropped",
+)
+"""Counters of records that went into no result for another reason than their time."""
+SAID: Final = {
+    "late_records": "late",
+    "late": "late",
+    "partly_late_records": "late for some of their windows",
+    "future": "too far ahead",
+    "no_key": "without a key",
+    "negative_time": "with a time before 1970",
+    "before_start": "before the start of the window",
+    "without_result": "results that could not be made and are null",
+}
+"""What a summary says of records that a flow's operators did not take and of results they could not make."""
+
+
+class RunInstruments:
+    """What is measured of an app: by the run itself, and by whoever reads its commits."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        of_partition = ("app", "flow", "topic", "partition")
+        self.lag = metrics.gauge(
+            "tidegate_lag_records", "Offsets in the log that are not committed yet", of_partition
+        )
+        self.lookup_lag = metrics.gauge(
+            "tidegate_lookup_lag_records",
+            "Records of a looked-up table's topic that the table has not seen",
+            ("app", "table"),
+        )
+        self.lag_seconds = metrics.gauge(
+            "tidegate_lag_seconds",
+            "How far event time is behind now where there is something to read",
+            ("app", "flow"),
+        )
+        self.watermark = metrics.gauge(
+            "tidegate_watermark_seconds", "Event time of a source partition, seconds since 1970", of_partition
+        )
+        self.watermark_age = metrics.gauge(
+            "tidegate_watermark_age_seconds",
+            "How long the flow's least event time has not moved",
+            ("app", "flow"),
+        )
+        self.stopped = metrics.gauge(
+            "tidegate_stopped_partitions", "Partitions that a fault stopped", ("app",)
+        )
+        self.backlog = metrics.gauge(
+            "tidegate_backlog_bytes", "Data accepted and not pruned", ("app", "flow")
+        )
+        self.memory = metrics.gauge("tidegate_memory_bytes", "Memory that tasks hold", ("app", "flow"))
+        self.held = metrics.gauge(
+            "tidegate_held_records",
+            "Records that were read and wait for another partition to come as far",
+            ("app", "flow"),
+        )
+        self.records = metrics.counter(
+            "tidegate_records_total", "Records read, by verdict", ("topic", "partition", "verdict")
+        )
+        self.late = metrics.counter(
+            "tidegate_late_total",
+            "Records that came too late or lie too far ahead",
+            ("app", "flow", "policy"),
+        )
+        self.late_windows = metrics.counter(
+            "tidegate_late_windows_total",
+            "Windows that did not take a record because they were final",
+            ("app", "flow"),
+        )
+        self.partly_late = metrics.counter(
+            "tidegate_partly_late_total",
+            "Records that some of their windows took, and others did not because they were final",
+            ("app", "flow"),
+        )
+        self.dropped = metrics.counter(
+            "tidegate_dropped_records_total",
+            "Records that went into no result, by reason; late ones are in tidegate_late_total",
+            ("app", "flow", "reason"),
+        )
+        self.duplicates = metrics.counter(
+            "tidegate_duplicates_total", "Repeated events left out", ("app", "flow")
+        )
+        self.rows = metrics.counter("tidegate_rows_sent_total", "Result rows sent on", ("app", "flow"))
+        self.rounds = metrics.counter("tidegate_rounds_total", "Rounds committed", ("app",))
+        self.lost = metrics.counter(
+            "tidegate_lost_records_total",
+            "Offsets that were deleted unread and accepted as lost",
+            ("app", "flow"),
+        )
+        self.round_seconds = metrics.gauge("tidegate_round_seconds", "How long the last round took", ("app",))
+        self.round_records = metrics.gauge("tidegate_round_records", "Records of the last round", ("app",))
+
+
+class RoundMetrics:
+    """What a run tells whoever collects metrics."""
+
+    def __init__(self, metrics: Metrics, app: str, flows: Mapping[str, FlowFacts]) -> None:
+        self._app = app
+        self._flows = flows
+        self._moved: dict[str, tuple[int, int]] = {}  # flow → its least event time, and since when it is that
+        self._to = RunInstruments(metrics)
+
+    def round(self, result: RoundResult, commit: CommitRecord, took_ms: int) -> None:
+        """A round was committed."""
+        for source in result.sources:
+            topic = self._flows[source.flow].topic
+            unjudged = source.records - sum(source.verdicts.values())
+            for verdict, count in source.verdicts.items():
+                self._to.records.add(count, topic=topic, partition=source.partition, verdict=verdict)
+            if unjudged > 0:
+                self._to.records.add(unjudged, topic=topic, partition=source.partition, verdict="unjudged")
+            for name, count in source.counters.items():
+                if name in DROPPED:
+                    self._to.dropped.add(count, app=self._app, flow=source.flow, reason=name)
+        for task in result.tasks:
+            self._to.rows.add(task.rows_sent, app=self._app, flow=task.flow)
+            for name, count in task.counters.items():
+                if is_late(name):
+                    policy = name.partition(".")[2]
+                    self._to.late.add(count, app=self._app, flow=task.flow, policy=policy)
+                elif name.partition(".")[2] == "late_windows":
+                    self._to.late_windows.add(count, app=self._app, flow=task.flow)
+                elif is_partly_late(name):
+                    self._to.partly_late.add(count, app=self._app, flow=task.flow)
+                elif (reason := name.partition(".")[2]) in DROPPED:
+                    self._to.dropped.add(count, app=self._app, flow=task.flow, reason=reason)
+                elif is_duplicate(name):
+                    self._to.duplicates.add(count, app=self._app, flow=task.flow)
+        for loss in commit.losses:
+            if loss.round == commit.round:
+                self._to.lost.add(loss.end - loss.first, app=self._app, flow=loss.flow)
+        self._to.rounds.add(1, app=self._app)
+        self._to.round_seconds.set(took_ms / 1000, app=self._app)
+        self._to.round_records.set(sum(each.records for each in result.sources), app=self._app)
+
+    def standing(
+        self,
+        commit: CommitRecord,
+        heads: Mapping[str, Mapping[int, Head]],
+        lag_seconds: Mapping[str, float],
+        now_ms: int,
+        lookup_lags: Mapping[str, int],
+    ) -> None:
+        """Where the app stands after a look at the log; `now_ms` by the clock that never jumps."""
+        for table, lag in lookup_lags.items():
+            self._to.lookup_lag.set(lag, app=self._app, table=table)
+        backlog = dict.fromkeys(self._flows, 0)
+        memory = dict.fromkeys(self._flows, 0)
+        held = dict.fromkeys(self._flows, 0)
+        for task in commit.tasks:
+            if task.flow in backlog:
+                held[task.flow] += 0 if task.held is None else task.held.events
+                backlog[task.flow] += task.backlog_bytes
+                memory[task.flow] += task.memory_bytes
+        for line in commit.sources:
+            if line.flow not in self._flows:
+                continue
+            topic = self._flows[line.flow].topic
+            labels = {"app": self._app, "flow": line.flow, "topic": topic, "partition": line.partition}
+            self._to.lag.set(max(0, heads[topic][line.partition].end - line.next_offset), **labels)
+            if line.stream_time >= 0:
+                self._to.watermark.set(line.stream_time / 1000, **labels)
+        for flow in self._flows:
+            self._to.backlog.set(backlog[flow], app=self._app, flow=flow)
+            self._to.memory.set(memory[flow], app=self._app, flow=flow)
+            self._to.held.set(held[flow], app=self._app, flow=flow)
+            self._to.lag_seconds.set(lag_seconds[flow], app=self._app, flow=flow)
+            time = min((line.stream_time for line in commit.sources if line.flow == flow), default=-1)
+            if self._moved.get(flow, (None, 0))[0] != time:
+                self._moved[flow] = (time, now_ms)
+            self._to.watermark_age.set((now_ms - self._moved[flow][1]) / 1000, app=self._app, flow=flow)
+        stopped = sum(1 for line in commit.sources if line.stopped is not None)
+        self._to.stopped.set(stopped, app=self._app)
+
+
+def is_late(counter: str) -> bool:
+    """Whether a counter of a task counts records that were set aside for their time."""
+    return counter.partition(".")[2] in ("late_records", "late", "future")
+
+
+def is_partly_late(counter: str) -> bool:
+    """Whether it counts records that missed only some of their windows."""
+    return counter.partition(".")[2] == "partly_late_records"
+
+
+def is_duplicate(counter: str) -> bool:
+    return counter.partition(".")[2] == "duplicates"
+
+
+def left_out(counters: Mapping[str, int]) -> dict[str, int]:
+    """What is said of a flow's records that went into no result, or not into all → how many there are.
+
+    Faulty ones are told apart from it (`faults`); records without a value may be deletions.
+    """
+    said: dict[str, int] = {}
+    for name, count in counters.items():
+        if (what := SAID.get(name.rpartition(".")[2])) is not None:
+            said[what] = said.get(what, 0) + count
+    kept = counters.get("unreadable_kept", 0)
+    if kept:
+        said["unreadable, set aside as dead letters"] = kept
+    if dropped := counters.get("unreadable", 0) - kept:
+        said["unreadable, dropped"] = dropped
+    return said

@@ -1,0 +1,194 @@
+"""Where an app's log and state are: addresses that mean the same in every process and every folder.
+
+Folders are made absolute when the app is defined, because workers start somewhere else. Nothing is looked at.
+
+Thread rule: pure functions.
+
+How a run goes about it: when it ends, how large rounds are, what a loss means. Checked once, then values.
+
+Thread rule: values.
+
+What a worker needs to know to do any work of an app: where things are and what the flows are.
+
+It travels to Spark's Python workers inside the closure, so it holds definitions and places, never anything open.
+
+Thread rule: a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from tidegate.errors import InvalidError
+from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.messages import storage_task
+from tidegate.storage import StorageConfig, TenantLimits, state_key_id
+
+# -- places ---------------------------------------------------------------------------------------
+
+
+def log_address(data: str | Path | None, log: str | Path | None) -> str:
+    """A folder, or `kafka://host:port`."""
+    if log is None:
+        return str(_in_data(data, "log", "log='kafka://HOST:PORT'") / "log")
+    if is_kafka(str(log)):
+        bootstrap_servers(str(log))  # refuses what is no address
+        return str(log)
+    return str(_absolute(folder_path(str(log))))
+
+
+def state_address(data: str | Path | None, state: str | Path | None) -> str:
+    """A folder, or the address of an object store."""
+    if state is None:
+        return str(_in_data(data, "state", "state='s3://BUCKET/PREFIX'") / "state")
+    address = str(state)
+    if address.startswith("memory://"):
+        raise InvalidError(
+            "state in memory:// is gone with the process that holds it; give a folder, like state='./state'"
+        )
+    if "://" in address and not address.startswith("file://"):
+        return address
+    return str(_absolute(folder_path(address)))
+
+
+def _in_data(data: str | Path | None, what: str, other: str) -> Path:
+    if data is None:
+        raise InvalidError(
+            f"the app has no place for its {what}: give data='./data' for both log and state, or {other}"
+        )
+    if is_kafka(str(data)):
+        raise InvalidError(f"data={str(data)!r} is a log; give log={str(data)!r} and a folder as state=")
+    return _absolute(folder_path(str(data)))
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+LEAST_LEASE_MS: Final = 100
+GRACE_ROUNDS: Final = 4
+OnLoss: TypeAlias = Literal["stop", "accept"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What `App.start` was asked for, in milliseconds and records.
+
+    `round_records` fixes how many records a round reads at most (None: as many as take about `target_ms` while
+    catching up). `on_loss` is what happens when records were deleted before they were read. `maintains_log`: the run
+    also applies retention and compaction to its embedded log. What is out of reach (a broker that restarts, a full
+    disk) is tried again for `patience_ms` once the run has done anything at all; a run that cannot begin says so at
+    once. `stop_within_ms` is how long an interrupted `App.run` waits for the round it is in.
+    """
+
+    until: Literal["caught_up"] | None = None
+    close: bool = False
+    trigger_ms: int = 1000
+    round_records: int | None = None
+    first_round_records: int = 250_000
+    target_ms: int = 2000
+    on_loss: OnLoss = "stop"
+    idle_after_ms: int | None = 30_000
+    lease_ms: int = 10_000
+    grace_ms: int = 3_600_000  # as long as tasks reckon with (`StorageConfig.garbage_grace_ms`)
+    collect_every_ms: int = 60_000
+    attempts: int = 4
+    patience_ms: int = 60_000
+    stop_within_ms: int = 30_000
+    maintains_log: bool = False
+
+    def __post_init__(self) -> None:
+        if self.until not in (None, "caught_up"):
+            raise InvalidError(f"until={self.until!r}: leave it out to run on, or say 'caught_up'")
+        if self.close and self.until is None:
+            raise InvalidError(
+                "close=True says that the input ends with what is there now, so give until='caught_up' too"
+            )
+        if self.on_loss not in ("stop", "accept"):
+            raise InvalidError(f"on_loss={self.on_loss!r}: choose 'stop' or 'accept'")
+        for name in (
+            "trigger_ms",
+            "idle_after_ms",
+            "collect_every_ms",
+            "patience_ms",
+            "stop_within_ms",
+        ):
+            if (getattr(self, name) or 0) < 0:
+                raise InvalidError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        for name in ("round_records", "first_round_records", "target_ms", "lease_ms", "attempts"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidError(f"{name} is {value}; it must be at least 1")
+        if self.lease_ms < LEAST_LEASE_MS:
+            raise InvalidError(
+                f"lease_ms is {self.lease_ms}; it must be at least {LEAST_LEASE_MS}, or it cannot be renewed in "
+                "time, and another run takes the app over"
+            )
+        if self.grace_ms < GRACE_ROUNDS * self.target_ms:
+            raise InvalidError(
+                f"grace_ms is {self.grace_ms}; it must be at least {GRACE_ROUNDS} times target_ms ({self.target_ms}): "
+                "rounds that take longer than half of it are never committed"
+            )
+
+
+# -- setup ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """One app as its workers see it.
+
+    `log` is a folder of an embedded log or `kafka://host:port,…`; `state` a folder or `s3://…`. `client` are
+    settings of the Kafka client; there are passwords among them, so they are never shown. `partitions` are the numbers
+    of partitions of every topic the app reads or writes, as they were when the app was made, and `max_batch_bytes` the
+    largest batches that the topics it writes take. `key_id` is the key that
+    signs state, empty where it is not signed: a worker that would sign with another one, or with none, is refused.
+    """
+
+    app: str
+    flows: tuple[Flow, ...]
+    log: str
+    state: str
+    storage: StorageConfig
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    partitions: Mapping[str, int] = field(default_factory=dict)
+    max_batch_bytes: Mapping[str, int] = field(default_factory=dict)
+    key_id: str = field(default_factory=state_key_id)
+
+    def flow(self, name: str) -> Flow:
+        """The flow of this name; `InvalidError` when the app has none."""
+        for flow in self.flows:
+            if flow.name == name:
+                return flow
+        have = ", ".join(flow.name for flow in self.flows)
+        raise InvalidError(f"app {self.app!r} has no flow {name!r}; it has {have or 'none'}")
+
+    def storage_task(self, flow: str, task: int) -> str:
+        """The name under which storage knows one task's state."""
+        return storage_task(self.app, flow, task)
+
+    @property
+    def runtime_config(self) -> StorageConfig:
+        """The storage of one process, which may have all tasks of the app at once; only the master deletes.
+
+        What tasks keep under pressure is their share of the memory there is, so more tasks keep less each.
+        """
+        tasks = sum(flow.tasks(self.partitions[flow.source.topic]) for flow in self.flows)
+        config = replace(self.storage, deleted_by="master")
+        if tasks <= config.max_tasks:
+            return config
+        limits = (config.write_buffer, config.base_runs, config.state_cache)
+        wanted = tasks * sum(each.reserve_bytes for each in limits)
+        share = min(1.0, config.worker_total_bytes / wanted) if wanted else 1.0
+        write_buffer, base_runs, state_cache = (
+            TenantLimits(int(each.reserve_bytes * share), each.soft_max_bytes) for each in limits
+        )
+        return replace(
+            config, max_tasks=tasks, write_buffer=write_buffer, base_runs=base_runs, state_cache=state_cache
+        )

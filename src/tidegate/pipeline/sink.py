@@ -1,0 +1,727 @@
+"""Parcels: what a task wants to publish, as one object that counts once a commit names it.
+
+A parcel is the record batches of its sections behind each other, exactly as they go into the log, base offsets 0. The
+description with positions and digests is in the commit; the object has no header of its own.
+
+P1  a parcel's name is its attempt's alone, so attempts never meet; `put` is durable when it returns.
+P2  bytes are checked against the digest (length and CRC-32C of the whole) before any of them is used.
+
+Thread rule: pure functions.
+
+Results as the record batches of topics: keys, values and stamps, a column at a time.
+
+After windows a record's key is the windowed key in Kafka Streams' bytes and its value the aggregates; a window that
+ceased to exist is a record without a value. Without windows a record keeps its key and time.
+
+Updates of windows have a header `settled`: windows that end at or before this time (8 bytes, big-endian, milliseconds)
+get no update after this record any more. Whoever makes windows of them knows by it which of theirs are final
+(`sources`): the task's partitions may be far apart in time, so timestamps alone would not tell.
+
+Which partition: a task whose number is a partition of the topic, of as many partitions as there are tasks, writes
+that partition alone, as Kafka Streams does. Otherwise the (inner) key decides, as Kafka's default partitioner does.
+
+Numbered records (`integrity`) carry all their metadata in their own headers; nothing else is written into the topic, so
+that any consumer of windowed keys and values can read it, and Kafka Streams can restore a store from it.
+
+C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
+    task's checkpoint (`OutboxState`), and the time in its headers is the round's.
+C2  a batch is at most a mebibyte and never larger than the topic takes (`max.message.bytes`): a result that does not
+    fit is refused before the round is committed.
+
+Thread rule: one task, one thread.
+
+A section of a parcel as records, held against what lies in the log where it belongs.
+
+Thread rule: pure functions.
+
+Committed parcels into a Kafka cluster: every record is there afterwards, and what is numbered counts once.
+
+A cluster has no append that expects an offset. What is there is looked at first, and only the rest is produced, so a
+delivery that is repeated after a crash adds nothing. Two that run at the same moment (an attempt that was given up and
+came back to life) both see nothing and both produce: then plain consumers get records twice. Numbered records
+(`integrity`, the default) are the same bytes at the same producer positions, so every validator calls the second
+one a DUPLICATE, and tables leave it out.
+
+L1  looking begins at the base that the commit gave. Repeats push later records behind their bases, so positions in the
+    sender's numbering decide, not offsets: of a sender whose position n is in the log, all up to n were delivered, also
+    where compaction has taken them out since.
+L2  a record without numbering among ours, or other content at one of our positions, is somebody else's: `FencedError`.
+    Results without numbering (`integrity=False`) are known by their offsets alone; after repeats they stop so, too.
+L3  the producer is an idempotent one: what the client sends again on its own is neither doubled nor reordered. It takes
+    half a second until a broker has given it its number, so producers are kept; one that failed is not used again.
+
+Thread rule: any thread.
+
+Committed parcels into their topics: each batch once, at the offset the commit gave it.
+
+    the log ends at the base          append
+    it ends behind it                 what lies there must be ours: it is compared and skipped, the rest appended
+    it ends before it, or differs     somebody else wrote, or what was there is gone: `FencedError`
+
+So a delivery may be repeated after any crash, by anybody, and readers never see a record twice nor an uncommitted one.
+A batch's CRC covers all but its offset and epoch; equal CRCs at the same offsets are the same batches. Where the topic
+packs batches anew, or compaction took records out meanwhile, the records that are there are compared instead.
+
+That is for a folder; `delivering_to_cluster` says how it is with Kafka.
+
+Thread rule: any thread; the log's partitions take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.clock import Clock
+from tidegate.durations import format_moment
+from tidegate.errors import CorruptError, FencedError, InvalidError
+from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
+from tidegate.integrity.sender import Chains, ChainState
+from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.log.access.embedded import Log
+from tidegate.log.format.batch import HEADER_SIZE, BatchHeader, iter_headers
+from tidegate.log.format.decode import decode
+from tidegate.log.format.encode import encode_together
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.kafka.writer import KafkaWriter
+from tidegate.log.partitions.fetching import Isolation
+from tidegate.log.partitions.partition import PartitionLog
+from tidegate.log.producers.producer_state import Origin
+from tidegate.pipeline.analyzer import ValueFormat
+from tidegate.pipeline.flow import Flow
+from tidegate.pipeline.messages import BadRecord, Delivery, Parcel, Section, Tick
+from tidegate.pipeline.topology import KeyBy, To
+from tidegate.pipeline.transforms import Stage, Timings, bad_records
+from tidegate.storage import BucketIndex, Merge, StoreSpec
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.waiting import waiting
+from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
+from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.kinds import Session
+from tidegate.windows.operators.shapes import Flags, Rows, WindowRows
+
+# -- parcels --------------------------------------------------------------------------------------
+
+_DIGEST: Final = struct.Struct(">QI")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Encoded record batches for one partition of a topic, behind each other."""
+
+    topic: str
+    partition: int
+    batches: bytes | bytearray | memoryview
+    records: int
+
+
+def write_parcel(backend: StorageBackend, name: str, contents: Sequence[Batches]) -> Parcel:
+    """Store the batches as one object; its description."""
+    sections: list[Section] = []
+    position, crc = 0, 0
+    for content in contents:
+        size = len(content.batches)
+        sections.append(Section(content.topic, content.partition, position, size, content.records))
+        position += size
+        crc = crc32c(memoryview(content.batches).toreadonly(), crc)  # what could change would be copied
+    backend.put(name, [content.batches for content in contents])
+    return Parcel(name, position, _DIGEST.pack(position, crc), tuple(sections))
+
+
+def read_parcel(backend: StorageBackend, parcel: Parcel) -> memoryview:
+    """The whole object, checked (P2)."""
+    data = memoryview(backend.read(parcel.name))
+    if _DIGEST.pack(len(data), crc32c(data)) != parcel.digest:
+        length, crc = _DIGEST.unpack(parcel.digest)
+        raise CorruptError(
+            f"parcel {parcel.name} is damaged: {len(data)} bytes with CRC {crc32c(data):08x}, committed were {length} "
+            f"with {crc:08x}; nothing of it was published. Restore the object from a backup",
+            path=parcel.name,
+            kafka_name=None,
+        )
+    return data
+
+
+def section_of(data: memoryview, section: Section) -> memoryview:
+    return data[section.position : section.position + section.size]
+
+
+# -- changelog ------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES: Final = 1 << 20
+JOINED_BYTES: Final = 1 << 20
+RECORD_OVERHEAD: Final = 1024  # at most this much of a batch of one record is neither its key nor its value
+SETTLED: Final = "settled"
+OUTBOX: Final = "outbox"
+NAMESPACE: Final = uuid.UUID("6d1bcb5c-0d5c-4bd8-9d0b-0e5b6c4b7f0e")
+VERSION: Final = 1
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    """Where the task's senders stand, by topic and partition; in one life of the app."""
+
+    life: str = ""
+    positions: dict[str, dict[int, bytes]] = {}
+
+
+class TooLargeError(InvalidError):
+    """A record that the topic does not take."""
+
+
+class OutboxState:
+    """The senders' positions, in the task's checkpoint: a store without rows and a few bytes beside it.
+
+    Version u8 (1) | MessagePack array: life, {topic: {partition: chain state}}.
+    """
+
+    def __init__(self) -> None:
+        self._index = BucketIndex(StoreSpec(OUTBOX, Merge.LAST, payload=pa.schema([("unused", pa.int8())])))
+        self._saved = _Saved()
+
+    @property
+    def index(self) -> BucketIndex:
+        return self._index
+
+    def position(self, life: str, topic: str, partition: int) -> ChainState:
+        """Where a sender goes on; a new life of the app begins anew."""
+        if self._saved.life != life:
+            return ChainState()
+        found = self._saved.positions.get(topic, {}).get(partition)
+        return ChainState() if found is None else ChainState.from_bytes(found)
+
+    def move(self, life: str, topic: str, partition: int, state: ChainState) -> None:
+        if self._saved.life != life:
+            self._saved = _Saved(life)
+        known = self._saved.positions
+        self._saved.positions = {
+            **known, topic: {**known.get(topic, {}), partition: state.to_bytes()}
+        }  # fmt: skip
+
+    def encode_extra(self) -> bytes:
+        return bytes([VERSION]) + msgspec.msgpack.encode(self._saved)
+
+    def restore_extra(self, data: bytes) -> None:
+        if data and data[0] != VERSION:
+            raise CorruptError(
+                f"the senders' positions have format {data[0]}; this version knows {VERSION}: run the version that "
+                "wrote them",
+                kafka_name=None,
+            )
+        try:
+            self._saved = msgspec.msgpack.decode(data[1:], type=_Saved) if data else _Saved()
+        except msgspec.MsgspecError as error:
+            raise CorruptError(f"the senders' positions cannot be read: {error}", kafka_name=None) from error
+
+
+class Changelog:
+    """Makes the records of one sink of one task."""
+
+    def __init__(
+        self,
+        app: str,
+        flow: Flow,
+        sink: To,
+        task: int,
+        partitions: int,
+        tasks: int,
+        *,
+        max_batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        self._app, self._flow, self._sink, self._task = app, flow, sink, task
+        self._max_batch_bytes = max_batch_bytes
+        self._partitions = partitions
+        shuffled = -1 if flow.rekey_at is None else flow.rekey_at
+        changes_key = any(isinstance(step, KeyBy) for step in flow.steps[shuffled + 1 :])
+        self._own = task if partitions == tasks and not changes_key else None
+        self._values = ValueFormat.of(sink, flow.result_schema, flow.window)
+        self._format = key_format(flow, sink)
+
+    def batches(
+        self,
+        rows: Sequence[Rows],
+        state: OutboxState,
+        life: str,
+        tick: Tick,
+        timings: Timings,
+        bad: list[BadRecord],
+        *,
+        settled: tuple[int, int] | None = None,
+    ) -> list[Batches]:
+        """The rows as batches, partition by partition; positions in `state` move on.
+
+        Records whose values cannot be written are added to `bad`; then there are no batches.
+
+        `settled`: windows that end at or before these times were final before the first and after the last row; None:
+        rows do not say so.
+        """
+        by_partition: dict[int, list[RecordColumns]] = {}
+        for number, piece in enumerate(rows, 1):
+            with timings("values"):
+                values = self._values_of(piece, bad)
+                if values is None:
+                    continue
+                columns = self._columns(piece, values)
+                if settled is not None and len(piece):
+                    times = np.full(len(piece), settled[0], np.int64)
+                    times[-1] = settled[number == len(rows)]
+                    columns = replace(columns, headers=settled_headers(times))
+            for number, part in self._split(piece, columns):
+                by_partition.setdefault(number, []).append(part)
+        if bad:
+            return []
+        made = []
+        for number in sorted(by_partition):
+            found = self._sealed(number, by_partition[number], state, life, tick, timings)
+            if found.records:
+                made.append(found)
+        return made
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _values_of(self, rows: Rows, bad: list[BadRecord]) -> pa.BinaryArray | None:
+        """The rows' values as bytes; None where some cannot be written."""
+        try:
+            return self._encoded(rows.values, rows.key)
+        except ValueError as error:  # InvalidError and ArrowInvalid are such
+            if isinstance(rows, EventBatch):
+                only_first = self._flow.source.on_error == "fail"
+
+                def write(events: EventBatch) -> EventBatch:
+                    self._encoded(events.values, events.key)
+                    return events
+
+                found = bad_records(
+                    f"to {self._sink.topic}",
+                    write,
+                    rows,
+                    error,
+                    topic=self._flow.source.topic,
+                    only_first=only_first,
+                )
+                bad += found.values()
+                return None if found else self._encoded(rows.values, rows.key)
+            finite = _finite(rows.values)
+            if finite is rows.values:
+                raise self._unwritable(rows, error) from error
+        try:
+            values = self._encoded(finite, rows.key)
+        except ValueError as error:  # InvalidError and ArrowInvalid are such
+            raise self._unwritable(rows, error) from error
+        logger.warning(
+            "to %s: results that are NaN or infinite were sent as null, which is all that %r can say of them",
+            self._sink.topic, self._values,
+        )  # fmt: skip
+        return values
+
+    def _encoded(self, values: pa.RecordBatch, keys: pa.BinaryArray) -> pa.BinaryArray:
+        """The values as bytes; `TooLargeError` when the topic does not take one of them with its key."""
+        encoded = self._values.encode(values)
+        sizes = pc.add(pc.binary_length(encoded).fill_null(0), pc.binary_length(keys).fill_null(0))
+        largest = pc.max(sizes).as_py() or 0
+        if largest + RECORD_OVERHEAD > self._max_batch_bytes:
+            raise TooLargeError(
+                f"it has {largest} bytes and the topic takes batches of at most {self._max_batch_bytes} bytes, of "
+                f"which {RECORD_OVERHEAD} are kept for headers",
+                kafka_name="MESSAGE_TOO_LARGE",
+            )
+        return encoded
+
+    def _unwritable(self, rows: WindowRows, error: Exception) -> InvalidError:
+        """What to say of the first window whose result cannot be written."""
+        low, high = 0, len(rows)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                self._encoded(rows.values.slice(low, middle - low), rows.key.slice(low, middle - low))
+            except ValueError as failed:
+                high, error = middle, failed
+            else:
+                low = middle
+        key, start = rows.key[low].as_py(), format_moment(int(rows.window_start[low]))
+        remedy = (
+            f"Raise max.message.bytes of topic {self._sink.topic}, or aggregate less"
+            if isinstance(error, TooLargeError)
+            else "Choose a value= that holds it"
+        )
+        return InvalidError(
+            f"to {self._sink.topic}: the result of key {key!r} in the window that starts at {start} cannot be written "
+            f"by {self._values!r}: {str(error).partition(chr(10))[0]}. {remedy}, and run again"
+        )
+
+    def _columns(self, rows: Rows, values: pa.BinaryArray) -> RecordColumns:
+        if isinstance(rows, EventBatch):
+            times = (
+                pa.array(rows.ts, mask=rows.ts < 0) if len(rows) and rows.ts.min() < 0 else pa.array(rows.ts)
+            )
+            return RecordColumns(rows.key, values, times, None)
+        if rows.deleted is not None and rows.deleted.any():
+            values = _emptied(values, rows.deleted)
+        ends = rows.window_end if self._format is KeyFormat.SESSION else None
+        key = encode_keys(rows.key, rows.window_start, self._format, end=ends)
+        return RecordColumns(key, values, pa.array(rows.ts), None)
+
+    def _split(self, rows: Rows, columns: RecordColumns) -> list[tuple[int, RecordColumns]]:
+        if self._own is not None:
+            return [(self._own, columns)]
+        if self._partitions == 1:
+            return [(0, columns)]
+        chosen = partitions_of_inner_keys(rows.key, self._partitions)
+        chosen[chosen < 0] = self._task % self._partitions  # without a key: beside each other, in their order
+        return [(number, columns.filter(pa.array(chosen == number))) for number in np.unique(chosen).tolist()]
+
+    def _sealed(
+        self,
+        number: int,
+        pieces: list[RecordColumns],
+        state: OutboxState,
+        life: str,
+        tick: Tick,
+        timings: Timings,
+    ) -> Batches:
+        topic = self._sink.topic
+        if self._sink.integrity:
+            with timings("stamp_out"):
+                pieces = self._stamped(number, pieces, state, life, tick)
+        if len(pieces) > 1 and sum(each.key.nbytes + each.value.nbytes for each in pieces) <= JOINED_BYTES:
+            pieces = [joined(pieces)] if self._sink.integrity else pieces
+        with timings("encode"):
+            batches = encode_together(pieces, max_batch_bytes=min(BATCH_BYTES, self._max_batch_bytes))
+        return Batches(topic, number, batches, sum(map(len, pieces)))
+
+    def _stamped(
+        self, number: int, pieces: list[RecordColumns], state: OutboxState, life: str, tick: Tick
+    ) -> list[RecordColumns]:
+        """The pieces numbered and check-summed."""
+        topic = self._sink.topic
+        chains = Chains(sender_guid(self._app, life, topic, number, self._task), headers_only=True)
+        position = state.position(life, topic, number)
+        stamped: list[RecordColumns] = []
+        for piece in pieces:
+            planned = chains.data(position, piece, tick.now_ms)
+            stamped += planned.pieces
+            position = planned.after
+        state.move(life, topic, number, position)
+        return stamped
+
+
+def writing(values: ValueFormat, columns: Sequence[str]) -> Stage:
+    """Writing these columns of events as a step that may fail; nothing comes of it."""
+
+    def run(events: EventBatch) -> EventBatch:
+        values.encode(events.values.select(list(columns)))
+        return events
+
+    return run
+
+
+def _finite(values: pa.RecordBatch) -> pa.RecordBatch:
+    """The same with null for NaN and infinities; itself where there are none."""
+    columns, is_same = [], True
+    for column in values.columns:
+        if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+            column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+            is_same = False
+        columns.append(column)
+    return values if is_same else pa.RecordBatch.from_arrays(columns, schema=values.schema)
+
+
+def sender_guid(app: str, life: str, topic: str, partition: int, task: int) -> bytes:
+    """Who a task is to those who validate what it sends: the same at every attempt, another in another life."""
+    said = msgspec.json.encode([app, life, topic, partition, task]).decode()
+    return uuid.uuid5(NAMESPACE, said).bytes
+
+
+def key_format(flow: Flow, sink: To) -> KeyFormat:
+    """How windows are written into keys."""
+    if flow.window is not None and isinstance(flow.window.kind, Session):
+        return KeyFormat.SESSION
+    return KeyFormat.CHANGELOG if sink.key_format == "changelog" else KeyFormat.TOPIC
+
+
+def settled_headers(times: Int64s) -> pa.ListArray:
+    """A headers column with one header `settled` for each record."""
+    count = len(times)
+    each = np.arange(count + 1, dtype=np.int32)
+    names = pa.py_buffer(SETTLED.encode() * count)
+    key = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(each * len(SETTLED)), names])
+    data = pa.py_buffer(times.astype(">i8"))
+    value = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(each * 8), data])
+    headers = pa.StructArray.from_arrays([key, value], fields=list(HEADER_TYPE))
+    return pa.ListArray.from_arrays(pa.array(each), headers, type=HEADERS_TYPE)
+
+
+def settled_times(headers: pa.ListArray) -> tuple[Int64s, Flags]:
+    """The time in each record's header `settled`, and which records have one."""
+    times, has_one = np.zeros(len(headers), np.int64), np.zeros(len(headers), np.bool_)
+    name, value = headers.flatten().flatten()
+    is_wanted = pc.and_(pc.equal(name, SETTLED), pc.equal(pc.binary_length(value), 8))
+    found = pc.filter(value, is_wanted)
+    if len(found):
+        places = pc.filter(pc.list_parent_indices(headers), is_wanted).to_numpy()
+        times[places] = np.frombuffer(b"".join(found.to_pylist()), ">i8")
+        has_one[places] = True
+    return times, has_one
+
+
+def _emptied(values: pa.BinaryArray, deleted: Any) -> pa.BinaryArray:
+    """The values, null where the row is deleted."""
+    return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
+
+
+# -- sections -------------------------------------------------------------------------------------
+
+COMPARED = ("key", "value", "headers")
+
+
+def records_of(section: Section, batches: memoryview, base: int) -> pa.RecordBatch:
+    """A section's records, with the offsets they get."""
+    data, offset = bytearray(batches), base
+    for position, header in iter_headers(batches):
+        data[position : position + HEADER_SIZE] = header._replace(base_offset=offset).pack()
+        offset += header.count
+    return decode(data, topic=section.topic, partition=section.partition)
+
+
+def require_ours(section: Section, base: int, ours: pa.RecordBatch, found: pa.RecordBatch) -> None:
+    """Every record found at an offset of ours is the one we put there."""
+    offsets = found.column("offset").to_numpy()
+    inside = (offsets >= base) & (offsets < base + section.records)
+    theirs = found.filter(pa.array(inside))
+    require_same(section, base, theirs, ours.take(pa.array(offsets[inside] - base)))
+
+
+def require_same(section: Section, base: int, theirs: pa.RecordBatch, mine: pa.RecordBatch) -> None:
+    """Row by row the same records, wherever they lie."""
+    for name in COMPARED:
+        if not theirs.column(name).equals(mine.column(name)):
+            same = np.array(
+                [one.equals(other) for one, other in zip(theirs.column(name), mine.column(name), strict=True)]
+            )
+            at = int(theirs.column("offset")[int(np.argmin(same))].as_py())
+            raise fenced(section, base, at, "another record lies there")
+
+
+def fenced(section: Section, base: int, offset: int, why: str) -> FencedError:
+    return FencedError(
+        f"results for {section.topic}-{section.partition} belong to offsets {base} to {base + section.records - 1}, "
+        f"and at offset {offset} the partition is not as this run left it: {why}. Another program writes to the topic, "
+        "or another run took over: let only one of them write there, and start this one again. To have it go on behind "
+        "what is there, `tidegate app rebase APP --log LOG`"
+    )
+
+
+# -- delivering_to_cluster ------------------------------------------------------------------------
+
+TIMEOUT_SECONDS = 20.0  # for one section, which is delivered again if it takes longer
+_CHAIN_BITS = 32  # a position in one number: chain, then sequence
+
+
+class ClusterDeliverer:
+    """Delivers into one cluster."""
+
+    def __init__(self, log: KafkaLog) -> None:
+        self._log = log
+        self._guard = threading.Lock()
+        self._free: dict[str, list[KafkaWriter]] = {}
+
+    def deliver(self, section: Section, base: int, batches: memoryview) -> int:
+        """Produce what of a section is not in the partition yet; how many records that were."""
+        topic, number = section.topic, section.partition
+        first, end = self._log.bounds(topic, [number])[number]
+        if end < base:
+            raise fenced(section, base, end, "it ends before them")
+        ours = records_of(section, batches, base)
+        left = ours.slice(_delivered(self._log, section, base, ours, first, end))
+        if left.num_rows:
+            with self._guard:
+                free = self._free.setdefault(topic, [])
+                kept = free.pop() if free else None
+            writer = self._writer(topic) if kept is None else kept
+            try:
+                writer.write(left, partition=number)
+            except BaseException:
+                writer.close()
+                raise
+            with self._guard:
+                free.append(writer)
+        return int(left.num_rows)
+
+    def _writer(self, topic: str) -> KafkaWriter:
+        made: KafkaWriter = self._log.writer(topic, idempotent=True, timeout_seconds=TIMEOUT_SECONDS)
+        return made
+
+    def close(self) -> None:
+        with self._guard:
+            writers = [writer for free in self._free.values() for writer in free]
+            self._free.clear()
+        for writer in writers:
+            writer.close()
+
+
+def _delivered(log: KafkaLog, section: Section, base: int, ours: pa.RecordBatch, first: int, end: int) -> int:
+    """How many of the section's records were delivered before."""
+    number, start = section.partition, max(base, first)
+    done = min(start - base, section.records)  # what retention has deleted was there
+    if start >= end or done == section.records:
+        return done
+    stamps = read_columns(ours.column("headers"))
+    numbered = bool((stamps.state == MANAGED).all())
+    with log.reader(
+        section.topic, [number], start={number: start}, stop={number: end}, control_records=True
+    ) as reader:
+        for piece in reader:
+            if numbered:
+                done = max(done, _reached(section, base, ours, stamps, piece))
+            else:
+                require_ours(section, base, ours, piece)
+            if done == section.records:
+                return done
+    return done if numbered else min(end - base, section.records)
+
+
+def _reached(
+    section: Section, base: int, ours: pa.RecordBatch, stamps: IntegrityColumns, found: pa.RecordBatch
+) -> int:
+    """How many of our records the records found say were delivered (L1)."""
+    theirs = read_columns(found.column("headers"))
+    foreign = np.flatnonzero(theirs.state != MANAGED)
+    if len(foreign):
+        at = int(found.column("offset")[int(foreign[0])].as_py())
+        raise fenced(section, base, at, "another record lies there")
+    sent = np.flatnonzero((theirs.guid_high == stamps.guid_high[0]) & (theirs.guid_low == stamps.guid_low[0]))
+    if not len(sent):
+        return 0
+    mine, seen = _positions(stamps), _positions(theirs)[sent]
+    place = np.searchsorted(mine, seen)
+    equal = place < len(mine)
+    equal[equal] = mine[place[equal]] == seen[equal]
+    require_same(section, base, found.take(pa.array(sent[equal])), ours.take(pa.array(place[equal])))
+    return int(np.searchsorted(mine, seen.max(), side="right"))
+
+
+def _positions(stamps: IntegrityColumns) -> npt.NDArray[np.int64]:
+    return (stamps.chain.astype(np.int64) << _CHAIN_BITS) | stamps.sequence.astype(np.int64)
+
+
+# -- delivering -----------------------------------------------------------------------------------
+
+BUSY_MS: Final = 10_000
+PAUSE_MS: Final = 5
+FETCH_BYTES: Final = 4 << 20
+
+
+class Deliverer:
+    """Delivers into one log."""
+
+    def __init__(self, log: Any, backend: StorageBackend, clock: Clock, *, keeps_open: bool) -> None:
+        """`keeps_open`: no other process writes here, so partitions stay open between deliveries."""
+        self._log, self._backend, self._clock = log, backend, clock
+        self._keeps_open = keeps_open
+        self._cluster = None if isinstance(log, Log) else ClusterDeliverer(log)
+
+    def deliver(self, deliveries: Iterable[Delivery]) -> int:
+        """Append what is not there yet; how many records that were."""
+        count = 0
+        for delivery in deliveries:
+            data = read_parcel(self._backend, delivery.parcel)
+            for section, base in zip(delivery.parcel.sections, delivery.bases, strict=True):
+                batches = section_of(data, section)
+                if self._cluster is None:
+                    count += self._into_folder(section, base, batches)
+                else:
+                    count += self._cluster.deliver(section, base, batches)
+        return count
+
+    def close(self) -> None:
+        """Let go of what is kept for the next delivery; the log stays open."""
+        if self._cluster is not None:
+            self._cluster.close()
+
+    # -- a folder --------------------------------------------------------------------------------
+
+    def _into_folder(self, section: Section, base: int, batches: memoryview) -> int:
+        log = self._open(section)
+        try:
+            return append_expecting(log, section, base, batches, self._log.durability == "disk")
+        finally:
+            if not self._keeps_open:
+                self._log.release(section.topic, section.partition)
+
+    def _open(self, section: Section) -> PartitionLog:
+        """The partition for writing; another process that delivers has it for moments only."""
+        opening = partial(self._log.partition, section.topic, section.partition)
+        opened: PartitionLog = waiting(self._clock, BUSY_MS, opening, pause_ms=PAUSE_MS)
+        return opened
+
+
+def append_expecting(log: PartitionLog, section: Section, base: int, batches: memoryview, sync: bool) -> int:
+    """Append a section's batches from offset `base` on, or what of them is not there; how many records that were."""
+    appended, stop = 0, base + section.records
+    with log.lock:
+        end = log.log_end_offset
+        if end < base:
+            raise fenced(section, base, end, "it ends before them, what was published before is gone")
+        if end > base:
+            _compare(log, section, base, batches, min(end, stop))
+        offset = base
+        for position, header in iter_headers(batches):
+            if offset < end < offset + header.count:
+                raise fenced(section, base, end, "it ends in the middle of a batch")
+            if offset >= end:
+                _append(log, batches[position : position + header.size], header, offset)
+                appended += header.count
+            offset += header.count
+    if log.high_watermark < stop:
+        log.acknowledge(sync=sync)
+    return appended
+
+
+def _append(log: PartitionLog, batch: memoryview, header: BatchHeader, offset: int) -> None:
+    """One batch at the log's end; as a replica does it, except where the topic has its own idea of batches."""
+    config = log.config
+    data = bytearray(batch)
+    if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
+        log.append(data)
+        return
+    data[:HEADER_SIZE] = header._replace(base_offset=offset, leader_epoch=log.leader_epoch).pack()
+    log.append(data, origin=Origin.REPLICATION)
+
+
+def _compare(log: PartitionLog, section: Section, base: int, batches: memoryview, stop: int) -> None:
+    """What lies from `base` up to `stop` is what we would have put there, as far as it is still there."""
+    expected: dict[int, tuple[int, int]] = {}
+    offset = base
+    for _, header in iter_headers(batches):
+        expected[offset] = (header.crc, header.count)
+        offset += header.count
+    at = max(base, log.log_start_offset)
+    while at < stop:
+        fetched = log.fetch(at, max_bytes=FETCH_BYTES, isolation=Isolation.LOG_END)
+        found = list(iter_headers(fetched.data))
+        if not found:
+            return
+        for position, header in found:
+            if header.base_offset >= stop:
+                return
+            if expected.get(header.base_offset) != (header.crc, header.count):
+                theirs = memoryview(fetched.data)[position : position + header.size]
+                there = decode(theirs, topic=section.topic, partition=section.partition)
+                require_ours(section, base, records_of(section, batches, base), there)
+            at = header.next_offset

@@ -1,0 +1,349 @@
+"""How long each part of a round's work took, for whoever looks at a slow one.
+
+Thread rule: one owner.
+
+Steps that keep nothing: rows left out, other columns, another key, columns of a table; run over whole batches.
+
+A step is a function of one row. Where it fails on a batch, the rows it fails on are found by running it on halves, and
+the batch goes on without them: one record that a function or an expression cannot take is that record's fault alone.
+An error that says that something is out of reach (`errors.is_transient`) is no record's fault: it is raised as
+`UnavailableError` with the step and the records, and the round is tried again.
+
+Thread rule: one chain, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.clock import Clock
+from tidegate.errors import CorruptError, InvalidError, TidegateError, UnavailableError, is_transient
+from tidegate.pipeline.expressions import Mapped, Projection, shown
+from tidegate.pipeline.lookup import LookupStage
+from tidegate.pipeline.messages import BadRecord
+from tidegate.pipeline.topology import Filter, KeyBy, Lookup, Map, Select, Step, Validate
+from tidegate.storage.backends.port import StorageBackend
+from tidegate.tables.serdes.plain import Serde
+from tidegate.windows.events import EventBatch, RowChanges
+
+# -- timing ---------------------------------------------------------------------------------------
+
+
+class Timings:
+    """Milliseconds by name; parts that run several times add up."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ms: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = self._clock.monotonic_ms()
+        try:
+            yield
+        finally:
+            self.ms[name] = self.ms.get(name, 0) + self._clock.monotonic_ms() - began
+
+    def take(self, other: Timings) -> None:
+        """Add what another one measured."""
+        for name, ms in other.ms.items():
+            self.ms[name] = self.ms.get(name, 0) + ms
+
+
+# -- stateless ------------------------------------------------------------------------------------
+
+Stage: TypeAlias = Callable[[EventBatch], EventBatch]
+
+
+@runtime_checkable
+class Looking(Protocol):
+    """A stage that looks into a table's commit."""
+
+    table: str
+
+    def at(self, commit: int) -> None: ...
+
+    def __call__(self, events: EventBatch) -> EventBatch: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a stage may need of the process it runs in."""
+
+    backend: StorageBackend
+    clock: Clock
+
+
+class Stateless:
+    """Several such steps in a row; `schema` are the columns behind them.
+
+    Rows that a step fails on are left out and added to `bad`. With `only_first`, only the first of each partition is
+    looked for, and what follows it in its partition is left out as well. `topic` is where the rows come from.
+    """
+
+    def __init__(
+        self, stages: Sequence[tuple[str, Stage]], schema: pa.Schema, topic: str, *, only_first: bool = True
+    ) -> None:
+        self._stages, self._schema, self._only_first = tuple(stages), schema, only_first
+        self._topic = topic
+
+    def __call__(self, events: EventBatch, bad: list[BadRecord]) -> EventBatch:
+        if events.changes is not None and self._stages:
+            return self._changed(events, events.changes, bad)
+        return self._through(events, bad)
+
+    def _through(self, events: EventBatch, bad: list[BadRecord]) -> EventBatch:
+        for name, stage in self._stages:
+            if not len(events):
+                break
+            try:
+                events = stage(events)
+            except Exception as error:  # noqa: BLE001 - the user's code: it may raise anything
+                found = bad_records(
+                    name, stage, events, error, topic=self._topic, only_first=self._only_first
+                )
+                bad += found.values()
+                events = _without(events, found, and_following=self._only_first)
+                if len(events):
+                    events = stage(events)
+        return events
+
+    def _changed(self, events: EventBatch, changes: RowChanges, bad: list[BadRecord]) -> EventBatch:
+        """Changes of a table's rows: a row that a step leaves out is gone for the steps behind it."""
+        count, there = len(events), np.flatnonzero(changes.weight > 0)
+        made = replace(events, changes=replace(changes, weight=np.arange(count, dtype=np.int64))).take(there)
+        made = self._through(made, bad)
+        places = np.empty(0, np.int64)
+        if len(made) and made.changes is not None:
+            places = made.changes.weight  # where each of those that are left stood
+        if len(places) == count:
+            return replace(made, changes=changes)
+        indices = np.full(count, -1, np.int64)
+        indices[places] = np.arange(len(places))
+        is_left = indices >= 0
+        chosen = pa.array(indices, mask=~is_left)
+        if len(made):
+            key, columns = made.key.take(chosen), [each.take(chosen) for each in made.values.columns]
+        else:
+            key, columns = pa.nulls(count, pa.binary()), [pa.nulls(count, each.type) for each in self._schema]
+        return replace(
+            events,
+            key=key,
+            values=pa.RecordBatch.from_arrays(columns, schema=self._schema),
+            changes=replace(changes, weight=is_left.astype(np.int64)),
+        )
+
+    def look_up(self, commits: Mapping[str, int]) -> None:
+        """Of tables that are looked into, the commits to look into from now on."""
+        for _, stage in self._stages:
+            if isinstance(stage, Looking) and stage.table in commits:
+                stage.at(commits[stage.table])
+
+    def close(self) -> None:
+        """Let go of tables that were looked into."""
+        for _, stage in self._stages:
+            if isinstance(stage, Looking):
+                stage.close()
+
+
+def bad_records(
+    name: str,
+    stage: Callable[[EventBatch], Any],
+    events: EventBatch,
+    error: Exception,
+    *,
+    topic: str,
+    only_first: bool,
+) -> dict[int, BadRecord]:
+    """The rows that `stage` fails on by themselves, after it failed on all with `error`; `name` names the step.
+
+    With `only_first` the first of each partition. Empty where all of them pass now: a failure may be a passing one.
+    Errors that no record is to blame for are raised again.
+    """
+    tried = _Tried(name, stage, topic, only_first)
+    tried.require_records_fault(error, events)
+    found: dict[int, BadRecord] = {}
+    rows = np.arange(len(events))
+    while len(rows):
+        here = tried.failing(events.take(rows), 0)
+        found |= {int(rows[row]): each for row, each in here.items()}
+        if not here or not only_first:
+            break
+        rows = rows[events.partition[rows] != next(iter(here.values())).partition]
+    if not found:
+        try:
+            stage(events)
+            return {}
+        except Exception as again:  # noqa: BLE001 - the user's code: it may raise anything
+            tried.require_records_fault(again, events)
+        raise InvalidError(
+            f"{_reason(name, error)}. It fails on {len(events):,} records at once ({places_of(topic, events)}), and on "
+            "none of them alone: a step must answer for each row by itself, whatever rows come with it"
+        ) from error
+    return found
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A step that failed, tried on fewer rows."""
+
+    name: str
+    stage: Callable[[EventBatch], Any]
+    topic: str
+    only_first: bool
+
+    def failing(self, events: EventBatch, start: int) -> dict[int, BadRecord]:
+        """The rows that the step fails on, found by halves; the first of `events` is row `start`."""
+        try:
+            self.stage(events)
+        except Exception as error:  # noqa: BLE001 - the user's code: it may raise anything
+            self.require_records_fault(error, events)
+            if len(events) == 1:
+                kind = "unreadable" if isinstance(error, CorruptError) else "failed"
+                place = int(events.partition[0]), int(events.offset[0])
+                at = int(events.stream_time[0])
+                return {start: BadRecord(*place, _reason(self.name, error), kind, at)}
+        else:
+            return {}
+        middle = len(events) // 2
+        found = self.failing(events.slice(0, middle), start)
+        if found and self.only_first:
+            return found
+        return found | self.failing(events.slice(middle, len(events)), start + middle)
+
+    def require_records_fault(self, error: Exception, events: EventBatch) -> None:
+        """Raise what leaving a record out does not help against."""
+        raise_if_transient(places_of(self.topic, events), self.name, error)
+        if (
+            isinstance(error, TidegateError)
+            and not isinstance(error, InvalidError)
+            and not (isinstance(error, CorruptError) and error.offset is not None)
+        ):
+            raise error
+
+
+def raise_if_transient(where: str, what: str, error: BaseException) -> None:
+    """Raise an error of a user's function that may pass as `UnavailableError`: the round is tried again."""
+    if isinstance(error, Exception) and is_transient(error):
+        raise UnavailableError(
+            f"{where}: {_reason(what, error)}. No record is to blame for that, and none was set aside: run the app "
+            "again when what the step needs is there"
+        ) from error
+
+
+def places_of(topic: str, events: EventBatch) -> str:
+    """Where events come from: a few partitions, each with its first and last offset."""
+    said = []
+    numbers = np.unique(events.partition)
+    for number in numbers[:3].tolist():
+        offsets = events.offset[events.partition == number]
+        first, last = int(offsets.min()), int(offsets.max())
+        said.append(f"{topic}-{number}, offset" + (f" {first}" if first == last else f"s {first} to {last}"))
+    more = f"; and {len(numbers) - 3} more partitions" if len(numbers) > 3 else ""
+    return "; ".join(said) + more
+
+
+def _reason(name: str, error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, TidegateError) and lines:
+        said = lines[0].removeprefix("row 0: ")  # of the one row that was tried
+        return said if said.startswith(name.split()[0]) else f"{name}: {said}"
+    return f"{name} failed with {type(error).__name__}" + (f": {lines[0]}" if lines else "")
+
+
+def _without(events: EventBatch, bad: Mapping[int, BadRecord], *, and_following: bool) -> EventBatch:
+    is_left = np.ones(len(events), np.bool_)
+    is_left[list(bad)] = False
+    if and_following:
+        for row, each in bad.items():
+            is_left[row:] &= events.partition[row:] != each.partition
+    return events.take(is_left)
+
+
+def step_name(step: Step) -> str:
+    """A step as a person recognises it in a message."""
+    if isinstance(step, Filter):
+        return f"filter {shown(step.condition)}"
+    if isinstance(step, Map):
+        return f"map {shown(step.function)}"
+    if isinstance(step, KeyBy):
+        return f"key_by {shown(step.expression)}"
+    if isinstance(step, Lookup):
+        return f"lookup {step.table}"
+    return type(step).__name__.lower()
+
+
+def can_fail(step: Step, schema: pa.Schema) -> bool:
+    """Whether a step can fail on a record: not where it only names columns."""
+    if isinstance(step, Select):
+        said = [expression for _, expression in step.columns]
+    elif isinstance(step, Filter):
+        said = [step.condition]
+    else:
+        return True
+    return not all(isinstance(each, str) and each in schema.names for each in said)
+
+
+def stage_of(step: Step, schema: pa.Schema, key: Serde[Any], around: Around) -> Stage | None:
+    """What a step does to events with columns `schema` and keys that `key` reads; None: nothing here."""
+    if isinstance(step, Validate):
+        return None  # done where records are read
+    if isinstance(step, Filter):
+        return _filter(step, schema, key)
+    if isinstance(step, Select):
+        return _select(step, schema, key)
+    if isinstance(step, Map):
+        return _map(step, schema, key)
+    if isinstance(step, KeyBy):
+        return _key_by(step, schema, key)
+    if isinstance(step, Lookup):
+        return LookupStage(step, schema, key, around.backend, around.clock)
+    raise InvalidError(f"a step {type(step).__name__} cannot be run here")
+
+
+def _filter(step: Filter, schema: pa.Schema, key: Serde[Any]) -> Stage:
+    condition = Projection([("condition", step.condition)], schema, key, what="filter")
+
+    def run(events: EventBatch) -> EventBatch:
+        (mask,) = condition.arrays(events)
+        if mask.null_count:
+            mask = mask.fill_null(False)
+        return events.take(mask.to_numpy(zero_copy_only=False))
+
+    return run
+
+
+def _select(step: Select, schema: pa.Schema, key: Serde[Any]) -> Stage:
+    columns = Projection(step.columns, schema, key, what="select")
+
+    def run(events: EventBatch) -> EventBatch:
+        return events.with_values(columns.batch(events))
+
+    return run
+
+
+def _map(step: Map, schema: pa.Schema, key: Serde[Any]) -> Stage:
+    mapped = Mapped(step.function, step.schema, schema, key, what="map")
+
+    def run(events: EventBatch) -> EventBatch:
+        return events.with_values(mapped.batch(events))
+
+    return run
+
+
+def _key_by(step: KeyBy, schema: pa.Schema, key: Serde[Any]) -> Stage:
+    expression = Projection([("key", step.expression)], schema, key, what="key_by")
+
+    def run(events: EventBatch) -> EventBatch:
+        (column,) = expression.arrays(events)
+        return replace(events, key=step.serde.encode_column(column))
+
+    return run

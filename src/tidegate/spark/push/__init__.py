@@ -1,1 +1,0 @@
-"""A DataFrame becomes the next version of a table."""

@@ -1,0 +1,240 @@
+"""Which slot keeps which task, and what a process may use of a machine's memory: pure rules.
+
+A slot is a Python process that is met again, round after round (`slots`). A task always goes to the same one, so its
+state is found there warm. How many slots there are may change from run to run; nothing stored depends on it.
+
+Thread rule: pure functions.
+
+What a Spark task does for a round: runs in Spark's Python workers, imported there and never pickled from `__main__`.
+
+A process keeps the worker of the app it worked for last, so that tasks are warm in the next round; an app whose
+definition changed has another digest and gets a worker of its own. What comes back is one value for each slot: results,
+or the error that ended it.
+
+Three habits of Spark's worker processes are answered here:
+
+- after every task they collect all garbage, which takes longer than a small round: `workers.own_garbage` does it;
+- a process whose function leaves input unread is ended: all rows are read, always;
+- a task that raises costs the process. Errors we raise on purpose are returned; others are raised at the first attempt,
+  so that Spark tries again elsewhere, and returned from the second one on.
+
+Thread rule: one task at a time in a process, as Spark does it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.pipeline.held_events import Frontiers
+from tidegate.pipeline.messages import (
+    RoundOrder,
+    RoundResult,
+    SourceOrder,
+    SourceResult,
+    TaskOrder,
+    TaskResult,
+    decode,
+    encode,
+)
+from tidegate.pipeline.settings import WorkerSetup
+from tidegate.pipeline.worker import Worker
+from tidegate.spark import exchange as shuffle
+from tidegate.spark.errors import Failure, describe
+from tidegate.spark.exchange import Outbox
+from tidegate.spark.workers import own_garbage
+from tidegate.storage import StorageConfig, TenantLimits
+from tidegate.windows.events import EventBatch
+
+# -- placing --------------------------------------------------------------------------------------
+
+HOME: Final = 0  # the slot that brings home what sources of re-keyed flows came to
+
+
+def places(setup: WorkerSetup, slots: int) -> dict[tuple[str, int], int]:
+    """(flow, task) → slot, for every task of the app: dealt out in turn, so that each flow uses all slots."""
+    tasks = [
+        (flow.name, task)
+        for flow in setup.flows
+        for task in range(flow.tasks(setup.partitions[flow.source.topic]))
+    ]
+    return {task: number % slots for number, task in enumerate(tasks)}
+
+
+def share_of(config: StorageConfig, processes: int) -> StorageConfig:
+    """The storage of one of several processes that share a machine's memory; the backlog is one of disk and stays."""
+    if processes <= 1:
+        return config
+    total = max(1, config.worker_total_bytes // processes)
+    ceiling = config.memory_ceiling_bytes // processes
+    limits = (config.write_buffer, config.base_runs, config.state_cache)
+    wanted = config.max_tasks * sum(each.reserve_bytes for each in limits)
+    part = min(1.0, total / wanted) if wanted else 1.0
+    write_buffer, base_runs, state_cache = (
+        TenantLimits(int(each.reserve_bytes * part), max(1, min(each.soft_max_bytes, total)))
+        for each in limits
+    )
+    return replace(
+        config,
+        worker_total_bytes=total,
+        memory_ceiling_bytes=ceiling,
+        max_batch_bytes=min(config.max_batch_bytes, ceiling - total),
+        write_buffer=write_buffer,
+        base_runs=base_runs,
+        state_cache=state_cache,
+    )
+
+
+# -- work -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one slot is to do in a round: travels in the task's closure.
+
+    `setup` is a `WorkerSetup` as Spark ships code, opened only by a process that does not have it yet; `order` holds
+    this slot's part of the round. `processes` share a machine's memory. `exchange` is a folder that all slots see, for
+    what they send each other; empty: there is none.
+    """
+
+    setup: bytes
+    digest: str
+    order: bytes
+    slots: int
+    processes: int
+    exchange: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a slot came to; `process` is where, for people and tests."""
+
+    process: str
+    result: RoundResult | None = None
+    failure: Failure | None = None
+
+
+def work_on(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """All tasks of a slot; `rows` are events and results of sources that came through the shuffle, if there are any."""
+    with own_garbage():
+        yield encode(_guarded(assignment, iter(rows)))
+
+
+def read_and_split(assignment: Assignment, _partition: int, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """The sources of re-keyed flows that a slot reads: slot number and blob in turn, as Spark's shuffle takes them."""
+    with own_garbage():
+        for _ in rows:
+            pass
+        try:
+            order = decode(assignment.order, RoundOrder)
+            worker = _worker_of(assignment)
+            where = places(worker.setup, assignment.slots)
+            outbox = Outbox(assignment.exchange) if assignment.exchange else None
+            for source in order.sources:
+                reading = worker.read(source, order.tick_of(source.flow))
+                parts = (part for batch in reading for part in worker.split(source.flow, batch))
+                for shard, events in shuffle.gathered(parts):
+                    yield shuffle.address(where[source.flow, shard])
+                    yield shuffle.pack(source.flow, shard, events, outbox)
+                result = reading.result()
+                flow = worker.setup.flow(source.flow)
+                if flow.is_ordered:
+                    for slot in sorted({slot for (name, _), slot in where.items() if name == flow.name}):
+                        yield shuffle.address(slot)
+                        yield shuffle.pack_reached(result)
+                yield shuffle.address(HOME)
+                yield shuffle.pack_result(result)
+        except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
+            _raise_if_first(error)
+            yield shuffle.address(HOME)
+            yield shuffle.pack_failure(describe(error))
+
+
+def _guarded(assignment: Assignment, rows: Iterator[bytes]) -> Outcome:
+    process = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        result = _round(assignment, rows)
+    except Exception as error:  # noqa: BLE001 - the edge of the process: told, or tried again elsewhere
+        _raise_if_first(error)
+        return Outcome(process, failure=describe(error))
+    finally:
+        for _ in rows:
+            pass
+    if isinstance(result, Failure):
+        return Outcome(process, failure=result)
+    return Outcome(process, result)
+
+
+def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failure:
+    order = decode(assignment.order, RoundOrder)
+    worker = _worker_of(assignment)
+    arrived = shuffle.arrived(rows)
+    if arrived.failure is not None:
+        return arrived.failure
+    own = {(each.flow, each.partition): each for each in order.sources}
+    sources, tasks = list(arrived.sources), list[TaskResult]()
+    for task in order.tasks:
+        if worker.setup.flow(task.flow).rekey_at is not None:
+            frontiers = order.frontiers_after(task.flow, arrived.reached.get(task.flow, {}))
+            tasks.append(_work(worker, order, task, arrived.take(task.flow, task.task), frontiers))
+            continue
+        source, done = _work_on_source(worker, order, task, own.get((task.flow, task.task)))
+        sources += [] if source is None else [source]
+        tasks.append(done)
+    return RoundResult(tuple(sources), tuple(tasks))
+
+
+def _work_on_source(
+    worker: Worker, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
+) -> tuple[SourceResult | None, TaskResult]:
+    """A co-partitioned task with the source of its number, if that has anything."""
+    if source is None:
+        return None, _work(worker, order, task, ())
+    reading = worker.read(source, order.tick_of(source.flow))
+    done = _work(worker, order, task, reading)
+    return reading.result(), done
+
+
+def _work(
+    worker: Worker,
+    order: RoundOrder,
+    task: TaskOrder,
+    events: Iterable[EventBatch],
+    frontiers: Frontiers | None = None,
+) -> TaskResult:
+    tick = order.tick_of(task.flow)
+    return worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
+
+
+def _raise_if_first(error: Exception) -> None:
+    """Raise what is none of ours at a task's first attempt: another process may do better."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if not isinstance(error, TidegateError) and (context is None or context.attemptNumber() == 0):
+        raise error
+
+
+# -- what a process keeps ------------------------------------------------------------------------------
+
+_kept: dict[str, Worker] = {}  # digest → worker; the last one alone
+
+
+def _worker_of(assignment: Assignment) -> Worker:
+    found = _kept.get(assignment.digest)
+    if found is not None:
+        return found
+    from pyspark.serializers import CloudPickleSerializer
+
+    while _kept:
+        _kept.popitem()[1].close()
+    setup: WorkerSetup = CloudPickleSerializer().loads(assignment.setup)  # type: ignore[no-untyped-call]
+    setup = replace(setup, storage=share_of(setup.storage, assignment.processes))
+    made = _kept[assignment.digest] = Worker(setup)
+    made.runtime.backlog.expect_jobs(1, 1)  # one task at a time: while it waits for room, nobody makes any
+    return made

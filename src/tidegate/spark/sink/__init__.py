@@ -1,1 +1,0 @@
-"""DataFrames and streams into topics, once."""

@@ -1,0 +1,632 @@
+"""What a Spark read of a table will cover: which commit, which columns in which types, and bounds of rows.
+
+Runs in Spark's planning processes; looks at the list of commits and at no row. Light to import, because each of
+those processes does it anew.
+
+Columns: key, window_start, window_end (not in tables of plain keys), value, timestamp, partition, offset, as the
+table's own queries give them, with times as timestamps.
+
+Spark's filters as bounds of a table: what a table looks up or leaves unread, and what stays with Spark.
+
+| column | filters | becomes |
+|---|---|---|
+| `key` of bytes, text or whole numbers | `=`, `<=>`, `IN` | look-ups of these keys |
+| `window_start`, `window_end` | `=`, `<=>`, `<`, `<=`, `>`, `>=` | bounds of time; whole buckets stay unread |
+| `partition` | `=`, `<=>`, `IN` | Spark tasks that do not run |
+| all of these | `IS NOT NULL` | nothing: they never are |
+
+A filter taken here is applied exactly, so Spark need not look again. Keys of doubles and JSON stay with Spark: equal
+values can have different bytes. Bounds count whole milliseconds, so a bound between two of them is moved to the
+next one inside.
+
+Pure functions.
+
+Rows of a committed table as Arrow batches for Spark.
+
+R1  all tasks of one read show one commit: the plan carries the commit itself, not "the last".
+R2  only columns that are asked for are read, and only they are decoded.
+R3  memory: one batch of `batch_rows`, and what storage holds to read one bucket.
+R4  a moment that Spark cannot hold is null.
+
+Does not know pyspark. Thread rule: pure functions over a snapshot of one's own.
+
+`format("tidegate.table")`: a committed table as a DataFrame, one Spark task for each of its partitions.
+
+    spark.read.format("tidegate.table").option("state", "./data/state").option("table", "counts").load()
+
+Options, columns and filters are said in `options.py`, `plan.py` and `filters.py`. Reading takes no
+lock, needs no log and disturbs no builder.
+
+Two things about Spark's data source API shape this module:
+T1  a reader that takes filters is refused while `spark.sql.python.filterPushdown.enabled` is off, which is Spark's
+    default; so only the process that Spark starts to push filters gets such a reader.
+T2  there is no way for Spark to say which columns it needs: a projection is the user's own, by the option `columns` or
+    by a schema that names fewer columns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from tidegate.clock import SystemClock
+from tidegate.durations import format_moment
+from tidegate.errors import CommitGoneError, InvalidError, UnavailableError
+from tidegate.spark.options import TableOptions
+from tidegate.spark.workers import freeze_once
+from tidegate.storage import Time
+from tidegate.storage.backends.port import MissingObjectError, StorageBackend
+from tidegate.tables.building.commits import Commit, CommitList, load_commits, stored_tables
+from tidegate.tables.building.consumed import Consumed
+from tidegate.tables.building.partition_state import EARLIEST
+from tidegate.tables.building.shape import TableRules, TableShape
+from tidegate.tables.building.source import TableSource, stored_snapshot, task_of
+from tidegate.tables.queries.reading import rows_of_keys
+from tidegate.tables.serdes.plain import Serde
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from tidegate.pipeline.flow import Flow
+    from tidegate.spark.app_tables import AppTableRead
+    from tidegate.storage.backends.port import StorageBackend
+
+
+# -- plan -----------------------------------------------------------------------------------------
+
+LATEST: Final = 2**63 - 1
+LARGEST_MS: Final = (2**63 - 1) // 1000
+"""The last millisecond that Spark's timestamps, which count microseconds, reach."""
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBounds:
+    """Which rows a read is about; milliseconds, both ends inclusive."""
+
+    keys: tuple[bytes, ...] | None = None
+    start_from: int = 0
+    start_to: int = LATEST
+    end_from: int = 0
+    end_to: int = LATEST
+    partitions: frozenset[int] | None = None
+
+    @property
+    def is_nothing(self) -> bool:
+        return self.keys == () or self.start_from > self.start_to or self.end_from > self.end_to
+
+
+EVERYTHING: Final = RowBounds()
+
+
+def chosen_commit(backend: StorageBackend, options: TableOptions) -> CommitList:
+    """The table's list, cut down to the one commit that is asked for."""
+    name = options.table or _only_table(backend, options.state)
+    found = load_commits(backend, name)
+    if found is None:
+        known = ", ".join(stored_tables(backend)) or "none"
+        raise InvalidError(f"there is no table {name!r} in {options.state}; there are {known}")
+    commits = found[0].commits
+    if not commits:
+        raise UnavailableError(f"table {name} has no commit yet; try again when its builder has made one")
+    return msgspec.structs.replace(found[0], commits=(_chosen(commits, options, name),))
+
+
+def _only_table(backend: StorageBackend, state: str) -> str:
+    known = stored_tables(backend)
+    if len(known) != 1:
+        reason = f"there are {', '.join(known)}" if known else f"there is none in {state}"
+        raise InvalidError(f"option table is missing: the table's name; {reason}")
+    return known[0]
+
+
+def _chosen(commits: Sequence[Commit], options: TableOptions, name: str) -> Commit:
+    reach = f"there are {commits[0].number} to {commits[-1].number}"
+    if options.version is not None:
+        for commit in commits:
+            if commit.number == options.version:
+                return commit
+        raise InvalidError(f"commit {options.version} of table {name} is not kept; {reach}")
+    if options.moment_ms is None:
+        return commits[-1]
+    for commit in reversed(commits):
+        if commit.committed_ms <= options.moment_ms:
+            return commit
+    first = format_moment(commits[0].committed_ms)
+    raise InvalidError(
+        f"table {name} keeps no commit as old as {format_moment(options.moment_ms)}; {reach}, the first of {first}"
+    )
+
+
+def rules_of(shape: TableShape, options: TableOptions) -> TableRules:
+    """The stored shape with the serdes to read it with."""
+    key, value = options.serde("key", shape.key_serde), options.serde("value", shape.value_serde)
+    return TableRules(shape, key, value, Consumed(), "fail")
+
+
+def table_schema(rules: TableRules, columns: Sequence[str] = ()) -> pa.Schema:
+    """The columns of a table in types that Spark has; those asked for, in that order."""
+    windows = [("window_start", TIMESTAMP), ("window_end", TIMESTAMP)] if rules.shape.is_windowed else []
+    known = {
+        "key": sparks_type(rules.key.arrow_type),
+        **dict(windows),
+        "value": sparks_type(rules.value.arrow_type),
+        "timestamp": TIMESTAMP,
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+    }
+    check_columns(columns, tuple(known), rules.shape.name)
+    return pa.schema([(name, known[name]) for name in columns or known])
+
+
+def check_columns(columns: Sequence[str], known: Sequence[str], table: str) -> None:
+    for name in columns:
+        if name not in known:
+            raise InvalidError(f"table {table} has no column {name!r}; it has {', '.join(known)}")
+
+
+def sparks_type(kind: pa.DataType) -> pa.DataType:
+    """The nearest type that Spark has and that holds every value."""
+    if pa.types.is_unsigned_integer(kind):
+        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}.get(kind.bit_width, pa.decimal128(20, 0))
+    if pa.types.is_timestamp(kind):
+        return TIMESTAMP
+    if pa.types.is_list(kind):
+        return pa.list_(sparks_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, sparks_type(each.type)) for each in kind])
+    return kind
+
+
+# -- filters --------------------------------------------------------------------------------------
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KEY_TYPES = {"bytes": bytes, "string": str, "int": int, "long": int}
+_WINDOWS = {"window_start": ("start_from", "start_to"), "window_end": ("end_from", "end_to")}
+
+
+def bounds_of(filters: Sequence[Filter], rules: TableRules) -> tuple[RowBounds, list[Filter]]:
+    """The bounds all of the filters together set, and the filters that Spark must apply itself."""
+    bounds, left = EVERYTHING, []
+    for each in filters:
+        narrowed = _narrowed(bounds, each, rules)
+        if narrowed is None:
+            left.append(each)
+        else:
+            bounds = narrowed
+    return bounds, left
+
+
+def _narrowed(bounds: RowBounds, each: Filter, rules: TableRules) -> RowBounds | None:
+    path: tuple[str, ...] = getattr(each, "attribute", ())
+    if len(path) != 1:
+        return None
+    column = path[0].lower()
+    if isinstance(each, IsNotNull):
+        return _present(bounds, column, rules)
+    if column == "key":
+        return _keyed(bounds, each, rules.key)
+    if column in _WINDOWS and rules.shape.is_windowed:
+        return _timed(bounds, each, *_WINDOWS[column])
+    if column == "partition":
+        return _placed(bounds, each)
+    return None
+
+
+def _present(bounds: RowBounds, column: str, rules: TableRules) -> RowBounds | None:
+    """Keys and places are never null; the moment of a window is where Spark cannot hold it."""
+    if column in ("key", "partition", "offset"):
+        return bounds
+    if column in _WINDOWS and rules.shape.is_windowed:
+        high = _WINDOWS[column][1]
+        return replace(bounds, **{high: min(getattr(bounds, high), LARGEST_MS)})
+    return None
+
+
+def _wanted(each: Filter) -> tuple[Any, ...] | None:
+    """The values a filter asks for; None when it asks for something else."""
+    if isinstance(each, In):
+        return tuple(value for value in each.value if value is not None)
+    if isinstance(each, EqualTo | EqualNullSafe) and each.value is not None:
+        return (each.value,)
+    return None
+
+
+def _keyed(bounds: RowBounds, each: Filter, serde: Serde[Any]) -> RowBounds | None:
+    values, kind = _wanted(each), _KEY_TYPES.get(serde.name)
+    if values is None or kind is None:
+        return None
+    if kind is bytes:
+        values = tuple(bytes(value) if isinstance(value, bytearray) else value for value in values)
+    if not all(type(value) is kind for value in values):
+        return None
+    raw = dict.fromkeys(serde.encode(value) or b"" for value in values)
+    if bounds.keys is not None:
+        raw = dict.fromkeys(key for key in bounds.keys if key in raw)
+    return replace(bounds, keys=tuple(raw))
+
+
+def _placed(bounds: RowBounds, each: Filter) -> RowBounds | None:
+    values = _wanted(each)
+    if values is None or not all(type(value) is int for value in values):
+        return None
+    chosen = frozenset(values)
+    return replace(bounds, partitions=chosen if bounds.partitions is None else chosen & bounds.partitions)
+
+
+def _timed(bounds: RowBounds, each: Filter, low: str, high: str) -> RowBounds | None:
+    moment = getattr(each, "value", None)
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        return None
+    micros = (moment - _EPOCH) // timedelta(microseconds=1)
+    below, above = micros // 1000, -(-micros // 1000)  # the milliseconds around it, itself where it is one
+    first, last = getattr(bounds, low), min(getattr(bounds, high), LARGEST_MS)  # beyond is null, and no match
+    if isinstance(each, EqualTo | EqualNullSafe):
+        first, last = max(first, above), min(last, below)
+    elif isinstance(each, GreaterThanOrEqual):
+        first = max(first, above)
+    elif isinstance(each, GreaterThan):
+        first = max(first, below + 1)
+    elif isinstance(each, LessThanOrEqual):
+        last = min(last, below)
+    elif isinstance(each, LessThan):
+        last = min(last, above - 1)
+    else:
+        return None
+    return replace(bounds, **{low: first, high: last})
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+KEYS_AT_ONCE: Final = 1024
+_TIMES: Final = frozenset({"window_start", "window_end", "timestamp"})
+
+
+def read_rows(
+    options: TableOptions, commits: CommitList, partition: int, bounds: RowBounds, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one partition, in exactly `schema`."""
+    rules, commit = rules_of(commits.shape, options), commits.commits[0]
+    with options.opened() as backend:
+        try:
+            snapshot = stored_snapshot(backend, rules, commit, clock=SystemClock())
+            try:
+                states = [state for state in snapshot.source.partitions if state.partition == partition]
+                source = replace(snapshot.source, partitions=states)
+                for raw in _raw_rows(source, bounds, schema.names, options.batch_rows):
+                    yield _finished(raw, rules, partition, schema)
+            finally:
+                snapshot.close()
+        except MissingObjectError as error:
+            raise CommitGoneError(
+                f"commit {commit.number} of table {commits.shape.name} is no longer there: its builder has made "
+                f"several newer ones while Spark read this one ({error.name} is gone); read the table again"
+            ) from error
+
+
+def _raw_rows(
+    source: TableSource, bounds: RowBounds, names: Sequence[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    first, last = _ts_bounds(source.rules.shape, bounds)
+    wants_seq = source.rules.shape.kind == "session"
+    found: Iterator[pa.RecordBatch]
+    if bounds.keys is not None:
+        found = (
+            raw.slice(start, batch_rows)
+            for key in range(0, len(bounds.keys), KEYS_AT_ONCE)
+            for raw in rows_of_keys(source, bounds.keys[key : key + KEYS_AT_ONCE], first, last)
+            for start in range(0, raw.num_rows, batch_rows)
+        )
+    else:
+        found = _scanned(source, first, last, _stored_names(names, wants_seq), batch_rows)
+    for raw in found:
+        rows = _started(raw, bounds) if wants_seq else raw
+        if rows.num_rows:
+            yield rows
+
+
+def _scanned(
+    source: TableSource, first: int, last: int, names: Sequence[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest <= last:
+            with source.runtime.reader().scan(
+                task_of(state.shape), state, Time(earliest, last), batch_rows=batch_rows, columns=names
+            ) as scan:
+                for batch in scan:
+                    for start in range(0, batch.num_rows, batch_rows):
+                        yield batch.slice(start, batch_rows)
+
+
+def _stored_names(names: Sequence[str], wants_seq: bool) -> list[str]:
+    """What is read of storage (R2); `ts` always, so that a batch knows how many rows it has."""
+    stored = {"ts"} | ({"seq"} if wants_seq else set())
+    stored |= {name for name in ("key", "value", "offset") if name in names}
+    stored |= {"value_ts"} if "timestamp" in names else set()
+    return [name for name in ("key", "ts", "seq", "value", "value_ts", "offset") if name in stored]
+
+
+def _ts_bounds(shape: TableShape, bounds: RowBounds) -> tuple[int, int]:
+    """Bounds of the stored ts: the start of a window, the end of a session, 0 for plain keys."""
+    if shape.kind == "key":
+        return EARLIEST, LATEST
+    if shape.kind == "session":
+        return bounds.end_from, bounds.end_to
+    first, last = bounds.start_from, bounds.start_to
+    if bounds.end_from > 0:
+        first = max(first, bounds.end_from - shape.size_ms)
+    if bounds.end_to < LATEST:
+        last = min(last, bounds.end_to - shape.size_ms)
+    return max(first, 0), last
+
+
+def _started(raw: pa.RecordBatch, bounds: RowBounds) -> pa.RecordBatch:
+    if bounds.start_from <= 0 and bounds.start_to == LATEST:
+        return raw
+    starts = raw.column("seq")
+    return raw.filter(
+        pc.and_(pc.greater_equal(starts, bounds.start_from), pc.less_equal(starts, bounds.start_to))
+    )
+
+
+def _finished(raw: pa.RecordBatch, rules: TableRules, partition: int, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = []
+    for field in schema:
+        column = _column(raw, rules, partition, field.name)
+        if field.name in _TIMES:
+            column = as_timestamps(column)
+        arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(raw: pa.RecordBatch, rules: TableRules, partition: int, name: str) -> pa.Array:
+    shape = rules.shape
+    if name == "key":
+        return rules.key.decode_column(raw.column("key")).require_good()
+    if name == "value":
+        return rules.value.decode_column(raw.column("value")).require_good()
+    if name == "timestamp":
+        times = raw.column("value_ts")
+        return pc.if_else(pc.less(times, 0), pa.scalar(None, pa.int64()), times)
+    if name == "partition":
+        return pa.array(np.full(raw.num_rows, partition, np.int32))
+    if name == "window_start":
+        return raw.column("seq" if shape.kind == "session" else "ts")
+    if name == "window_end":
+        ts = raw.column("ts")
+        return ts if shape.kind == "session" else _ends(ts, shape.size_ms)
+    return raw.column(name)
+
+
+def _ends(starts: pa.Array, size_ms: int) -> pa.Array:
+    numbers = starts.to_numpy()
+    return pa.array(
+        np.where(numbers > LATEST - size_ms, LATEST, numbers + np.minimum(size_ms, LATEST - numbers))
+    )
+
+
+def as_timestamps(milliseconds: pa.Array) -> pa.Array:
+    """Epoch milliseconds as Spark's timestamps; null where they cannot hold them."""
+    newest: Any = pc.max(milliseconds).as_py()
+    if newest is not None and newest > LARGEST_MS:
+        holds = pc.less_equal(milliseconds, LARGEST_MS)
+        milliseconds = pc.if_else(holds, milliseconds, pa.scalar(None, pa.int64()))
+    return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(TIMESTAMP)
+
+
+# -- source ---------------------------------------------------------------------------------------
+
+FORMAT = "tidegate.table"
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+@dataclass(frozen=True)
+class TablePartition(InputPartition):
+    """One Spark task: one partition of the table."""
+
+    number: int
+
+
+class TableDataSource(DataSource):
+    """`format("tidegate.table")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        options = TableOptions.parse(self.options)
+        with options.opened() as backend:
+            read = _app_read(backend, options)
+            if read is not None:
+                columns = _app_tables().app_schema(read.known_flow, options.columns)
+            else:
+                columns = table_schema(
+                    rules_of(chosen_commit(backend, options).shape, options), options.columns
+                )
+        found: StructType = from_arrow_schema(columns, prefer_timestamp_ntz=False)
+        return found
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = TableOptions.parse(self.options)
+        with options.opened() as backend:
+            read = _app_read(backend, options)
+            if read is not None:
+                return AppTableReader(options, read, schema)
+            commits = chosen_commit(backend, options)
+        kind = FilteringTableReader if _PUSHING in sys.modules else TableReader  # T1
+        return kind(options, commits, schema)
+
+
+class TableReader(DataSourceReader):
+    """A read of one commit, settled when Spark plans; pickled to the workers, so it holds values only."""
+
+    def __init__(self, options: TableOptions, commits: CommitList, schema: StructType) -> None:
+        _check_schema(schema, rules_of(commits.shape, options))
+        self._options = options
+        self._commits = msgspec.msgpack.encode(commits)
+        self._schema = schema
+        self._bounds = EVERYTHING
+
+    def partitions(self) -> Sequence[InputPartition]:
+        chosen = self._bounds.partitions
+        if self._bounds.is_nothing:
+            return []
+        return [
+            TablePartition(number)
+            for number in self.commits.shape.partitions
+            if chosen is None or number in chosen
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TablePartition):  # Spark makes one up where there is nothing to read
+            return
+
+        freeze_once()
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        yield from read_rows(self._options, self.commits, partition.number, self._bounds, schema)
+
+    @property
+    def commits(self) -> CommitList:
+        return msgspec.msgpack.decode(self._commits, type=CommitList)
+
+
+class FilteringTableReader(TableReader):
+    """The same, with filters on keys and windows."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+
+        self._bounds, left = bounds_of(filters, rules_of(self.commits.shape, self._options))
+        return left
+
+
+class AppTableReader(DataSourceReader):
+    """A read of one commit of an app's table; pickled to the workers, so it holds values only."""
+
+    def __init__(self, options: TableOptions, read: AppTableRead, schema: StructType) -> None:
+        flow = read.known_flow
+        given = _app_tables().app_schema(flow, schema.fieldNames())
+        _check_types(schema, given, flow.name)
+        self._options, self._read, self._schema = options, read, schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [TablePartition(number) for number in self._read.tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, TablePartition):
+            return
+        freeze_once()
+        schema = to_arrow_schema(self._schema, timezone="UTC")
+        yield from _app_tables().read_task(self._options, self._read, partition.number, schema)
+
+
+def _app_read(backend: StorageBackend, options: TableOptions) -> AppTableRead | None:
+    """What is read of an app's table; None where a stored table is asked for, which needs less to be imported."""
+    if options.table is not None and ":" not in options.table and options.table in stored_tables(backend):
+        return None
+    found: AppTableRead | None = _app_tables().planned_read(backend, options)
+    return found
+
+
+def _app_tables() -> Any:
+    from tidegate.spark import app_tables
+
+    return app_tables
+
+
+def app_table_frame(
+    spark: SparkSession,
+    state: str,
+    app: str,
+    flow: Flow,
+    round: int,
+    tasks: Sequence[int],
+    *,
+    columns: Sequence[str] = (),
+) -> DataFrame:
+    """A round of an app's table as a DataFrame that executors read; what `to_spark` of it gives.
+
+    The flow itself goes to the executors, so that aggregates of the user's own are read, too.
+    """
+    from tidegate.spark.app_tables import AppTableRead, app_schema, read_task
+
+    read, options = AppTableRead(app, flow, round, tuple(tasks)), TableOptions(state)
+    schema = app_schema(flow, columns)
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        freeze_once()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_task(options, read, read.tasks[number], schema)
+
+    numbers = spark.range(0, len(tasks), 1, max(1, len(tasks)))
+    return numbers.mapInArrow(rows, from_arrow_schema(schema, prefer_timestamp_ntz=False))
+
+
+def table_frame(
+    spark: SparkSession,
+    state: str,
+    table: str,
+    *,
+    commit: int | None = None,
+    key: str | None = None,
+    value: str | None = None,
+    columns: Sequence[str] = (),
+) -> DataFrame:
+    """A table as a DataFrame; what `to_spark` of a table gives."""
+    from tidegate.spark.session import register
+
+    register(spark)
+    options: dict[str, Any] = {
+        "state": state,
+        "table": table,
+        "key": key,
+        "value": value,
+        "versionAsOf": commit,
+    }
+    options["columns"] = ",".join(columns) or None
+    given = {name: str(each) for name, each in options.items() if each is not None}
+    return spark.read.format(FORMAT).options(**given).load()
+
+
+def _check_schema(schema: StructType, rules: TableRules) -> None:
+    """A schema of the user's own may leave columns out and ask for other types, but not for other columns."""
+    if not schema.fieldNames():
+        raise InvalidError(f"the schema for table {rules.shape.name} has no columns; name at least one")
+    _check_types(schema, table_schema(rules, schema.fieldNames()), rules.shape.name)
+
+
+def _check_types(schema: StructType, given: pa.Schema, name: str) -> None:
+    for asked in to_arrow_schema(schema, timezone="UTC"):
+        has = given.field(asked.name).type
+        try:
+            pa.nulls(0, has).cast(asked.type)
+        except pa.ArrowNotImplementedError:
+            raise InvalidError(
+                f"column {asked.name} of table {name} is {has} and cannot become {asked.type}"
+            ) from None

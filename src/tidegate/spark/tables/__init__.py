@@ -1,1 +1,0 @@
-"""Committed tables as DataFrames."""

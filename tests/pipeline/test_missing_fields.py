@@ -1,0 +1,210 @@
+"""A declared field that no record has is told, and what state depends on is not started without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tidegate as tg
+from tidegate.cli.main import run as cli
+from tidegate.errors import InvalidError
+from tidegate.pipeline.admin import has_app
+from tidegate.storage import open_backend
+
+TEN = 1_767_261_600_000
+
+
+def produce(folder: Path, *values: dict[str, Any], key: str | None = "ann", partitions: int = 1) -> None:
+    with tg.Log(folder / "log") as log:
+        log.create_topic("orders", partitions, if_not_exists=True)
+        rows = {
+            "key": pa.array([key] * len(values), pa.string()),
+            "value": [json.dumps(value) for value in values],
+            "timestamp": [TEN + place for place in range(len(values))],
+        }
+        log.writer("orders").write(pa.table(rows))
+
+
+ORDERS = [{"order_id": f"o{number // 2}", "amount": 1.5, "at": TEN + number} for number in range(10)]
+
+
+def stream(folder: Path, timestamp: str | None = None, **fields: Any) -> tuple[tg.App, Any]:
+    app = tg.App("shop", data=folder)
+    return app, app.stream("orders", value=tg.Json(**fields), timestamp=timestamp)
+
+
+def summed(folder: Path, amount: Any = "double", name: str = "amout") -> tg.App:
+    app, orders = stream(folder, **{name: amount})
+    orders.window(tg.Tumbling("1m", retention="1h")).aggregate(revenue=tg.sum(name)).table("minutes")
+    return app
+
+
+def deduplicated(folder: Path, name: str = "orderid") -> tg.App:
+    app, orders = stream(folder, **{name: "string"})
+    orders.deduplicate(name, within="10m").to("unique")
+    return app
+
+
+def keyed(folder: Path) -> tg.App:
+    app, orders = stream(folder, Order_Id="string")
+    orders.key_by("Order_Id").window(tg.Tumbling("1m")).count().table("minutes")
+    return app
+
+
+def timed(folder: Path) -> tg.App:
+    app, orders = stream(folder, "att", att="timestamp")
+    orders.window(tg.Tumbling("1m")).count().table("minutes")
+    return app
+
+
+def derived(folder: Path) -> tg.App:
+    app, orders = stream(folder, amout="double")
+    orders.select(gross="amout * 1.19").window(tg.Tumbling("1m")).aggregate(g=tg.sum("gross")).table(
+        "minutes"
+    )
+    return app
+
+
+WRONG = {
+    "aggregate": (
+        summed,
+        r"revenue needs 'amout', which none of the 10 newest records of orders has; did you mean amount\?",
+    ),
+    "id": (deduplicated, r"deduplicate needs 'orderid', which none .* did you mean order_id\? they have amount, at"),
+    "key": (keyed, r"windows are kept by key, and none of the 10 newest records of orders has a key"),
+    "event time": (timed, r"event time is 'att', which none .* did you mean at\?"),
+    "derived": (derived, r"aggregate g needs 'gross', which is null in all records that come so far"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_state_depends_on_is_not_started_without_and_explain_says_it_before(tmp_path, case) -> None:
+    define, said = WRONG[case]
+    produce(tmp_path, *ORDERS)
+    app = define(tmp_path)
+    with pytest.raises(InvalidError, match=said):
+        app.run("local", until="caught_up")
+    assert not has_app(open_backend(tmp_path / "state"), "shop")  # nothing of it is left behind
+    explained = app.explain()
+    assert "it will not start: " in explained
+    assert any(name in explained for name in ("amout", "orderid", "Order_Id", "att"))
+
+
+def test_the_command_line_says_it_and_ends_with_2(tmp_path, monkeypatch, capsys) -> None:
+    produce(tmp_path, *ORDERS)
+    (tmp_path / "misspelt_shop.py").write_text(
+        f"import tidegate as tg\napp = tg.App('shop', data={str(tmp_path)!r})\n"
+        "orders = app.stream('orders', value=tg.Json(amout='double'))\n"
+        "orders.window(tg.Tumbling('1m')).aggregate(revenue=tg.sum('amout')).to('minutes')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli(["run", "misspelt_shop.py", "--engine", "local", "--once"]) == 2
+    assert "did you mean amount?" in capsys.readouterr().err
+
+
+def test_the_right_names_and_other_fields_that_nobody_uses_start(tmp_path) -> None:
+    produce(tmp_path, *ORDERS)
+    app, orders = stream(tmp_path, order_id="string", amount="double", colour="string")
+    orders.deduplicate("order_id", within="10m").window(tg.Tumbling("1m")).aggregate(
+        revenue=tg.sum("amount")
+    ).table("minutes")
+    summary = app.run("local", until="caught_up")
+    assert summary.exit_code == 0
+    (note,) = summary.notes
+    assert "declared is 'colour', which none of the 10 newest records of orders has" in note
+    assert "declared is 'colour'" in app.explain()
+    assert "note: " in str(summary)
+    assert summary.progress.nulls == {}
+
+
+@pytest.mark.parametrize("name", ["amout", "amount"])
+def test_an_optional_field_may_be_missing_everywhere(tmp_path, name) -> None:
+    produce(tmp_path, *({"order_id": "o"} for _ in range(10)))
+    app = summed(tmp_path, tg.field("double", optional=True), name)
+    summary = app.run("local", until="caught_up")
+    assert summary.exit_code == 0
+    assert summary.progress.nulls == {f"minutes.{name}": 1.0}
+    assert f"without a value: minutes.{name} 100 % of the records" in str(summary)
+    assert "it will not start" not in app.explain()
+
+
+def test_a_field_that_is_null_but_there_is_said_so(tmp_path) -> None:
+    produce(tmp_path, *({"amount": None} for _ in range(10)))
+    with pytest.raises(InvalidError, match="'amount', which is null in all of the 10 newest records"):
+        summed(tmp_path, name="amount").run("local", until="caught_up")
+
+
+def test_one_record_that_has_it_is_enough_and_the_share_of_the_others_is_told(tmp_path) -> None:
+    produce(tmp_path, *({"amount": None} for _ in range(3)), {"amount": 1.0})
+    summary = summed(tmp_path, name="amount").run("local", until="caught_up")
+    assert summary.progress.nulls == {"minutes.amount": 0.75}
+    assert "without a value: minutes.amount 75 % of the records" in str(summary)
+    produce(tmp_path, *({"amount": 1.0} for _ in range(4)))
+    assert summed(tmp_path, name="amount").run("local", until="caught_up").progress.nulls == {
+        "minutes.amount": 0.375
+    }
+
+
+def test_without_a_sample_it_starts_and_the_share_of_nulls_tells(tmp_path) -> None:
+    produce(tmp_path)
+    app = deduplicated(tmp_path)
+    with app.start("local", trigger="10ms") as run:
+        produce(tmp_path, *ORDERS)
+        run.await_caught_up("60s")
+        assert run.progress.nulls == {"unique.orderid": 1.0}
+        run.stop()
+
+
+def test_records_without_keys_in_several_partitions_are_told_at_the_start(tmp_path) -> None:
+    produce(tmp_path, *ORDERS, key=None, partitions=3)
+    with pytest.raises(
+        InvalidError, match=r"none of the 10 newest records of orders has a key; say .key_by\('order_id'\)"
+    ):
+        deduplicated(tmp_path, "order_id").run("local", until="caught_up")
+
+
+@pytest.mark.parametrize(
+    ("declared", "factor", "unit"), [("timestamp", 0.001, "seconds"), ("timestamp[us]", 1, "milliseconds")]
+)
+def test_event_times_in_another_unit_everywhere_are_told_at_the_start(
+    tmp_path, declared, factor, unit
+) -> None:
+    produce(tmp_path, *({"at": int(TEN * factor)} for _ in range(5)))
+    app, orders = stream(tmp_path, "at", at=declared)
+    orders.window(tg.Tumbling("1m")).count().table("minutes")
+    with pytest.raises(
+        InvalidError, match=f"event time 'at' is .* in {unit}; declare it .*all 5 records looked at"
+    ):
+        app.run("local", until="caught_up")
+    assert f"in {unit}; declare it" in app.explain()
+
+
+def test_a_started_app_that_a_deployment_of_producers_breaks_is_told_when_it_starts_again(tmp_path) -> None:
+    produce(tmp_path, *ORDERS)
+    summed(tmp_path, name="amount").run("local", until="caught_up")
+    produce(tmp_path, *({"Amount": 1.0} for _ in range(2000)))
+    with pytest.raises(InvalidError, match="did you mean Amount"):
+        summed(tmp_path, name="amount").run("local", until="caught_up")
+
+
+def test_a_function_of_the_users_is_called_by_workers_only(tmp_path) -> None:
+    """Looking at a sample before the start must have no effects of its own."""
+    app, rows = tg.App("shop", data=tmp_path), []
+
+    def change(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows.append(batch.num_rows)
+        return batch.select(["amount"])
+
+    mapped = app.stream("orders", value=tg.Json(amount="double")).map(
+        change, pa.schema([("amount", pa.float64())])
+    )
+    mapped.window(tg.Tumbling("1m")).aggregate(revenue=tg.sum("amount")).to("revenue")
+    with tg.Log(app.log) as log:
+        log.create_topic("orders", 1)
+        log.writer("orders").write(pa.table({"key": ["k"] * 7, "value": ['{"amount":1.0}'] * 7}))
+    app.run("local", until="caught_up")
+    assert sum(rows) == 7
