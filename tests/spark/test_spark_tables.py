@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from tidegate.errors import InvalidError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
-from tidegate.spark.options import NAMES, TableOptions
+from tidegate.spark.options import TABLE_NAMES, TableOptions
 from tidegate.spark.table_source import (
     EVERYTHING,
     LARGEST_MS,
@@ -494,7 +494,7 @@ def test_the_page_of_the_table_source_names_every_option_and_column(stored: Stor
     options = stored.options(WINDOWS)
     with options.opened() as backend:
         columns = table_schema(rules_of(chosen_commit(backend, options).shape, options)).names
-    assert [name for name in (*NAMES, *columns) if name != "path" and f"`{name}`" not in page] == []
+    assert [name for name in (*TABLE_NAMES, *columns) if name != "path" and f"`{name}`" not in page] == []
 
 
 def test_the_declared_types_are_sparks(stored: Stored) -> None:
