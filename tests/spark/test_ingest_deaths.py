@@ -15,7 +15,7 @@ from backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
-from tidegate.integrity.auditing import audit
+from tidegate.integrity.audit import audit
 from tidegate.log.access.embedded import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig

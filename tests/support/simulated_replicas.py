@@ -27,13 +27,11 @@ import pyarrow as pa
 from schedules import Step
 from tidegate.clock import ManualClock
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
+from tidegate.integrity.control_records import LEADERSHIP_GUID, UPSTREAM_KEY, Push
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, RecordKind, Stamp
-from tidegate.integrity.leadership import LEADERSHIP_GUID, UPSTREAM_KEY
-from tidegate.integrity.lifecycle import Push
-from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.outlet import SCHEMA, table_of
-from tidegate.integrity.roles import Role
-from tidegate.integrity.sender import Sender
+from tidegate.integrity.replica import Role
+from tidegate.integrity.sender import SCHEMA, Sender, table_of
+from tidegate.integrity.state import Manifest
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.writer import Written
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
