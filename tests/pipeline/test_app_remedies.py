@@ -26,7 +26,7 @@ from tidegate.web.overview import overview
 from tidegate.web.site import Site
 
 TEN = 1_767_261_600_000
-RESUME = "pipeline.rounds.orders.resume_command: app resume"
+RESUME = "pipeline.messages.resume_command: app resume"
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +90,7 @@ def test_a_topic_that_does_not_exist_is_created() -> None:
         pass
     with pytest.raises(tg.InvalidError) as told:
         ran(define())
-    typed(told.value, "pipeline.rounds.heads.Heads.require: topic create", N="1")
+    typed(told.value, "pipeline.log_end_offsets.Heads.require: topic create", N="1")
     orders(10)
     ran(define())
     assert counted(define()) == 10
@@ -126,7 +126,7 @@ def test_a_fault_that_stops_is_looked_at_and_passed() -> None:
     app = define(steps=lambda stream: stream.validate("fail"))
     summary = ran(app)
     assert [each.reason for each in summary.stopped] == ["integrity"]
-    assert "missing" in typed(summary, "pipeline.tasks.sources.Reading._stop: verify", expect=1)
+    assert "missing" in typed(summary, "pipeline.source.Reading._stop: verify", expect=1)
     typed(summary, RESUME)
     assert ran(app).exit_code == 0
     assert counted(app) in (18, 19)
@@ -152,7 +152,7 @@ def test_faults_that_are_known_are_acknowledged(told_by: str, capsys: pytest.Cap
     summary = ran(app)
     assert summary.exit_code == 1 and counted(app) == 19
     if told_by == "run":
-        typed(summary, "pipeline.rounds.run.Summary._fault_lines: app acknowledge")
+        typed(summary, "pipeline.query.Summary._fault_lines: app acknowledge")
     else:
         assert cli(["app", "status", "shop"]) == 1
         typed(capsys.readouterr().err, "cli.app.status: app acknowledge")
@@ -210,7 +210,7 @@ def test_a_topic_that_was_created_again_is_read_anew_or_on(way: str) -> None:
     orders(4)
     (stopped,) = ran(define()).stopped
     if way == "reset":
-        typed(stopped.message, "pipeline.rounds.planning._recreated: app reset")
+        typed(stopped.message, "pipeline.planner._recreated: app reset")
     else:
         typed(stopped.message, RESUME)
     assert ran(define()).exit_code == 0
@@ -229,7 +229,7 @@ def test_a_topic_that_was_cut_is_read_anew_or_on(way: str) -> None:
     (stopped,) = ran(define(to=None)).stopped
     assert "ends at offset 10" in stopped.message
     if way == "reset":
-        typed(stopped.message, "pipeline.rounds.planning._lost: app reset")
+        typed(stopped.message, "pipeline.planner._lost: app reset")
     else:
         typed(stopped.message, RESUME)
     orders(3)
@@ -243,7 +243,7 @@ def test_added_partitions_are_read_by_an_app_that_starts_over() -> None:
     assert cli(["topic", "alter", "orders", "--partitions", "2"]) == 0
     with pytest.raises(tg.InvalidError) as told:
         ran(define())
-    typed(told.value, "pipeline.rounds.opening._moved: app reset")
+    typed(told.value, "pipeline.recovery._moved: app reset")
     ran(define())
     assert counted(define()) == 10
     ran(define("another", to="other-counts"))
@@ -266,7 +266,7 @@ def test_records_without_a_key_are_keyed_or_left_out(way: str) -> None:
 
     summary = ran(app_of())
     assert ".key_by('amount')" in str(summary) and ".filter('key IS NOT NULL')" in str(summary)
-    typed(summary, "pipeline.tasks.chain.keyless: app reset")
+    typed(summary, "pipeline.operator_chain.keyless: app reset")
     assert ran(app_of(STEPS[way])).exit_code == 0
     assert counted(app_of(STEPS[way])) == 2
 
@@ -282,11 +282,11 @@ def test_records_are_read_again_by_going_back(way: str, capsys: pytest.CaptureFi
     ran(define())
     assert cli(["app", "resume", "shop", "--partition", "orders-0", "--skip-to", "3"]) == 2
     refused = capsys.readouterr().err
-    listed = typed(refused, "pipeline.rounds.positions.require_not_read_again: app checkpoints")
+    listed = typed(refused, "pipeline.admin.require_not_read_again: app checkpoints")
     first = min(int(found) for found in re.findall(r'"round": ?(\d+)', listed) if int(found) > 0)
     typed(
         refused,
-        "pipeline.rounds.positions.require_not_read_again: app replay",
+        "pipeline.admin.require_not_read_again: app replay",
         **({"N": str(first)} if way == "back" else {}),
     )
     (stopped,) = ran(define()).stopped
@@ -312,7 +312,7 @@ def test_a_commit_that_was_undone_is_computed_again() -> None:
         ran(define(), round_records=5, progress=enough)
     with pytest.raises(tg.InvalidError) as told:
         replay_app(open_backend("./data/state"), "shop", to_round=5)
-    typed(told.value, "pipeline.rounds.ways_out._require_not_ahead: app replay")
+    typed(told.value, "pipeline.admin._require_not_ahead: app replay")
     ran(define())
     assert counted(define()) == 50 and sent() == 50
 
@@ -322,7 +322,7 @@ def test_a_commit_that_was_undone_is_computed_again() -> None:
 
 @pytest.mark.parametrize(
     "place",
-    ["pipeline.definition.changes._WAYS_OUT: app reset", "pipeline.definition.changes._WAYS_OUT: app replay"],
+    ["pipeline.evolution._WAYS_OUT: app reset", "pipeline.evolution._WAYS_OUT: app replay"],
 )
 def test_an_app_that_was_changed_begins_anew(place: str) -> None:
     orders(10)
@@ -348,7 +348,7 @@ def test_an_app_whose_definition_came_back_from_an_older_copy_starts_over() -> N
     orders(5)
     with pytest.raises(tg.InvalidError) as told:
         ran(changed)
-    typed(told.value, "pipeline.rounds.opening._Opening._recorded: app reset")
+    typed(told.value, "pipeline.recovery._Opening._recorded: app reset")
     ran(changed)
     assert counted(changed) == 15
 
@@ -376,7 +376,7 @@ def test_results_go_on_behind_what_another_program_wrote() -> None:
     orders(10)
     with pytest.raises(tg.FencedError) as told:
         ran(define())
-    typed(told.value, "pipeline.tasks.sections.fenced: app rebase", APP="shop", LOG="./data/log")
+    typed(told.value, "pipeline.sink.fenced: app rebase", APP="shop", LOG="./data/log")
     ran(define())
     assert counted(define()) == 20
 
@@ -392,7 +392,7 @@ def test_results_for_a_topic_that_is_gone_are_sent_to_one_that_is_created(
         log.delete_topic("counts")
     rebase = ["app", "rebase", "shop", "--log", "./data/log", "--yes"]
     assert cli(rebase) == 2
-    typed(capsys.readouterr().err, "pipeline.rounds.ways_out.rebase_outputs.edit: topic create")
+    typed(capsys.readouterr().err, "pipeline.admin.rebase_outputs.edit: topic create")
     assert cli(rebase) == 0
     ran(define())
     assert counted(define()) == 10 and sent() == 10
@@ -420,7 +420,7 @@ def test_a_plan_of_another_copy_is_forgotten_by_starting_over() -> None:
     plan.write_bytes(left)
     with pytest.raises(tg.CorruptError) as told:
         ran(define(to=None))
-    typed(told.value, "pipeline.rounds.master.Master._step: app reset")
+    typed(told.value, "pipeline.coordinator.Master._step: app reset")
     ran(define(to=None))
     assert counted(define(to=None)) == 25
 
@@ -444,7 +444,7 @@ def test_a_large_state_that_is_damaged_is_gone_back_from(monkeypatch: pytest.Mon
     with pytest.raises(tg.CorruptError) as told:
         ran(app)
     round = int(stored.name.partition("-")[0])
-    typed(told.value, "pipeline.rounds.records.Records.state_of: app replay", N=str(round - 1))
+    typed(told.value, "pipeline.checkpoint.Records.state_of: app replay", N=str(round - 1))
     assert ran(app).exit_code == 0
     assert counted(app) == 35
 
@@ -492,7 +492,7 @@ def test_a_certificate_of_an_app_that_is_not_there_is_asked_for_by_its_name() ->
     with pytest.raises(tg.InvalidError) as told:
         certify_round(backend, "shoop", None, "./data/log", now_ms=TEN)
     backend.close()
-    assert "shop" in typed(told.value, "pipeline.reading.certificates.certify_round: app status")
+    assert "shop" in typed(told.value, "pipeline.certificates.certify_round: app status")
     assert cli(["certificate", "export", "shop", "--round", "1"]) == 0
 
 

@@ -72,13 +72,13 @@ def goes_on(app: tg.App) -> None:
     try:
         app.run("local", until="caught_up")
     except tg.TidegateError as error:
-        typed(error, "pipeline.tasks.sections.fenced: app rebase", APP=app.name, LOG=app.log)
+        typed(error, "pipeline.sink.fenced: app rebase", APP=app.name, LOG=app.log)
         app.run("local", until="caught_up")
 
 
 WAYS = {
-    "replay to a round": "pipeline.rounds.records.Records._remedy: app replay",
-    "reset": "pipeline.rounds.records.Records._remedy: app reset",
+    "replay to a round": "pipeline.checkpoint.Records._remedy: app replay",
+    "reset": "pipeline.checkpoint.Records._remedy: app reset",
 }
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_commit_is_gone_back_from_or_started_over(app: tg.App, tmp_pat
     with pytest.raises(tg.CorruptError, match="restore it from a copy") as told:
         app.run("local", until="caught_up")
     assert "delet" not in str(told.value)
-    listed = typed(told.value, "pipeline.rounds.records.Records._remedy: app checkpoints")
+    listed = typed(told.value, "pipeline.checkpoint.Records._remedy: app checkpoints")
     kept = [int(found) for found in re.findall(r'"round": ?(\d+)', listed)]
     assert int(last.name) not in kept and max(kept) == int(last.name) - 1
     typed(told.value, WAYS[way], **back_to(way, max(kept)))

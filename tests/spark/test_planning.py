@@ -262,7 +262,7 @@ def test_a_loss_names_how_long_records_stay_and_how_to_go_on(
     with pytest.raises(OffsetOutOfRangeError) as told:
         reader.partitions(position, reader.reportLatestOffset())
     monkeypatch.setenv("TIDEGATE_LOG", str(log.path))
-    assert "retention" in typed(told.value, "spark.topics.planning.Planner.report_loss: log lifetime")
+    assert "retention" in typed(told.value, "spark.offset_ranges.Planner.report_loss: log lifetime")
     assert ".option('failOnDataLoss', 'false')" in str(told.value)
     going_on = stream(log, failOnDataLoss="false")
     with pytest.warns(TidegateWarning, match="going on without them"):
