@@ -18,9 +18,8 @@ from tidegate.errors import ConflictError, InvalidError
 from tidegate.files import Files
 from tidegate.log.access.closing import drop_from_checkpoints, last_segment_base
 from tidegate.log.access.locks import changing_folder, lock_partition
-from tidegate.log.access.open_partition import require_folder
 from tidegate.log.partitions.checkpoints import TopicId, read_topic_id, write_topic_id
-from tidegate.log.topics.catalog import Catalog, TopicEntry
+from tidegate.log.topics.catalog import Catalog, TopicEntry, require_folder
 from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import (
     TopicPartition,

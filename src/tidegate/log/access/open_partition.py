@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tidegate.clock import Clock
-from tidegate.errors import CorruptError, InvalidError
+from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.access.closing import Position, forget_closed, last_segment_base, was_closed_cleanly
 from tidegate.log.access.locks import check_still_owner, lock_partition, note_owner
 from tidegate.log.access.watermark import Watermark, WatermarkFile
 from tidegate.log.partitions.checkpoints import TopicId
+from tidegate.log.topics.catalog import require_folder
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.randomness import Randomness
@@ -171,17 +172,3 @@ class OpenPartition:
 
     def _tell_readers(self) -> None:
         self._acknowledged(self.log.high_watermark, self.log.log_start_offset, self.log.recovery_point)
-
-
-def require_folder(files: Files, folder: Path, place: TopicPartition) -> None:
-    """The partition's folder is there, and is a folder rather than a way out of the log."""
-    found = files.stat(folder)
-    if found is None:
-        raise CorruptError(
-            f"{folder}: the folder of partition {place} is missing; restore it from a backup", path=folder
-        )
-    if not found.is_folder:
-        raise InvalidError(
-            f"{folder} is not a folder but a link or a file, which a log may not hold; put the real folder "
-            f"in its place"
-        )

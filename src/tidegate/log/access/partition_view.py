@@ -29,7 +29,6 @@ from tidegate.clock import Clock
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, UnavailableError
 from tidegate.files import File, Files
 from tidegate.log.access.closing import was_changed_since
-from tidegate.log.access.open_partition import require_folder
 from tidegate.log.access.watermark import (
     WATERMARK_NAME,
     Watermark,
@@ -56,6 +55,7 @@ from tidegate.log.segments.resync import next_sound_batch
 from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.segment_list import SegmentList
 from tidegate.log.segments.transaction_index import AbortedTxn
+from tidegate.log.topics.catalog import require_folder
 from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.log.topics.topics import TopicPartition
 from tidegate.randomness import SeededRandomness

@@ -278,3 +278,17 @@ class LogFolder:
             TopicDescription(name, tuple(sorted(found)), config, None, assumed=True)
             for name, found in sorted(numbers.items())
         ]
+
+
+def require_folder(files: Files, folder: Path, place: TopicPartition) -> None:
+    """The partition's folder is there, and is a folder rather than a way out of the log."""
+    found = files.stat(folder)
+    if found is None:
+        raise CorruptError(
+            f"{folder}: the folder of partition {place} is missing; restore it from a backup", path=folder
+        )
+    if not found.is_folder:
+        raise InvalidError(
+            f"{folder} is not a folder but a link or a file, which a log may not hold; put the real folder "
+            f"in its place"
+        )
