@@ -9,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.lifetime.lifetime import Rule, Workload, workload_lifetime
-from tidegate.log.lifetime.segments import PartitionFacts, SegmentFacts, forecast, lifetime_of_offset
-from tidegate.log.lifetime.traps import find_traps
+from tidegate.log.lifetime.facts import find_traps
+from tidegate.log.lifetime.lifetime import (
+    PartitionFacts,
+    Rule,
+    SegmentFacts,
+    Workload,
+    forecast,
+    lifetime_of_offset,
+    workload_lifetime,
+)
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 
 MINUTE = 60_000

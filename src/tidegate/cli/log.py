@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from tidegate.log.access.embedded import Log
     from tidegate.log.cleaning.housekeeping import PartitionOutcome
     from tidegate.log.dump.decoders import RecordParser
-    from tidegate.log.lifetime.lifetime import WorkloadLifetime
-    from tidegate.log.lifetime.segments import PartitionFacts, SegmentLifetime
+    from tidegate.log.lifetime.facts import Trap
+    from tidegate.log.lifetime.lifetime import PartitionFacts, SegmentLifetime, WorkloadLifetime
     from tidegate.log.lifetime.timeline import Timeline
-    from tidegate.log.lifetime.traps import Trap
     from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 
 
@@ -254,9 +253,9 @@ def _show_workload(
     picture: str | None,
     format: str,
 ) -> None:
+    from tidegate.log.lifetime.facts import find_traps
     from tidegate.log.lifetime.lifetime import Workload, workload_lifetime
     from tidegate.log.lifetime.timeline import workload_timeline
-    from tidegate.log.lifetime.traps import find_traps
 
     workload = Workload(size_bytes(record_bytes), duration_ms(interval))
     config, broker = _configs(settings, checked_every)
@@ -309,13 +308,13 @@ def _show_topic(
     from tidegate.files import Files
     from tidegate.log.lifetime.facts import (
         attending_interval_ms,
+        find_traps,
         partition_facts,
         require_partition,
         view_partition,
     )
-    from tidegate.log.lifetime.segments import forecast
+    from tidegate.log.lifetime.lifetime import forecast
     from tidegate.log.lifetime.timeline import topic_timeline
-    from tidegate.log.lifetime.traps import find_traps
     from tidegate.log.topics.catalog import LogFolder
 
     if log_url.startswith("kafka://"):
@@ -431,7 +430,7 @@ def _record_lifetime(
     time: str | None,
 ) -> dict[str, Any]:
     from tidegate.log.lifetime.facts import record_timestamp_ms
-    from tidegate.log.lifetime.segments import describe_age, lifetime_of_offset
+    from tidegate.log.lifetime.lifetime import describe_age, lifetime_of_offset
 
     asked: dict[str, Any] = {"partition": facts.partition, "offset": offset}
     if time is not None:
@@ -488,7 +487,7 @@ def _configs(settings: dict[str, str], checked_every: str | None) -> tuple[Topic
 def _draw(timeline: Timeline, picture: str | None) -> None:
     if picture is None:
         return
-    from tidegate.log.lifetime.chart import write_picture
+    from tidegate.log.lifetime.page import write_picture
 
     write_picture(timeline, Path(picture))
     say(f"drawn: {picture}")

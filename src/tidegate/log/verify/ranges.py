@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tidegate.files import File, Files
 from tidegate.kernels.headers import HEADER_ROW
-from tidegate.log.dump.batches import WINDOW_BYTES
+from tidegate.log.dump.records import WINDOW_BYTES
 from tidegate.log.segments.file_names import INDEX, offset_file
 from tidegate.log.segments.resync import next_sound_batch
 from tidegate.log.verify.findings import Finding, Findings

@@ -25,8 +25,7 @@ import numpy as np
 
 from tidegate.errors import CorruptError
 from tidegate.files import File
-from tidegate.log.dump.batches import WINDOW_BYTES
-from tidegate.log.dump.legacy import LegacyRecord, inner_records, read_message
+from tidegate.log.dump.records import WINDOW_BYTES, LegacyRecord, inner_records, read_message
 from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
 from tidegate.log.segments.resync import next_sound_batch
 from tidegate.log.verify.findings import Findings, Severity
