@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.files import Files
 from tidegate.log.format.batch import BatchHeader, ControlType, iter_headers, read_control
-from tidegate.log.partitions import checkpoints
+from tidegate.log import checkpoints
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.producers.producer_snapshot import decode_snapshot, encode_snapshot
 from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerStates

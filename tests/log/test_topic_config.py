@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.config import INT_MAX, LONG_MAX
 from tidegate.errors import InvalidError
-from tidegate.log.topics import topic_config
+from tidegate.log import topic_config
 from tidegate.log.topics.topic_config import BrokerConfig, Source, TopicConfig
 from tidegate.log.topics.topic_settings import BROKER_ONLY_SETTINGS, SYNONYMS, TOPIC_SETTINGS, is_used
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.errors import CorruptError
 from tidegate.files import Files
 from tidegate.log.format.batch import BatchHeader
-from tidegate.log.partitions import checkpoints
+from tidegate.log import checkpoints
 from tidegate.log.partitions.epochs import LeaderEpochs
 from tidegate.log.producers.producer_snapshot import (
     BatchMetadata,

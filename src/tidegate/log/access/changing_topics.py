@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidegate.log.access.embedded import Log
 
 
-def create(log: Log, name: str, partitions: int, config: Mapping[str, Any]) -> None:
+def _create(log: Log, name: str, partitions: int, config: Mapping[str, Any]) -> None:
     """Make the folders, then list the topic (T1)."""
     check_topic_name(name)
     check_partition_count(partitions)
@@ -57,7 +57,7 @@ def create(log: Log, name: str, partitions: int, config: Mapping[str, Any]) -> N
         log.contents.write(catalog.with_topic(name, entry))
 
 
-def alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ...]) -> None:
+def _alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ...]) -> None:
     """Replace the topic's own settings."""
     broker = log.contents.broker_config()
     with _changing(log) as catalog:
@@ -66,14 +66,14 @@ def alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ...
         log.contents.write(catalog.with_topic(name, replace(entry, config=altered.overrides())))
 
 
-def record_encoding(log: Log, name: str, encoding: Mapping[str, Any]) -> None:
+def _record_encoding(log: Log, name: str, encoding: Mapping[str, Any]) -> None:
     """Replace what the catalog says of a topic's keys and values."""
     with _changing(log) as catalog:
         entry = catalog.entry(name)
         log.contents.write(catalog.with_topic(name, replace(entry, encoding=encoding)))
 
 
-def add_partitions(log: Log, name: str, total: int) -> None:
+def _add_partitions(log: Log, name: str, total: int) -> None:
     """Make the new folders, then list them (T1)."""
     check_partition_count(total)
     with _changing(log) as catalog:
@@ -89,7 +89,7 @@ def add_partitions(log: Log, name: str, total: int) -> None:
         log.contents.write(catalog.with_topic(name, replace(entry, partitions=total)))
 
 
-def delete(log: Log, name: str) -> None:
+def _delete(log: Log, name: str) -> None:
     """Unlist the topic, then remove its folders (T2)."""
     with _changing(log) as catalog, ExitStack() as locks:
         entry = catalog.entry(name)

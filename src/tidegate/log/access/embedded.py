@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access import changing_topics
+from tidegate.log.access.changing_topics import (
+    _add_partitions,
+    _alter,
+    _create,
+    _delete,
+    _record_encoding,
+)
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.open_partition import OpenPartition
 from tidegate.log.access.owned_partitions import OwnedPartitions, no_partition
@@ -152,7 +158,7 @@ class Log:
             if not (if_not_exists and name in self.topics()):
                 self.contents.initialise()
                 self._owned.keep_brokers_out()
-                changing_topics.create(self, name, partitions, config or {})
+                _create(self, name, partitions, config or {})
             return self.describe(name)
 
     def alter_topic(
@@ -162,7 +168,7 @@ class Log:
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
-            changing_topics.alter(self, name, set or {}, tuple(unset))
+            _alter(self, name, set or {}, tuple(unset))
             self._owned.take_settings()
             return self.describe(name)
 
@@ -171,14 +177,14 @@ class Log:
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
-            changing_topics.record_encoding(self, name, encoding)
+            _record_encoding(self, name, encoding)
 
     def add_partitions(self, name: str, total: int) -> TopicDescription:
         """Give a topic more partitions; keys written from now on may go elsewhere than before."""
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
-            changing_topics.add_partitions(self, name, total)
+            _add_partitions(self, name, total)
             return self.describe(name)
 
     def delete_topic(self, name: str) -> None:
@@ -189,7 +195,7 @@ class Log:
             for number in description.partition_numbers:
                 self.release(name, number)
             self._owned.keep_brokers_out()
-            changing_topics.delete(self, name)
+            _delete(self, name)
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
         """Hide a partition's records below offset `before` (-1: all) from readers; the new log start offset.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.log.format.batch import RecordFacts
-from tidegate.log.partitions import appending
+from tidegate.log.partitions.appending import Appending, prepare
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.topic_config import TopicConfig
 
@@ -49,7 +49,7 @@ def check_appendable(
     batch: bytearray, facts: RecordFacts, config: TopicConfig, where: str, now_ms: int
 ) -> None:
     """Raise what appending the batch would raise; leaves the batch as it was."""
-    to = appending.Appending(where, config, next_offset=0, leader_epoch=0, now_ms=now_ms)
-    prepared = appending.prepare(batch, Origin.CLIENT, to, facts)
+    to = Appending(where, config, next_offset=0, leader_epoch=0, now_ms=now_ms)
+    prepared = prepare(batch, Origin.CLIENT, to, facts)
     if prepared is not None and prepared.data is batch:
         prepared.undo()

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypeVar
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Bytes
 from tidegate.log.format.batch import BatchHeader, Buffer, RecordFacts
-from tidegate.log.partitions import fetching
 from tidegate.log.partitions.appending import (
     AppendInfo,
     Appending,
@@ -33,7 +32,16 @@ from tidegate.log.partitions.appending import (
     prepare,
 )
 from tidegate.log.partitions.checkpoints import TopicId, read_topic_id, write_topic_id
-from tidegate.log.partitions.fetching import Fetched, Isolation, LogPoint, LogView
+from tidegate.log.partitions.fetching import (
+    Fetched,
+    Isolation,
+    LogPoint,
+    LogView,
+    collect_aborted,
+    fetch,
+    offset_for_timestamp,
+    out_of_range,
+)
 from tidegate.log.partitions.kafka_recovery import Recovery
 from tidegate.log.partitions.loading import Loader, Ports
 from tidegate.log.partitions.partition_state import Hooks, PartitionState
@@ -197,25 +205,25 @@ class PartitionLog:
         min_one: bool = True,
         buffer: bytearray | None = None,
     ) -> Fetched:
-        """Raw batches from offset `start` on; see `fetching`."""
+        """Raw batches from offset `start` on; see `fetch`."""
 
         def read(view: LogView) -> Fetched:
-            return fetching.fetch(
+            return fetch(
                 view, start, max_bytes=max_bytes, isolation=isolation, min_one=min_one, buffer=buffer
             )
 
         fetched = self._reading(read)
         if start < self.log_start_offset:  # its segment left the log while it was being read
-            raise fetching.out_of_range(self.view, start)
+            raise out_of_range(self.view, start)
         return fetched
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp`; −1 … −4 are special, see `fetching`."""
-        return self._reading(lambda view: fetching.offset_for_timestamp(view, timestamp))
+        """The first record at or after `timestamp`; −1 … −4 are special, see `fetch`."""
+        return self._reading(lambda view: offset_for_timestamp(view, timestamp))
 
     def collect_aborted(self, start: int, upper: int) -> list[AbortedTxn]:
         """Aborted transactions with records in [start, upper)."""
-        return self._reading(lambda view: fetching.collect_aborted(view, start, upper))
+        return self._reading(lambda view: collect_aborted(view, start, upper))
 
     def _reading(self, read: Callable[[LogView], Result]) -> Result:
         """Read, and once more whenever a segment left the log meanwhile."""

@@ -18,7 +18,7 @@ from tidegate.files import File
 from tidegate.log.format.batch import HEADER_SIZE, MAGIC, BatchHeader
 from tidegate.log.segments.batch_file import BatchPlace, sound_headers
 
-WINDOW_BYTES: Final = 1 << 20
+RESYNC_BYTES: Final = 1 << 20
 _MAGIC_AT: Final = 16
 _MAGIC_BYTE: Final = bytes([MAGIC])
 
@@ -79,7 +79,7 @@ def _damaged(file: File, position: int, offset: int, resume: str) -> CorruptErro
 def _candidates(file: File, position: int, end: int, min_offset: int) -> Iterator[int]:
     """Byte positions that look like the start of a batch, by everything cheap."""
     while end - position >= HEADER_SIZE:
-        window = file.read_at(position, min(WINDOW_BYTES, end - position))
+        window = file.read_at(position, min(RESYNC_BYTES, end - position))
         last_start = len(window) - HEADER_SIZE
         if last_start < 0:
             return
