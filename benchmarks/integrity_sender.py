@@ -28,8 +28,8 @@ from tidegate.integrity.chains import ChainLimits, Chains, ChainState
 from tidegate.integrity.checksum import computed_checksums
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.outlet import table_of
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.log import Log
 
 GUID = bytes(range(16))
 NOW_MS = 1_767_225_600_000

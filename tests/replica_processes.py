@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.outlet import SCHEMA
 from tidegate.integrity.roles import Role
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.status import ReplicaStatus, read_statuses
@@ -34,7 +34,7 @@ WAIT_SECONDS = 300
 NURSERY = """
 import os, signal, sys, threading, time
 from contextlib import contextmanager
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.hybrid_table import hybrid_table
 from tidegate.tables.replicas import outgoing
 

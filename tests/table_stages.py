@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from push_kit import push_here
 
 import tidegate as tg
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.building.consumed import Consumed

@@ -10,7 +10,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.serdes.plain import Long, String

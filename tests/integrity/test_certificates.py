@@ -21,7 +21,7 @@ from tidegate.integrity.certificates import (
 from tidegate.integrity.chains import ChainLimits
 from tidegate.integrity.runners import Processes
 from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 NOW = 1_800_000_000_000
 

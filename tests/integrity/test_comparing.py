@@ -17,7 +17,7 @@ from tidegate.integrity.comparing import Comparison, compare, join_blocks, longe
 from tidegate.integrity.differences import Kind
 from tidegate.integrity.digests import Parts
 from tidegate.integrity.reading_ranges import TopicAt
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 Record = tuple[bytes | None, bytes | None]
 

@@ -16,7 +16,7 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.tolerance import Tolerance
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 
 NOW = 1_800_000_000_000

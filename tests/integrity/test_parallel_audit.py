@@ -21,7 +21,7 @@ from tidegate.integrity.header import ChecksumType, ControlType, Stamp
 from tidegate.integrity.lifecycle import Push
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.range_audit import judged_through_reader
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.log.verify import ranges, scan
 from tidegate.testing.building import Rec, build_batch, end_transaction_batch
 

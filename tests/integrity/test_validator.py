@@ -16,7 +16,7 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 GOES_ON = ValidationRules(during_push=OnError.KEEP)
 

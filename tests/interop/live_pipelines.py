@@ -20,7 +20,7 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 import tidegate as tg
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.storage import open_backend
 from tidegate.testing.tables import windows_in

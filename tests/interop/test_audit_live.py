@@ -16,8 +16,7 @@ from tidegate.integrity.chains import ChainLimits
 from tidegate.integrity.comparing import compare
 from tidegate.integrity.reading_ranges import TopicAt
 from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, open_log
 from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
 from tidegate.spark.session import session
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.log.partitions.partition import PartitionLog
+from tidegate.log.partition import PartitionLog
 from tidegate.testing.building import CANARY_CRCS, CANARY_START_MS, canary_batch, canary_timestamp
 from tidegate.testing.partitions import Place
 

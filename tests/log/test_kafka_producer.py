@@ -14,8 +14,7 @@ import pytest
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.kernels.client_messages import DELIVERY_ROW
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, coerce
-from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
-from tidegate.log.kafka.writer import KafkaWriter, _runs
+from tidegate.log.kafka.writer import ANY_PARTITION, KafkaWriter, MessageProducer, _runs
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

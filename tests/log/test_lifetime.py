@@ -19,7 +19,7 @@ from tidegate.log.lifetime.lifetime import (
     lifetime_of_offset,
     workload_lifetime,
 )
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
 MINUTE = 60_000
 CANARY = Workload(record_bytes=150, interval_ms=5000)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import FencedError, InvalidError, TidegateError
-from tidegate.log.producers.producer_snapshot import BatchMetadata
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producer_state import BatchMetadata, Origin
 from tidegate.testing.producers import PID
 from tidegate.testing.producers import ProducerBench as Bench
 

@@ -9,8 +9,8 @@ import pytest
 
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.file_names import SNAPSHOT, offset_file
+from tidegate.log.format.partition_files import SNAPSHOT, offset_file
+from tidegate.log.producer_state import Origin
 from tidegate.testing.producers import PID
 from tidegate.testing.producers import ProducerBench as Bench
 

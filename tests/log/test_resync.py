@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.files import Files
-from tidegate.log.segments.resync import RESYNC_BYTES, next_sound_batch
+from tidegate.log.batch_file import RESYNC_BYTES, next_sound_batch
 from tidegate.testing.building import Rec, build_batch
 
 FILES = Files()

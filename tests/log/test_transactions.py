@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import FencedError, InvalidError, TidegateError
 from tidegate.log.format.batch import TRANSACTIONAL_BIT
-from tidegate.log.producers.producer_state import CompletedTxn, Origin
+from tidegate.log.producer_state import CompletedTxn, Origin
 from tidegate.testing.producers import PID
 from tidegate.testing.producers import ProducerBench as Bench
 

@@ -14,10 +14,10 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from tidegate.log.cleaning.cleaner import CompactionReport
+from tidegate.log.compaction import CompactionReport
+from tidegate.log.fetch import Isolation
 from tidegate.log.format.batch import iter_headers
 from tidegate.log.format.decode import decode
-from tidegate.log.partitions.fetching import Isolation
 from tidegate.testing.compacting import CompactedPartition, compacting
 
 RETENTION_MS = 1000

@@ -18,7 +18,7 @@ from tidegate.integrity.breaking import break_topic
 from tidegate.integrity.damage import DamageKind
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, ControlType
 from tidegate.integrity.lifecycle import Push
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits

@@ -24,7 +24,7 @@ from tidegate.integrity.comparing import compare
 from tidegate.integrity.damage import DamageKind
 from tidegate.integrity.reading_ranges import TopicAt
 from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.audit import SparkRunner
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
 from tidegate.pipeline.tasks.setup import WorkerSetup

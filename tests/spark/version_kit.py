@@ -16,7 +16,7 @@ from tidegate.integrity.checkpoint import decode_state
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.manifest import Manifest, Sent
 from tidegate.integrity.outlet import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.driver import ingest_on_spark
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.key_table import table as key_table
 from tidegate.tables.serdes.plain import Bytes, Long

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import (
     KeyValueSupplier,

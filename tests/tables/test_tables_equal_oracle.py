@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.storage import StorageConfig
 from tidegate.tables.building.materialiser import Cadence

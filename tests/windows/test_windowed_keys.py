@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
-from tidegate.log.access.partitioner import partition_of_key
+from tidegate.log.writer import partition_of_key
 from tidegate.windows.keys.binary_columns import binary_column
 from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
 from tidegate.windows.keys.layouts import (

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.integrity.auditing import FullReport, Runner
     from tidegate.integrity.differences import Kind
     from tidegate.log.verify.findings import Findings
-    from tidegate.log.verify.report import Report
+    from tidegate.log.verify.verify import Report
     from tidegate.storage.backends.port import StorageBackend
 
 
@@ -757,7 +757,7 @@ def break_copy(
 
     from tidegate.integrity.breaking import break_topic
     from tidegate.integrity.damage import DamageKind
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(source, read_only=True) as log:
         done = break_topic(

@@ -31,11 +31,11 @@ from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
 from tidegate.integrity.validator import PartitionValidator
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
-from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
-from tidegate.log.topics.topic_config import TopicConfig
-from tidegate.log.topics.topics import TopicDescription
+from tidegate.log.catalog import TopicDescription
+from tidegate.log.checkpoints import CompactedBelow
+from tidegate.log.log import Log
+from tidegate.log.reader import Reader
+from tidegate.log.topic_config import TopicConfig
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called after each batch with its records and its faults."""

@@ -34,11 +34,10 @@ from tidegate.integrity.range_audit import (
     judged_through_reader,
     plan_metadata,
 )
-from tidegate.log.segments.file_names import LOG, offset_file
-from tidegate.log.verify.folders import Compaction, PartitionTarget, find_partitions
-from tidegate.log.verify.partition import Audit, Progress, segment_bases
+from tidegate.log.format.partition_files import LOG, offset_file
 from tidegate.log.verify.ranges import RangeOrder, cut_evenly
-from tidegate.log.verify.report import PartitionReport, Report
+from tidegate.log.verify.scan import Compaction, PartitionTarget, find_partitions
+from tidegate.log.verify.verify import Audit, PartitionReport, Progress, Report, segment_bases
 
 SMALLEST_RANGE: Final = 8 << 20
 LARGEST_RANGE: Final = 512 << 20

@@ -32,8 +32,8 @@ from tidegate.integrity.header import HEADER_KEY, ControlType, Stamp
 from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.outlet import SCHEMA
 from tidegate.integrity.tolerance import UNKNOWN_BOUND, tolerance_of
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.checkpoints import CleanerCheckpoint
+from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 
 _KEPT: Final = ("cleanup.policy", "min.compaction.lag.ms", "compression.type")

@@ -28,12 +28,11 @@ from tidegate.integrity.range_audit import JudgingTap, RangeOutcome, SummingTap,
 from tidegate.integrity.reading_ranges import ReadOrder, TopicAt
 from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
-from tidegate.log.access.connect import open_log
+from tidegate.log.catalog import TopicPartition
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topics import TopicPartition
-from tidegate.log.verify.folders import Compaction, PartitionTarget
-from tidegate.log.verify.partition import Progress
-from tidegate.log.verify.report import PartitionReport
+from tidegate.log.log import open_log
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import PartitionReport, Progress
 
 NOT_SHOWN: Final = (
     "a broker does not show its files: segments, indexes, snapshots, seals, and producers' native sequences were not "

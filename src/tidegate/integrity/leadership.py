@@ -54,8 +54,8 @@ from tidegate.integrity.header import (
 from tidegate.integrity.lifecycle import NAMESPACE
 from tidegate.integrity.outlet import RecordWriter, outlet_of
 from tidegate.integrity.stamping import control_row
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.writer import Written
 
 UPSTREAM_KEY: Final = "divu"
 UPSTREAM_BYTES: Final = 8

@@ -37,7 +37,7 @@ from tidegate.integrity.manifest import Manifest
 from tidegate.integrity.outlet import RecordWriter, outlet_of
 from tidegate.integrity.sender import Sender
 from tidegate.integrity.stamping import control_key, control_row
-from tidegate.log.access.writer import Written
+from tidegate.log.writer import Written
 
 NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
 HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes

@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns
+from tidegate.log.writer import Written
 
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("timestamp", TIMESTAMP_TYPE), ("headers", HEADERS_TYPE)]

@@ -34,11 +34,10 @@ from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.summary import RangeSummary, extend
 from tidegate.integrity.validator import PartitionValidator
-from tidegate.log.access.embedded import Log
-from tidegate.log.verify.folders import Compaction, PartitionTarget
-from tidegate.log.verify.partition import Audit
+from tidegate.log.log import Log
 from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_range
-from tidegate.log.verify.report import PartitionReport
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import Audit, PartitionReport
 
 _NOTHING: Final = (0, 0)
 

@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.errors import OffsetOutOfRangeError
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, is_kafka, open_log
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from tidegate.integrity.audit_report import AuditReport, PartitionAudit, Tally, 
 from tidegate.integrity.report_style import STYLE
 from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.verify.findings import Finding, Findings, Severity
-from tidegate.log.verify.report import Report
+from tidegate.log.verify.verify import Report
 
 MOST_ROWS: Final = 1000
 """Producers in the table; those with the most faults come first where there are more."""

@@ -38,9 +38,8 @@ from tidegate.integrity.header import ChainOrigin, ChecksumType, ControlType
 from tidegate.integrity.manifest import Sent
 from tidegate.integrity.outlet import Prepared, RecordWriter, outlet_of
 from tidegate.integrity.stamping import joined
-from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.writer import Partitioner, Written
 from tidegate.randomness import Randomness, SystemRandomness
 
 CHECKSUMS: Final = {kind.name.lower(): kind for kind in ChecksumType}

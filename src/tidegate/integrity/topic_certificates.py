@@ -15,7 +15,7 @@ from tidegate.integrity.broker_audit import audit_broker
 from tidegate.integrity.certificates import make_certificate, range_members
 from tidegate.integrity.reading_ranges import TopicAt
 from tidegate.integrity.verdicts import FATAL
-from tidegate.log.access.connect import folder_path, is_kafka
+from tidegate.log.log import folder_path, is_kafka
 
 
 def certify_topic(

@@ -16,9 +16,9 @@ from typing import Any
 
 from tidegate.clock import ManualClock
 from tidegate.files import Files
-from tidegate.log.partitions.kafka_recovery import Recovery
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.partition import PartitionLog
+from tidegate.log.recovery import Recovery
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.building import Rec, build_batch

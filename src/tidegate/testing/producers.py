@@ -11,7 +11,7 @@ from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
-from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
+from tidegate.log.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
 
 PID = 1
 

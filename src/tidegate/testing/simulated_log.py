@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
 from tidegate.integrity.outlet import SCHEMA, table_of
-from tidegate.log.access.numbered_writer import numbered
-from tidegate.log.access.writer import Written
+from tidegate.log.catalog import TopicState
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.log import numbered
+from tidegate.log.writer import Written
 
 Fate = Literal["stored", "lost", "unknown", "late", "partly", "dies before", "dies after"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import CommitRecord, Records

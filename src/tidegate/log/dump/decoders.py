@@ -1,14 +1,11 @@
-"""How the dump shows keys and values: text by default, numbers, or Kafka's internal records.
+"""Decoders for keys and values in a dump: text by default, numbers, or Kafka's internal records.
 
 Names are those of Kafka's decoder classes (with or without package) and short ones: `string`, `integer`,
-`long`, `default`. Java's default decoder prints an object's address; ours prints the bytes as hex.
+`long`, `default`. Java's default decoder prints an object's address; this one prints the bytes as hex.
 
-messages:
-Kafka's own internal records, read by schema: what is inside `__consumer_offsets`, `__transaction_state`
-and control batches.
-
-Owns a reader of Kafka's versioned message format and the schemas of the messages the dump decodes (Kafka
-3.9). Does not cover cluster metadata and remote log metadata.
+`MessageReader` reads Kafka's versioned message format by schema. The schemas are those of Kafka 3.9 for
+`__consumer_offsets`, `__transaction_state` and control batches; cluster metadata and remote log metadata are
+not covered.
 
     message   int16 version, then the fields the version has, in order
     classic   string int16 length | bytes, array int32 length      (-1: null)
@@ -18,8 +15,6 @@ Owns a reader of Kafka's versioned message format and the schemas of the message
 
 As JSON a field's name starts with a small letter, bytes are base64, tagged fields appear when set.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 

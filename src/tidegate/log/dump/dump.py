@@ -1,29 +1,23 @@
-"""Printing log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
+"""Print log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
 
-Owns the order of things: one file after the other on stdout, what does not fit together at the end on stderr.
-How a `.log` is read is `dump_log`'s, how the small files are is `dump_indexes`'; `dump_text` and `dump_json`
-write. Nothing is ever written to or created beside a dumped file.
+`dump` writes one file after the other to stdout and the mismatches it found to stderr at the end. `text` and
+`json` format the lines. Nothing is written to or created beside a dumped file.
 
-Where the Java tool dies with an exception (a corrupt index, records that do not parse, a tail of zeros) the
-lines up to there are the same; then the fault is named on stderr and the other files are still dumped.
+Where the Java tool stops with an exception (a corrupt index, records that do not parse, a tail of zeros), the
+lines up to that point are the same; the fault is then named on stderr and the remaining files are still
+dumped.
+
+A `.log` (or KRaft `.checkpoint`) file is read batch by batch in bounded memory. A whole window is decoded at
+once; if that fails, its batches are decoded one by one, so that everything before the malformed record is
+printed.
+
+Each entry of an `.index`, `.timeindex` or `.txnindex` is compared with its log, as the Java tool does: the
+batch an offset index entry points at must end with that offset; the batch a time index entry names must hold
+that timestamp. An entry after the first whose offset is the base offset marks the unused, zero tail of an
+index that was never trimmed: the dump stops there.
 
 Thread rule: one dump, one thread.
-
-indexes:
-Dumping `.index`, `.timeindex`, `.txnindex` and `.snapshot` files, each entry compared with its log.
-
-Owns the comparison the Java tool makes: does the batch an offset index entry points at end with that offset;
-does the batch a time index entry names hold that timestamp. An entry after the first whose offset is the base
-offset marks the unused, zero tail of an index that was never trimmed: the dump stops there.
-
-log:
-Dumping a `.log` (or KRaft `.checkpoint`) file: batch by batch, record by record, in bounded memory.
-
-Owns what is read of the file and in which order it reaches the sink. A whole window is decoded at once; only
-when that fails are its batches taken one by one, so that everything before the malformed record is printed.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -59,10 +53,8 @@ from tidegate.log.format.batch import (
     ControlType,
     parse_control,
 )
-from tidegate.log.producers.producer_snapshot import read_snapshot
-from tidegate.log.segments.offset_index import OffsetIndex
-from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
-from tidegate.log.segments.transaction_index import TransactionIndex
+from tidegate.log.indexes import OffsetIndex, TimeIndex, TimestampOffset, TransactionIndex
+from tidegate.log.producer_state import read_snapshot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tidegate.log.dump.records import LegacyRecord
-    from tidegate.log.producers.producer_snapshot import ProducerEntry
-    from tidegate.log.segments.offset_index import OffsetPosition
-    from tidegate.log.segments.time_index import TimestampOffset
-    from tidegate.log.segments.transaction_index import AbortedTxn
+    from tidegate.log.indexes import AbortedTxn, OffsetPosition, TimestampOffset
+    from tidegate.log.producer_state import ProducerEntry
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _QUOTE = json.encoder.encode_basestring

@@ -1,34 +1,25 @@
-"""The records of a run of batches as columns of what the dump prints of each.
+"""Read batches and records of any `.log` file for the dump, column by column.
 
-Owns the step from decoded records to sizes, sequences and header keys, done column by column. Does not
-format. Memory is bounded by the window the run came from.
-
-batches:
-Walking any `.log` file piece by piece, by the rules of Kafka's own file reader.
-
-Owns where a batch begins and ends in a file of unknown health, for the tools that look at files: it accepts
-magic 0 and 1 and headers that make no sense, where `batch` and `decode` refuse. Does not judge or decode.
+`BatchWalk` finds where batches begin and end in a file of unknown health. It accepts magic 0 and 1 and
+headers that make no sense, which `format.batch` and `format.decode` refuse. It neither judges nor decodes.
 
     stop      17 bytes or fewer remain, or the declared size runs past the end
-    corrupt   the declared length is below 14, the smallest message there ever was (also: a tail of zeros)
+    corrupt   the declared length is below 14, the smallest message that ever existed (also: a tail of zeros)
     magic     0 and 1 (or negative): a message, perhaps a compressed set of them; all others: a batch
 
-Memory: one window, or one batch where that is larger.
-
-legacy:
-Messages of magic 0 and 1, as brokers before 0.11 wrote them: enough of the format to print them.
-
-Nothing here is ever written; old data is only looked at.
+Messages of magic 0 and 1, as brokers before 0.11 wrote them, are only read, never written:
 
     int64 offset | int32 size | uint32 crc | int8 magic | int8 attributes | (magic 1: int64 timestamp)
     | int32 key length (-1 null) key | int32 value length (-1 null) value
 
-The CRC is the IEEE one, over magic … end. attributes: bits 0-2 codec, bit 3 timestamp type (magic 1). With a
-codec the value is a compressed sequence of such messages; with magic 1 the inner offsets are relative and
-the outer offset is the last inner one's, and a wrapper with LogAppendTime gives all inner ones its timestamp.
-"""
+Their CRC is the IEEE one, over magic … end. attributes: bits 0-2 codec, bit 3 timestamp type (magic 1). With
+a codec the value is a compressed sequence of such messages. With magic 1 the inner offsets are relative, the
+outer offset is that of the last inner message, and a wrapper with LogAppendTime gives all inner ones its
+timestamp.
 
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
+`RecordColumns` holds the decoded records of a run of batches. Memory: one window, or one batch where that is
+larger.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dump as text: each line exactly as Kafka's tool writes it, in two profiles.
+"""Format the dump as text: each line exactly as Kafka's tool writes it, in two profiles.
 
 | | modern (3.3 … 4.0) | seed (≤ 2.7) |
 |---|---|---|
@@ -8,18 +8,10 @@
 | snapshot | `OptionalLong[5]`, `lastTimestamp: t` | `Some(5)`, no last timestamp |
 | message of magic 0, 1 | ` isValid: true crc: n}` (the brace is Kafka's) | ` crc: n isvalid: true` |
 
-Batch lines are built here, record lines by `dump_lines`; a window is written at a
-time. Bytes go out as they are; it is the data.
-
-lines:
-Record lines of the dump, a whole window at a time: columns are joined into one block of text by Arrow.
-
-A line per record would cost a Python object per field; here every field is one Arrow column of strings, the
-join of all columns is one array, and the characters of that array, end to end, are the text. The batch lines
-stand in front of their first record.
+Record lines are made a window at a time: every field is one Arrow column of strings, the join of all columns
+is one array, and the characters of that array are the text. A batch line stands before its first record.
+Bytes are written unchanged.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -48,10 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tidegate.log.dump.records import LegacyRecord
-    from tidegate.log.producers.producer_snapshot import ProducerEntry
-    from tidegate.log.segments.offset_index import OffsetPosition
-    from tidegate.log.segments.time_index import TimestampOffset
-    from tidegate.log.segments.transaction_index import AbortedTxn
+    from tidegate.log.indexes import AbortedTxn, OffsetPosition, TimestampOffset
+    from tidegate.log.producer_state import ProducerEntry
 
 
 # --- lines: Record lines of the dump, a whole window at a time: columns are joined into one block of text …

@@ -1,19 +1,12 @@
-"""What a forecast needs to know of a partition, read from its folder: no lock, no writing, few bytes.
+"""Facts about a partition that a lifetime forecast needs, and warnings about settings that conflict.
 
-Owns gathering; judging is `lifetime_segments`'. A closed log segment's newest timestamp is its time index's
-last entry, which is also what retention goes by; the last log segment's index lags behind what was written,
-so the batches behind that entry are looked at, too.
+`partition_facts` reads them from the folder: no lock, no writing, few bytes. The newest timestamp of a closed
+log segment is the last entry of its time index, which retention uses too. The index of the last segment lags
+behind its `.log`, so the batches after that entry are read as well.
 
-traps:
-Settings that work against each other: what surprises people about how long records stay, and the fix.
-
-Owns the list of known traps, each a pure test of a topic's settings (and, where it matters, of a workload).
-A trap is advice, never an error: every one of these settings is legal in Kafka.
-
-Pure; safe from any thread.
+The traps are pure tests of a topic's settings (and, where it matters, of a workload). A trap is advice, not
+an error: Kafka accepts every one of these settings. Safe from any thread.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -25,8 +18,7 @@ from tidegate.clock import Clock
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.partition_view import PartitionView
-from tidegate.log.cleaning.maintenance import owner_status
+from tidegate.log.catalog import LogFolder, partition_folder_name
 from tidegate.log.lifetime.lifetime import (
     CLEANER_OFF,
     PartitionFacts,
@@ -34,11 +26,11 @@ from tidegate.log.lifetime.lifetime import (
     Workload,
     check_interval_ms,
 )
-from tidegate.log.partitions.rolling import SegmentCapacity, records_per_segment
-from tidegate.log.segments.segment import LogSegment
-from tidegate.log.topics.catalog import LogFolder
-from tidegate.log.topics.topic_config import BrokerConfig, Source, TopicConfig
-from tidegate.log.topics.topics import partition_folder_name
+from tidegate.log.locks import owner_status
+from tidegate.log.partition_reader import PartitionView
+from tidegate.log.segment import LogSegment
+from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
+from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
 from tidegate.randomness import SeededRandomness
 
 # --- facts: What a forecast needs to know of a partition, read from its folder: no lock, no writing, few …

@@ -1,8 +1,8 @@
-"""How long a record really lives: the arithmetic for a steady workload that need not exist yet.
+"""Forecast when records and log segments of a partition disappear.
 
-Owns the formula from a topic's settings and a rhythm of appends to the four moments of a record's life, and
-the rule behind each. Does not look at any file: `lifetime_segments` answers for log segments that exist,
-`lifetime_traps` warns of settings that work against each other, `lifetime_chart` draws.
+Two forecasts: `lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
+rhythm, and `segment_lifetimes` for the log segments of an existing partition, from facts that `facts` read.
+Reads no file and removes nothing.
 
 For record i (from 0) of a log segment that holds N records, one every p, with R = `retention.ms`,
 C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps being append times:
@@ -15,31 +15,22 @@ C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps 
     readable at most   (N-1)·p + R + C      the first record, checked as late as possible
     on disk at most    (N-1)·p + R + C + D
 
-`retention.bytes` = B works alike with J·p in place of R, J = ceil(B / record size): a segment may go once J
-later records exist. The rule that comes first decides. A producer slower than R + C has every record
-collected before the next arrives, so its segments never fill (nor do they with B = 0). Between R and R + C
-the bounds hold but need not be reached.
+`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size): a segment
+may go once J later records exist. The rule that applies first decides. A producer slower than R + C has every
+record collected before the next one arrives, so its segments never fill (with B = 0 they never do). Between R
+and R + C the bounds hold but need not be reached.
 
-Pure; safe from any thread.
-
-segments:
-When each log segment of an existing partition can disappear, which rule decides, and what holds it back.
-
-Owns the forecast for facts that were already gathered; reads no file (`lifetime_facts` does) and removes
-nothing (`retention` does). The rules are those of a retention pass: every pass walks from the oldest segment
-and stops at the first that may stay, so
+For existing segments, a retention pass walks from the oldest segment and stops at the first that may stay, so
 
     E1  a segment becomes due at max(when the next older one does, min(its own rules)): one future-dated
-        segment holds back everything newer than it;
+        segment holds back every newer one;
     E2  the rules by time and size need `cleanup.policy` with delete, the one by log start offset never does;
     E3  the active segment counts too, but while records keep arriving its newest timestamp moves: its latest
-        moment follows from `segment.ms`, beyond which the next record opens another segment;
-    E4  from due to gone takes 1 ms to one check interval, and for ever when nobody checks.
+        moment follows from `segment.ms`, after which the next record opens another segment;
+    E4  from due to gone takes 1 ms to one check interval, and for ever when no process runs the checks.
 
-Times are epoch milliseconds. Pure; safe from any thread.
+Times are epoch milliseconds. Pure functions; safe from any thread.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -50,8 +41,8 @@ from typing import Any
 
 from tidegate.durations import format_duration, format_moment, format_size
 from tidegate.errors import InvalidError
-from tidegate.log.partitions.rolling import SegmentCapacity, records_per_segment
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
 # --- lifetime: How long a record really lives: the arithmetic for a steady workload that need not exist yet.
 

@@ -1,15 +1,9 @@
-"""A timeline as one self-contained HTML file: inline SVG, no script, no network, light and dark.
+"""Draw a timeline: as one self-contained HTML file, or as PNG or SVG.
 
-Owns the page; the palette is `lifetime_chart`'s, lightened where the page is dark. Every text from outside
-(topic names) is escaped.
-
-chart:
-A timeline as PNG or SVG, drawn with matplotlib (the `plot` extra); `lifetime_page` needs nothing.
-
-Owns colours, sizes and the placing of labels. The HTML page uses the same palette.
+The HTML file holds inline SVG, no script and no network reference, and follows the reader's light or dark
+theme. Every text from outside (topic names) is escaped. PNG and SVG are drawn with matplotlib (the `plot`
+extra). Both use one palette, lightened on dark pages.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 

@@ -34,9 +34,8 @@ from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.lifecycle import stable_guid
 from tidegate.integrity.manifest import Sent
 from tidegate.integrity.outlet import Outlet, outlet_of
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.sink.appending import compact
 from tidegate.waiting import waiting

@@ -31,9 +31,9 @@ from tidegate.integrity.state import PartitionState
 from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Note, Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.catalog import TopicDescription
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topics import TopicDescription
+from tidegate.log.log import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import OffsetRange
 

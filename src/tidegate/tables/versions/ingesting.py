@@ -44,7 +44,7 @@ from tidegate.integrity.state import Phase
 from tidegate.integrity.tolerance import tolerance_of
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import Note, Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler
