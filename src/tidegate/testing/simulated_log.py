@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
-from tidegate.integrity.outlet import SCHEMA, table_of
+from tidegate.integrity.sender import SCHEMA, table_of
 from tidegate.log.catalog import TopicState
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
 from tidegate.log.log import numbered
