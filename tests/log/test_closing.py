@@ -28,7 +28,7 @@ from tidegate.log.checkpoints import (
 from tidegate.log.checkpoints import Position as Kept
 from tidegate.log.log import Log
 from tidegate.log.producer_state import Origin
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from log_partitions import Place, one_record
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.log.fetch import Isolation, LogPoint
@@ -16,7 +17,6 @@ from tidegate.log.group_commit import GroupCommit
 from tidegate.log.log import Log
 from tidegate.log.producer_state import ProducerStates
 from tidegate.testing.faults import EffectCounter, FailSync
-from tidegate.testing.partitions import Place, one_record
 
 
 class SlowDisk:

@@ -29,7 +29,7 @@ from tidegate.log.retention import (
 from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 
 def row(number: str) -> pytest.MarkDecorator:

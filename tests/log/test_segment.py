@@ -24,7 +24,7 @@ from tidegate.log.segment import LogSegment
 from tidegate.log.segment_roll import roll_reason
 from tidegate.log.topic_config import TopicConfig
 from tidegate.randomness import SeededRandomness
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 from tidegate.testing.faults import FailAt
 
 

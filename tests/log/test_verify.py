@@ -17,7 +17,7 @@ from tidegate.log.producer_state import BatchMetadata, Origin, ProducerEntry, en
 from tidegate.log.verify.findings import MAX_KEPT_PER_KIND, Finding, Severity, parse_fail_on
 from tidegate.log.verify.scan import Compaction
 from tidegate.log.verify.verify import verify
-from tidegate.testing.building import (
+from tidegate.testing.batches import (
     CODECS,
     Rec,
     build_batch,
