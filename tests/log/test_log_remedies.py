@@ -278,7 +278,7 @@ def test_a_log_whose_writer_died_while_it_replaced_files_is_opened_once(folder: 
 
 
 @pytest.mark.parametrize(
-    "place", ["log.lifetime.lifetime._UNATTENDED: log clean", "log.lifetime.segments._lifetime: log clean"]
+    "place", ["log.lifetime.lifetime._UNATTENDED: log clean", "log.lifetime.lifetime._lifetime: log clean"]
 )
 def test_a_log_that_nobody_cleans_is_cleaned(home: Path, place: str) -> None:
     """The records are 50 years old: the first pass takes all of them that are in closed log segments."""
