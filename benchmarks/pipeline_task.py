@@ -40,8 +40,7 @@ from tidegate.tables.serdes.plain import DecodedColumn, String
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys.columns import decode_keys
 from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Tumbling
 from tidegate.windows.operators.shapes import WindowRows
 from windows_chain import (
     FIXED,

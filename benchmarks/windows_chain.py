@@ -40,8 +40,8 @@ from tidegate.tables.serdes.json_columns import JsonDecoder
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate, Tumbling
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import Moment, WindowRows
 from tidegate.windows.operators.windows import WindowOperator
 

@@ -23,7 +23,8 @@ from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
 from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import Moment
 
 TASK = "bench/dedupe/0"

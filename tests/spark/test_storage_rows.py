@@ -29,8 +29,7 @@ from tidegate.testing.tasks import last_of_each, window_rows
 from tidegate.testing.windows import ms
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.windows import Emit
 
 LATER = START + 86_400_000

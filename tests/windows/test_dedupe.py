@@ -14,7 +14,8 @@ from tidegate.testing.dedupe import VALUES, Record, batch_of, forwarded, operato
 from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.progress import OperatorState
 from tidegate.windows.operators.shapes import Moment

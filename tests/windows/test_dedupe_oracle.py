@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tidegate.testing.dedupe import VALUES, Oracle, Record, batch_of, forwarded, operator_on
 from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)

@@ -20,8 +20,7 @@ from tidegate.tables.serdes.plain import String
 from tidegate.testing.task_oracle import START, expected, key_format, rows_of, said, stream
 from tidegate.testing.tasks import Committed, TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.windows import Emit
 
 RULE = Deduplicate("id", within="2000ms", grace="1500ms")

@@ -35,8 +35,7 @@ from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys.columns import encode_keys
 from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Tumbling
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.windows import FutureGuard
 

@@ -34,8 +34,7 @@ from tidegate.testing.tasks import TaskRig
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Tumbling
 from tidegate.windows.operators.shapes import WindowRows
 
 START = 1_767_225_600_000

@@ -18,8 +18,7 @@ from tidegate.testing.task_oracle import expected, key_format, rows_of, said, st
 from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.windows import Emit
 
 VALUE = Json(id="string", n="int64", who="string")

@@ -50,8 +50,7 @@ from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.reducing import Reducer
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.windows import Emit, FutureGuard
 

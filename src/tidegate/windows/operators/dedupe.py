@@ -48,8 +48,8 @@ from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keeping import keep_events
 from tidegate.windows.keys.binary_columns import binary_column
-from tidegate.windows.kinds import LATEST
-from tidegate.windows.operators.dedupe_state import DedupeState, Deduplicate, ids_spec
+from tidegate.windows.kinds import LATEST, Deduplicate
+from tidegate.windows.operators.dedupe_state import DedupeState, ids_spec
 from tidegate.windows.operators.identities import check_columns, id_column
 from tidegate.windows.operators.late import LATE as LATE_REASON
 from tidegate.windows.operators.late import LateSettings, LateTable
@@ -58,8 +58,6 @@ from tidegate.windows.operators.shapes import LateRows, Moment, Output, Places
 from tidegate.windows.operators.stream_time import StreamClocks
 from tidegate.windows.stores.expiry import EARLIEST
 from tidegate.windows.stores.window_store import WindowStore
-
-__all__ = ["DedupeOperator", "Deduplicate"]
 
 Int32s = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]

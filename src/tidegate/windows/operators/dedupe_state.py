@@ -1,4 +1,4 @@
-"""What makes records one event, and what an operator that finds them keeps: definition, store and progress.
+"""What an operator that finds duplicates keeps: the ids in a store, and its progress.
 
 A `StateHandle` keeps in the checkpoint, beside the ids:
 
@@ -6,66 +6,20 @@ A `StateHandle` keeps in the checkpoint, beside the ids:
 
 The secret is the one the ids were made with; a checkpoint whose ids were made of other columns is refused.
 
-Thread rule: the definition is a value; a state belongs to its operator's thread.
+Thread rule: a state belongs to its operator's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
 import msgspec
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
-from tidegate.windows.kinds import LATEST
 from tidegate.windows.operators.progress import OperatorState, Progress
 from tidegate.windows.operators.stream_time import StreamClocks
 
-LatePolicy = Literal["drop", "forward"]
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class Deduplicate:
-    """What makes records one event, and for how long."""
-
-    columns: tuple[str, ...]
-    within_ms: int
-    grace_ms: int
-    late: LatePolicy
-    refresh: bool
-
-    def __init__(
-        self,
-        columns: str | Sequence[str],
-        within: DurationLike,
-        *,
-        grace: DurationLike | None = None,
-        late: LatePolicy = "drop",
-        refresh: bool = False,
-    ) -> None:
-        names = (columns,) if isinstance(columns, str) else tuple(columns)
-        if not names or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"deduplicate by the name of a column or several, not {columns!r}")
-        within_ms = _milliseconds("within", within)
-        if within_ms < 1:
-            raise InvalidError("deduplicate: within is 0 ms; nothing is a duplicate within no time at all")
-        if late not in ("drop", "forward"):
-            raise InvalidError(f"deduplicate: late is 'drop' or 'forward', not {late!r}")
-        object.__setattr__(self, "columns", names)
-        object.__setattr__(self, "within_ms", within_ms)
-        object.__setattr__(self, "grace_ms", within_ms if grace is None else _milliseconds("grace", grace))
-        object.__setattr__(self, "late", late)
-        object.__setattr__(self, "refresh", bool(refresh))
-
-    @property
-    def retention_ms(self) -> int:
-        """How much stream time of ids is kept: what the oldest record that is not late can still meet."""
-        return min(self.within_ms + self.grace_ms, LATEST)
 
 
 class _Extra(msgspec.Struct, array_like=True):
@@ -129,10 +83,3 @@ def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
         [pa.field("offset", pa.int64(), nullable=False), pa.field("partition", pa.int32(), nullable=False)]
     )
     return StoreSpec(name, Merge.LAST, payload=payload, bucket_ms=bucket_ms)
-
-
-def _milliseconds(what: str, value: DurationLike) -> int:
-    try:
-        return duration_ms(value)
-    except InvalidError as error:
-        raise InvalidError(f"deduplicate: {what}: {error}") from None
