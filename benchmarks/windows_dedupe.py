@@ -24,8 +24,8 @@ from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
 from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
 from tidegate.windows.operators.dedupe import DedupeOperator
-from tidegate.windows.operators.shapes import Moment
 
 TASK = "bench/dedupe/0"
 ALIVE = 2_500_000

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
     from tidegate.windows.operators.late import LateSettings
-    from tidegate.windows.operators.windows import Emit, FutureGuard
+    from tidegate.windows.operators.windowed_operator import Emit, FutureGuard
 
 _HOMES = {
     "App": "tidegate.pipeline.definition.app",

@@ -22,8 +22,8 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.segmented_store import StoreState
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.window_store import WindowStore
 
 RETENTION, INTERVAL, BUCKET = 40, 16, 8

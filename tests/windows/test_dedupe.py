@@ -15,10 +15,10 @@ from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.clock import OperatorState
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.progress import OperatorState
-from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)
 

@@ -11,8 +11,8 @@ from tidegate.testing.dedupe import VALUES, Oracle, Record, batch_of, forwarded,
 from tidegate.testing.windows import ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
 from tidegate.windows.operators.dedupe import DedupeOperator
-from tidegate.windows.operators.shapes import Moment
 
 NOW = Moment(now_ms=0)
 

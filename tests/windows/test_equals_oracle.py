@@ -23,8 +23,8 @@ from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, WindowOracle, m
 from tidegate.testing.workers import Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.base import Moment, Output, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 

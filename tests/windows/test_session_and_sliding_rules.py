@@ -18,11 +18,12 @@ from tidegate.testing.windows import Record, SlidingOracle, WindowOracle, ms
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.base import Moment, Output, WindowRows
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
-from tidegate.windows.operators.windows import FutureGuard, WindowOperator
+from tidegate.windows.operators.windowed_operator import FutureGuard
+from tidegate.windows.operators.windows import WindowOperator
 
 VALUES = pa.schema([("value", pa.int64())])
 Emitted = tuple[int, int, int, int | None]  # start, end, timestamp, count (None: deleted)

@@ -16,8 +16,8 @@ from tidegate.testing.windows import Record, SessionOracle
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.session import SessionOperator
 
 Sessions = dict[tuple[bytes, int, int], tuple[int, int | None]]
 

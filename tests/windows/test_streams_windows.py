@@ -14,11 +14,10 @@ from tidegate.testing.kafka_sliding import KafkaSlidingOracle
 from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, ms, oracle_of
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Hopping, Session, Sliding, WindowKind
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 

@@ -11,14 +11,12 @@ import pytest
 
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
-from tidegate.windows.stores import time_segments
-from tidegate.windows.stores.expiry import Compat, Expiry, divide
+from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, encode_keys
+from tidegate.windows.stores import segments as time_segments
+from tidegate.windows.stores.segmented_store import WindowsState
+from tidegate.windows.stores.segments import Compat, Expiry, TimeSegments, divide, segment_start_of
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import PAYLOAD
-from tidegate.windows.stores.time_segments import TimeSegments, segment_start_of
+from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
 
 I = 60_000  # noqa: E741 - the interval, as everywhere
@@ -199,9 +197,9 @@ def test_nobody_else_in_the_code_calls_cleanup() -> None:
                 if "cleanup_expired_segments" in called:
                     callers.add(f"{path.stem}.{function.name}")
     assert callers == {
-        "time_segments.get_or_create_segment_if_live",
-        "time_segments.advance",
-        "time_segments.open_existing",
+        "segments.get_or_create_segment_if_live",
+        "segments.advance",
+        "segments.open_existing",
     }
 
 

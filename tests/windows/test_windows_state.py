@@ -8,9 +8,8 @@ import pytest
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndexState, ExtraState, Merge, StoreSpec
 from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import PAYLOAD
+from tidegate.windows.stores.segmented_store import Position, WindowsState
+from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
 
 GOLDEN = "9601cd30390102cd0100" + "81a174" + "8203cd03e80005"

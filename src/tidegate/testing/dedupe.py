@@ -16,8 +16,8 @@ from tidegate.randomness import SeededRandomness
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Output
 from tidegate.windows.operators.dedupe import DedupeOperator
-from tidegate.windows.operators.shapes import Output
 
 VALUES = pa.schema([pa.field("id", pa.string()), pa.field("n", pa.int64())])
 

@@ -16,7 +16,7 @@ from typing import Any
 from tidegate.testing.dedupe import Oracle as DedupeOracle
 from tidegate.testing.dedupe import Record as DedupeRecord
 from tidegate.testing.windows import Clock, Record, WindowOracle, oracle_of
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat
 from tidegate.windows.kinds import Deduplicate, Session, Sliding, WindowKind
 
 START = 1_767_225_600_000

@@ -21,7 +21,7 @@ from tidegate.testing.task_oracle import expected, key_format, rows_of, said, st
 from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 KINDS: list[WindowKind] = [

@@ -22,7 +22,7 @@ from tidegate.tables.serdes.plain import String
 from tidegate.testing.tasks import Round, TaskRig
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Deduplicate, Session, Tumbling
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 START = 1_767_225_600_000
 

@@ -17,9 +17,9 @@ from tidegate.tables.serdes.plain import String
 from tidegate.testing.task_oracle import expected, key_format, rows_of, said, stream
 from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 VALUE = Json(id="string", n="int64", who="string")
 KINDS: dict[str, WindowKind] = {
