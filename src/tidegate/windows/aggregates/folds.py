@@ -9,8 +9,8 @@ Notes are kept of every window: how many records, their latest event time (the t
 and highest offset.
 
 `resolve` checks definitions against the columns there are. A user's column `x` comes in as `value:x`, a record's
-position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as `0:total`; so a column
-called `key` or an aggregate called `ts` is a name like any other.
+position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as `0:total`; so
+a column called `key` or an aggregate called `ts` is a name like any other.
 
 Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before.
 They are exact, so a count, a sum or a mean equals that of the rows that are left, whatever came and was taken back.
