@@ -12,7 +12,7 @@ import pytest
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, encode_keys
-from tidegate.windows.stores import segments as time_segments
+from tidegate.windows.stores import segments
 from tidegate.windows.stores.segmented_store import WindowsState
 from tidegate.windows.stores.segments import Compat, Expiry, TimeSegments, divide, segment_start_of
 from tidegate.windows.stores.session_store import SessionStore
@@ -190,7 +190,7 @@ def test_the_call_chain_of_a_put_is_the_one_of_the_diagram(calls: list[list[str]
 
 def test_nobody_else_in_the_code_calls_cleanup() -> None:
     callers = set()
-    for path in Path(time_segments.__file__).parent.glob("*.py"):
+    for path in Path(segments.__file__).parent.glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
                 called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
@@ -204,7 +204,7 @@ def test_nobody_else_in_the_code_calls_cleanup() -> None:
 
 
 def test_operators_and_tables_drop_rows_through_time_segments_only() -> None:
-    source = Path(time_segments.__file__).parents[2]
+    source = Path(segments.__file__).parents[2]
     callers = set()
     for path in [*(source / "windows").rglob("*.py"), *(source / "tables").rglob("*.py")]:
         called = {
@@ -212,7 +212,7 @@ def test_operators_and_tables_drop_rows_through_time_segments_only() -> None:
         }
         if called & {"drop_segments", "prune"}:
             callers.add(path.stem)
-    assert callers - {"panes"} == {"time_segments"}, "tiles, which nothing runs, have panes of their own"
+    assert callers == {"segments"}
 
 
 CALLER = "TimeSegments.get_or_create_segment_if_live"
