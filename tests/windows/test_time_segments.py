@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, encode_keys
 from tidegate.windows.stores import segments
 from tidegate.windows.stores.segmented_store import WindowsState
@@ -18,6 +17,7 @@ from tidegate.windows.stores.segments import Compat, Expiry, TimeSegments, divid
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I = 60_000  # noqa: E741 - the interval, as everywhere
 

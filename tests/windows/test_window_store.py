@@ -13,12 +13,12 @@ import pytest
 from tidegate.errors import InvalidError, OverloadError, TidegateWarning, WindowedKeyFormatError
 from tidegate.metrics import Metrics
 from tidegate.storage import open_backend
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, Windowed, encode_keys
 from tidegate.windows.stores.segmented_store import Position
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.value_store import StoreIterator, TimestampedValue
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I, W = 60_000, 3  # noqa: E741 - the interval, as everywhere
 Log = list[tuple[bytes, bytes | None, int]]
