@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.offset_ranges import OffsetRange, Planner
 from tidegate.spark.options import SourceOptions
 from tidegate.spark.topic_source import TidegateDataSource, read_range

@@ -17,8 +17,8 @@ from tidegate.files import Files
 from tidegate.integrity import audit_topic, without_control
 from tidegate.integrity.header import FINAL, ControlType
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import HEADERS_TYPE
+from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.options import SINK_NAMES, SinkOptions
 from tidegate.spark.topic_sink import COLUMNS, Attempt, Outbox, RowShaper, append_batch, check_names
@@ -383,4 +383,6 @@ def test_options_that_are_wrong_are_said(wrong: dict[str, str], complaint: str) 
 def test_the_page_of_the_sink_names_every_option_and_column() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "spark-sink.md").read_text()
     sparks_own = {"path", "queryName"}
-    assert [name for name in (*SINK_NAMES, *COLUMNS) if name not in sparks_own and f"`{name}`" not in page] == []
+    assert [
+        name for name in (*SINK_NAMES, *COLUMNS) if name not in sparks_own and f"`{name}`" not in page
+    ] == []

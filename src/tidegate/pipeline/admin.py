@@ -23,8 +23,8 @@ import msgspec
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.checkpoint import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lease import Generation

@@ -46,7 +46,7 @@ from tidegate.pipeline.topology import (
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited, as_table
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 # -- flow -----------------------------------------------------------------------------------------
 

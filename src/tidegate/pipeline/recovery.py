@@ -30,8 +30,8 @@ from tidegate.clock import Clock
 from tidegate.durations import format_duration
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.integrity.verdicts import INTEGRITY_LAG_MS
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.checkpoint import (
     KEPT,
     VERSION,
@@ -52,7 +52,7 @@ from tidegate.pipeline.topology import To, serde, window
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
-from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
+from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 # -- topics ---------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
 from tidegate.integrity.verdicts import tolerance_of
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.pipeline.expressions import nearest
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.topology import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka
+from tidegate.log.log import bootstrap_servers, folder_path, is_kafka
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import storage_task
 from tidegate.storage import StorageConfig, TenantLimits, state_key_id

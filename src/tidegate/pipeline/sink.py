@@ -91,16 +91,16 @@ from tidegate.errors import CorruptError, FencedError, InvalidError
 from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
 from tidegate.integrity.sender import Chains, ChainState
 from tidegate.kernels.integrity_headers import MANAGED
-from tidegate.log.access.embedded import Log
+from tidegate.log.fetch import Isolation
 from tidegate.log.format.batch import HEADER_SIZE, BatchHeader, iter_headers
 from tidegate.log.format.decode import decode
 from tidegate.log.format.encode import encode_together
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.kafka.writer import KafkaWriter
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
 from tidegate.pipeline.analyzer import ValueFormat
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import BadRecord, Delivery, Parcel, Section, Tick
@@ -110,10 +110,9 @@ from tidegate.storage import BucketIndex, Merge, StoreSpec
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.waiting import waiting
 from tidegate.windows.events import EventBatch, Int64s
-from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, encode_keys, partitions_of_inner_keys
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.shapes import Flags, Rows, WindowRows
+from tidegate.windows.operators.base import Flags, Rows, WindowRows
 
 # -- parcels --------------------------------------------------------------------------------------
 

@@ -60,8 +60,8 @@ from tidegate.integrity.validator import (
 )
 from tidegate.integrity.verdicts import Finding, Tolerance, Verdict, tolerance_of
 from tidegate.kernels.integrity_headers import MANAGED
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import DEFAULT_MAX_BYTES
+from tidegate.log.log import Log
+from tidegate.log.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.dead_letters import (
     SourceState,
     decode_state,

@@ -65,11 +65,10 @@ from tidegate.tables.queries.results import Row, Rows
 from tidegate.tables.queries.spark_frame import address_for_spark
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.tables.table import Positions, Table
-from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
+from tidegate.windows.keys import SessionWindow, TimeWindow, partitions_of_inner_keys
 from tidegate.windows.kinds import LATEST, Session, Sliding
+from tidegate.windows.operators.base import WindowRows
 from tidegate.windows.operators.dedupe import DedupeOperator
-from tidegate.windows.operators.shapes import WindowRows
 
 # -- snapshot -------------------------------------------------------------------------------------
 

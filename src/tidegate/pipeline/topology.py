@@ -35,13 +35,11 @@ from tidegate.tables.serdes.avro import Avro
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
-from tidegate.windows.aggregates.definitions import AggregateDefinition
-from tidegate.windows.aggregates.reducing import Reducer
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout, dedupe_layout, window_layout
-from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
+from tidegate.windows.operators.windowed_operator import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.flow import Flow

@@ -39,8 +39,7 @@ import pyarrow.compute as pc
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InternalError, InvalidError, TidegateError
 from tidegate.files import Files
-from tidegate.log.access.connect import folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.held_events import (
@@ -65,8 +64,8 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.runs.assembling import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
-from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.operators.shapes import (
+from tidegate.windows.keys import partitions_of_inner_keys
+from tidegate.windows.operators.base import (
     RESULT_COPIES,
     Flags,
     Moment,
@@ -75,7 +74,7 @@ from tidegate.windows.operators.shapes import (
     join_rows,
     rows_that_fit,
 )
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 # -- opening --------------------------------------------------------------------------------------
 

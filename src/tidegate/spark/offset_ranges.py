@@ -34,13 +34,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partition_view import Bounds, PartitionView
-from tidegate.log.access.positions import Position as StartPosition
-from tidegate.log.access.positions import PositionKind
 from tidegate.log.format.batch import iter_headers
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log, open_log
+from tidegate.log.partition_reader import Bounds, PartitionView
+from tidegate.log.reader import Position as StartPosition
+from tidegate.log.reader import PositionKind
 from tidegate.spark.options import SourceOptions
 
 # -- ranges ---------------------------------------------------------------------------------------

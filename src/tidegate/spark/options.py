@@ -67,9 +67,8 @@ from typing import TYPE_CHECKING, Any
 from tidegate.durations import duration_ms, moment_ms, size_bytes
 from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.log.access.connect import folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log, folder_path, is_kafka, open_log
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.port import StorageBackend

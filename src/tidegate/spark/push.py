@@ -36,7 +36,7 @@ import msgspec
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.errors import Failure, describe, rebuild
 from tidegate.spark.push_rows import ANSWER_DDL, Answer, SendOrder, answer_of, row_shape, send_in_task, shaped
 from tidegate.storage import open_backend, state_key_id

@@ -49,9 +49,8 @@ from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Outlet, outlet_of
 from tidegate.integrity.state import Sent
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.spark.topic_sink import compact
 from tidegate.tables.serdes.json_serde import Json, encode_objects
 from tidegate.tables.serdes.named import require_serde
@@ -237,7 +236,7 @@ def _arrow_function() -> Any:
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:
     """Kafka's partition of each key; rows without a key come together in partition 0, where they are counted."""
-    from tidegate.log.access.partitioner import partitions_of_column
+    from tidegate.log.writer import partitions_of_column
 
     return pa.array(partitions_of_column(keys.cast(pa.binary()), partitions))
 

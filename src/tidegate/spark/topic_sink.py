@@ -78,10 +78,10 @@ from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
 from tidegate.kernels.integrity_headers import MANAGED
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.format.records import HEADERS_TYPE, RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
+from tidegate.log.writer import Partitioner
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.spark.options import SinkOptions
 from tidegate.spark.workers import freeze_once
