@@ -21,7 +21,7 @@ from _report import Report, demand
 from _storage import MINUTE, START_MS, TASK, Store, batches, events_spec, key_names, scratch_folder
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.reading.plan import RangeRequest, Time
+from tidegate.storage.reader import RangeRequest, Time
 from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 
 KEYS, BATCH, ROUND = 100_000, 100_000, 50_000

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tidegate.errors import OverloadError
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import PlainState
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.reading.plan import RangeRequest
+from tidegate.storage.reader import RangeRequest
 from tidegate.testing.threads import Beside
 from tidegate.testing.workers import TASK, Worker, store
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool, relief_shares
 from tidegate.testing.threads import Beside, until
 

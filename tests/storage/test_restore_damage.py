@@ -14,8 +14,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, TidegateError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.manifest import Token, reachable
 from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 from tidegate.testing.simulated_worker import SimulatedWorker
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.integrity.differences import Kind
     from tidegate.log.verify.findings import Findings
     from tidegate.log.verify.report import Report
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- --spark, --master, --jobs ---------------------------------------------------------------------
@@ -680,7 +680,7 @@ def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str
 def _backend(state: str) -> StorageBackend | None:
     """The state, if there is any: a topic needs none."""
     from tidegate.storage import open_backend
-    from tidegate.storage.backends.port import NoStateError
+    from tidegate.storage.backends.base import NoStateError
 
     try:
         return open_backend(state, read_only=True)

@@ -19,15 +19,21 @@ import pyarrow as pa
 
 from tidegate.errors import InternalError
 from tidegate.kernels.run_matching import match_runs
-from tidegate.storage.context import RuntimeContext
-from tidegate.storage.index.entries import AppendBatch, RunEntry
-from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.index import AppendBatch, BucketIndexState, RunEntry
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.runs.assembling import gather, merge_need, merge_needs, picked_need, window_words, words
-from tidegate.storage.runs.building import FoldedRows
-from tidegate.storage.runs.hashing import Int32s, binary_parts
+from tidegate.storage.runs.build import FoldedRows
+from tidegate.storage.runs.columns import (
+    Int32s,
+    binary_parts,
+    gather,
+    merge_need,
+    merge_needs,
+    picked_need,
+    window_words,
+    words,
+)
 from tidegate.storage.runs.run import Int64s, Run
-from tidegate.storage.runtime import WorkerStorageRuntime
+from tidegate.storage.runtime import RuntimeContext, WorkerStorageRuntime
 from tidegate.storage.spec import StoreSpec
 
 

@@ -22,14 +22,11 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned
-from tidegate.storage.index.state import BucketIndexState
-from tidegate.storage.parts import StorageParts
-from tidegate.storage.runs.building import FoldedRows, build_runs
+from tidegate.storage.index import AppendBatch, BucketIndexState, HotCopy, Pruned
+from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
+from tidegate.storage.runs.build import FoldedRows, SortedRows, build_runs, build_sorted_runs
 from tidegate.storage.runs.run import Run
-from tidegate.storage.runs.sorted_rows import SortedRows, build_sorted_runs
 from tidegate.storage.spec import Cursor, Merge
-from tidegate.storage.tasks import AttachedStore, TaskStorage
 
 
 class StorageWriter:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidegate.randomness import SeededRandomness
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import PlainState
 from tidegate.storage.runs.aggregates import Count, Max, Min, Sum
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.testing.storage import Contents, StoreOracle, keys_of_one_hash

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tidegate.storage.index.state import BucketIndexState
-from tidegate.storage.reading.loaded import keyed_schema, result_schema
-from tidegate.storage.reading.plan import All, Bounds
-from tidegate.storage.reading.reader import StorageReader
+from tidegate.storage.index import BucketIndexState
+from tidegate.storage.ranges import keyed_schema, result_schema
+from tidegate.storage.reader import All, Bounds, StorageReader
 from tidegate.storage.spec import RESERVED, Merge, StoreSpec
 
 

@@ -12,18 +12,78 @@ P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15).
 P2  relief runs without the pool's lock, so it may release, evict and wait like anybody else (INV-16).
 
 Safe from any thread.
+
+allocator:
+What the process does with memory that a batch gave back: keep some of it for the next one.
+
+A batch makes and drops columns of some megabytes each. Left alone, the C library hands such memory back to the
+operating system when a batch ends, and the next batch gets it again page by page, each cleared and counted: a tenth
+of the time of a chain of operators.
+
+A1  at most `KEPT_BYTES` of free memory are kept at the end of the heap; what is freed beyond that goes back at once.
+A2  columns of `MAPPED_BYTES` and more are never part of the heap: they go back when they are dropped.
+A3  threads that begin later share the one heap. With heaps of their own each would keep what it freed from the others,
+    and ask the system for more.
+A4  it is a hint: where the C library has no such setting, nothing happens, and nothing depends on it.
+
+For the whole process, once. Safe from any thread.
+
+caches:
+The two caches of runs in memory: `WriteBuffer` for rows just accepted, `BaseRuns` for compacted and rehydrated ones.
+
+Owns: which hot copies exist, and their bytes in the pool. Does not own what a run means (the index), nor when
+one goes away (writer, maintenance).
+
+C1  a hot copy is charged with its run's logical bytes, to its cache's tenant.
+C2  ids come from one counter of the process, so an id is never seen twice, in either cache, also after `clear`.
+C3  whoever holds a `HotCopy` keeps its rows: removing one only ends its accounting.
+C4  the write buffer takes rows of a caller in all together or not at all, and makes the caller wait at the worker
+    total. Base runs never wait: what compaction makes replaces runs that leave in a moment, and what would be
+    rehydrated without room is not (`has_room`).
+
+Safe from any thread.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+import ctypes
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.memory.waiting import Line
+from tidegate.storage.runs.run import Run
+
+# --- allocator: What the process does with memory that a batch gave back: keep some of it for the next one.
+
+KEPT_BYTES: Final = 128 << 20
+GROWN_BYTES: Final = 16 << 20  # by which the heap grows, at least
+MAPPED_BYTES: Final = 32 << 20  # as far as the C library would go by itself in time
+HEAPS: Final = 1
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # numbers of glibc's malloc.h
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Have freed memory kept within A1; whether the C library does."""
+    settings = (
+        (_MMAP_THRESHOLD, MAPPED_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES), (_TOP_PAD, GROWN_BYTES), (_ARENA_MAX, HEAPS),
+    )  # fmt: skip
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return False
+    return all(set_option(number, nbytes) == 1 for number, nbytes in settings)
+
+
+# --- pool: The worker's ledger of memory: bytes the caches own, by (task, tenant), under one total.
 
 
 class ReliefShare(NamedTuple):
@@ -235,3 +295,100 @@ def relief_shares(
 def _check(nbytes: int) -> None:
     if nbytes < 0:
         raise InternalError(f"{nbytes} bytes asked of the memory pool; a size is never negative")
+
+
+# --- caches: The two caches of runs in memory: `WriteBuffer` for rows just accepted, `BaseRuns` for …
+
+
+class HotRuns:
+    """Hot copies of one tenant, of all tasks of the worker: what both caches have in common."""
+
+    tenant: ClassVar[Tenant]
+
+    def __init__(self, pool: WorkerMemoryPool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._tasks: dict[str, dict[int, HotCopy]] = {}
+
+    def shrink(self, task: str, old: HotCopy, rest: Run) -> HotCopy:
+        """A copy with some of the keys of `old`, beside it until the caller removes one of the two; never waits."""
+        self._check(old)
+        self._pool.reserve_over_limit(task, self.tenant, rest.nbytes)
+        return self._keep(task, rest, complete=False)
+
+    def remove(self, task: str, hot: HotCopy) -> int:
+        """Drop a hot copy; the bytes given back, 0 when it was gone already."""
+        return self.remove_all(task, [hot])
+
+    def remove_all(self, task: str, hots: Iterable[HotCopy]) -> int:
+        """Drop several at once; the bytes given back."""
+        wanted = list(hots)
+        for hot in wanted:
+            self._check(hot)
+        with self._lock:
+            mine = self._tasks.get(task, {})
+            found = [gone for hot in wanted if (gone := mine.pop(hot.id, None)) is not None]
+        nbytes = sum(gone.run.nbytes for gone in found)
+        self._pool.release(task, self.tenant, nbytes)
+        return nbytes
+
+    def count(self, task: str) -> int:
+        with self._lock:
+            return len(self._tasks.get(task, ()))
+
+    def clear(self, task: str) -> int:
+        """Drop all of a task's, other tasks untouched; the bytes given back."""
+        with self._lock:
+            gone = self._tasks.pop(task, {})
+        nbytes = sum(hot.run.nbytes for hot in gone.values())
+        self._pool.release(task, self.tenant, nbytes)
+        return nbytes
+
+    def _keep(self, task: str, run: Run, *, complete: bool = True) -> HotCopy:
+        hot = HotCopy(self.tenant, next_tick(), run, complete)
+        with self._lock:
+            self._tasks.setdefault(task, {})[hot.id] = hot
+        return hot
+
+    def _check(self, hot: HotCopy) -> None:
+        if hot.tenant is not self.tenant:
+            raise InternalError(f"hot copy {hot.id} belongs to {hot.tenant}, not {self.tenant}")
+
+
+class WriteBuffer(HotRuns):
+    """Deltas: runs as they were accepted, until they are compacted, evicted or pruned."""
+
+    tenant = Tenant.WRITE_BUFFER
+
+    def put_all(self, task: str, runs: Sequence[Run], *, forced: bool = False) -> list[HotCopy]:
+        """Take the runs in, all or none. At the worker total this waits, or raises `OverloadError`; never when
+        `forced`, for state blobs that are flushed to make room."""
+        reserve = self._pool.reserve_over_limit if forced else self._pool.reserve
+        kept: list[HotCopy] = []
+        try:
+            for run in runs:
+                reserve(task, self.tenant, run.nbytes)
+                kept.append(self._keep(task, run))
+        except BaseException:
+            self.remove_all(task, kept)
+            raise
+        return kept
+
+    def is_over_limit(self, task: str, incoming_bytes: int = 0) -> bool:
+        """Whether the task's deltas, with what is about to come, are above the soft max; exactly there is not."""
+        return self._pool.is_above_soft(task, self.tenant, incoming_bytes)
+
+
+class BaseRuns(HotRuns):
+    """Bases: merged runs, and stored ones that were brought back for readers."""
+
+    tenant = Tenant.BASE_RUNS
+
+    def put(self, task: str, run: Run) -> HotCopy:
+        """Take a run in, whatever room there is: its inputs leave in a moment, or `has_room` was asked."""
+        self._pool.reserve_over_limit(task, self.tenant, run.nbytes)
+        return self._keep(task, run)
+
+    def has_room(self, task: str, nbytes: int) -> bool:
+        """Whether so many bytes more bring no relief near: at or below the low watermarks of task and worker."""
+        return self._pool.has_room(task, self.tenant, nbytes)

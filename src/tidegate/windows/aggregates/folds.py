@@ -25,7 +25,7 @@ from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, TidegateError, is_transient
 from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column, words
+from tidegate.storage.runs.columns import int64_column, words
 from tidegate.windows.aggregates.retractable import WEIGHT
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
 from tidegate.windows.keys.binary_columns import Int32s

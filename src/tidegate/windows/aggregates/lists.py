@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.storage.runs.aggregates import input_column
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.picking import order_keys
+from tidegate.storage.runs.aggregates import input_column, order_keys
+from tidegate.storage.runs.columns import int64_column, words
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]

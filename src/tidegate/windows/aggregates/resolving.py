@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage import Count, First, Last, Max, Mean, Min, Sum
-from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column
-from tidegate.storage.runs.picking import order_keys
+from tidegate.storage.runs.aggregates import Aggregate, order_keys
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.distinct import ApproxCountDistinct, CountDistinct
 from tidegate.windows.aggregates.lists import Collect, TopK

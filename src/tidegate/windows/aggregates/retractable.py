@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from tidegate.kernels.folding import add_numbers
 from tidegate.storage import Mean, Sum
 from tidegate.storage.runs.aggregates import input_column
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import Int32s
+from tidegate.storage.runs.columns import Int32s, int64_column, words
 
 WEIGHT: Final = "at:weight"
 _INT64, _DOUBLE = pa.int64(), pa.float64()

@@ -43,8 +43,7 @@ from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide,
 from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import BucketIndexState, SortedRows, WorkerStorageRuntime
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
+from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keeping import keep_events
 from tidegate.windows.keys.binary_columns import binary_column

@@ -21,7 +21,7 @@ from tidegate.kernels.assignment import list_windows
 from tidegate.kernels.hops import list_hops, reach_of_hops
 from tidegate.storage import ScratchLimiter
 from tidegate.storage.merged_append import MergedRows, TouchedRows
-from tidegate.storage.runs.assembling import (
+from tidegate.storage.runs.columns import (
     gather_keys,
     is_word,
     list_bytes,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.storage import RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import LATEST, Hopping, Tumbling, Unlimited

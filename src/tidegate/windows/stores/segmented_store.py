@@ -34,8 +34,7 @@ from tidegate.storage import (
     Time,
 )
 from tidegate.storage.merged_append import MergedRows, TouchedRows, append_merged, touched_rows
-from tidegate.storage.runs.assembling import words
-from tidegate.storage.runs.hashing import UInt64s
+from tidegate.storage.runs.columns import UInt64s, words
 from tidegate.windows.stores.expiry import LATEST, Expiry, Flags, Int64s
 from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.time_segments import TimeSegments
