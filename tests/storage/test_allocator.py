@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from tidegate.storage.memory.pool import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
+from tidegate.storage.memory.allocator import KEPT_BYTES, MAPPED_BYTES, keep_freed_memory
 
 COUNT_FAULTS = """
 import resource, sys
 import numpy as np
-from tidegate.storage.memory.pool import keep_freed_memory
+from tidegate.storage.memory.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 
@@ -30,7 +30,7 @@ print(min(batch(sizes) for _ in range(3)))
 
 COUNT_HEAPS = """
 import ctypes, sys, threading
-from tidegate.storage.memory.pool import keep_freed_memory
+from tidegate.storage.memory.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 libc = ctypes.CDLL(None)

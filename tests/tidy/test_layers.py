@@ -124,7 +124,6 @@ def test_modules_of_the_log_import_modules_before_them(path: Path) -> None:
 STORAGE_FACADE = {
     "tidegate.storage",
     "tidegate.storage.backends.base",
-    "tidegate.storage.merged_append",
     "tidegate.storage.runs.aggregates",
     "tidegate.storage.runs.columns",
 }

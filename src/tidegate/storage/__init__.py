@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
     from tidegate.storage.state import PROGRESS, StateHandle
     from tidegate.storage.state_cache import BytesCodec, StateCodec
-    from tidegate.storage.writer import StorageWriter
+    from tidegate.storage.writer import MergedRows, StorageWriter, TouchedRows, touched_rows
 
 _HOME = {
     "backends.opening": ("open_backend",),
@@ -57,7 +57,7 @@ _HOME = {
     "state": ("StateHandle", "PROGRESS"),
     "state_cache": ("BytesCodec", "StateCodec"),
     "metrics": ("StorageStats",),
-    "writer": ("StorageWriter",),
+    "writer": ("MergedRows", "StorageWriter", "TouchedRows", "touched_rows"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -80,6 +80,7 @@ __all__ = [
     "Max",
     "Mean",
     "Merge",
+    "MergedRows",
     "Min",
     "PlainState",
     "Pruned",
@@ -100,11 +101,13 @@ __all__ = [
     "Tenant",
     "TenantLimits",
     "Time",
+    "TouchedRows",
     "WorkerStorageRuntime",
     "open_backend",
     "resign",
     "state_key_id",
     "state_keys",
+    "touched_rows",
 ]
 
 

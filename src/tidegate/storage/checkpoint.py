@@ -1,34 +1,29 @@
-"""A checkpoint of a task: everything stored, one cut through all its stores, a manifest, a token.
+"""Checkpoint a task (one cut through all its stores, a manifest, a token) and restore a task from a token.
 
-Dirty state goes to the shelf and unstored runs into packs, again and again until, in one step in which nothing else
-can happen to the task, every cache is clean and every run stored. That moment is the cut. It names its
-runs and pins their packs in the same critical sections; the manifest is written from it while readers and
-background maintenance go on.
+A checkpoint flushes dirty state and stores unstored runs until, in one step in which nothing else can happen to the
+task, every cache is clean and every run stored. That moment is the cut. It names its runs and pins their packs in the
+same critical sections; the manifest is written from it while readers and background maintenance continue.
 
-C1  one consistent cut (INV-18): rows, state blobs, named values, counters and extras are those of one moment.
+C1  one consistent cut (INV-18): rows, state blobs, named values and counters are those of one moment.
 C2  every pack it names is pinned from the cut until it is held for the checkpoint, and held until the checkpoint is
     released, or a later one is begun that finds enough newer ones retained (INV-10).
 C3  incremental: runs that are stored already are named, not written.
-C4  a bucket that does not come to rest fails the checkpoint with its name; none is left out.
-C5  when nothing came, went or moved since the last one, that one's token is given again, and nothing is written.
+C4  a bucket that changes in every attempt fails the checkpoint with its name; none is left out.
+C5  when nothing came, went or moved since the last one, that one's token is returned again, and nothing is written.
 
-Runs on the operator's thread. A generator: the phases of the dumps, `cut`, `written`.
-
-restoring:
-Restoring a task from a token: exactly that task's content, caches, budgets and queues are replaced.
-
-Only metadata is read: the manifest and those it builds on. No pack is opened before somebody reads from it, so
-the time to the first read does not depend on the rows.
+A restore replaces exactly that task's content, caches, budgets and queues. It reads only metadata: the manifest and
+those it builds on. No pack is opened before rows are read from it, so the time to the first read does not depend on
+the number of rows.
 
 R1  everything that can be refused (a token of another backend or task, a damaged manifest, a store of another
     shape) is refused before anything is changed.
-R2  other tasks are not touched (INV-19). Leases that are still open on the task's old runs stay valid until
-    they are closed; operations of before find that their bucket changed, and give up.
+R2  other tasks are not touched (INV-19). Open leases on the task's old runs stay valid until they are closed; older
+    operations find that their bucket changed, and stop.
 R3  the backlog of the restored rows is taken without waiting.
-R4  packs that only the given-up future used are garbage collection's: another token may still name them.
-"""
+R4  packs that only the abandoned future used are garbage collection's: another token may still name them.
 
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
+Runs on the operator's thread. `checkpoint` is a generator: the phases of the dumps, `cut`, `written`.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +41,7 @@ from tidegate.storage.parts import AttachedStore, Mark, Standing, StorageParts, 
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
 from tidegate.storage.state import extras_of
 
-# --- checkpointing: A checkpoint of a task: everything stored, one cut through all its stores, a manifest …
+# -- checkpoint --------------------------------------------------------------------------------------
 
 MAX_ATTEMPTS = 64
 _CURSOR = struct.Struct("<qq")
@@ -245,7 +240,7 @@ def _cursor_name(store: str) -> str:
     return f"cursor/{store}"
 
 
-# --- restoring: Restoring a task from a token: exactly that task's content, caches, budgets and queues are …
+# -- restore -----------------------------------------------------------------------------------------
 
 
 def restore(

@@ -1,60 +1,32 @@
-"""The bucket index: which runs a store has, where each lies, and under which version.
-
-entries:
-What the index knows of a run and of a bucket. Both are values: a change makes a new one.
+"""The index of a store: which runs it has, in which buckets, where each lies, under which version.
 
 A run is *one* logical thing with up to two places: a hot copy in memory and a stored copy in a pack. Dumping
-gives it the second, evicting takes the first away, rehydrating brings it back; none of them changes the
-content, so a row can never be counted twice. Compaction replaces several runs by one.
-
-A hot copy may hold only some keys (`complete` is false after a per-key eviction): every key it lists is there
-with all its rows, every other key of the run is read from the stored copy. A run without a stored copy always
-has a complete hot copy.
+adds the second, evicting takes the first away, rehydrating brings it back; none of them changes the
+content, so a row can never be counted twice. Compaction replaces several runs by one. A hot copy may hold only some
+keys (`complete` is false after a per-key eviction): every key it lists is there with all its rows, every other key of
+the run is read from the stored copy.
 
 `order` is the run's turn inside its bucket: for `last`, the higher order wins. A merged run takes the highest
 order of its inputs, and inputs are always neighbours in order.
 
-rules:
-What a change of the index must keep, and when a bucket is worth merging. Pure: nothing here is locked.
+`BucketIndex` is the one owner of the run lists. Buckets are values; a change puts a new `Bucket` in place of the old
+under one short lock, under which nothing is read, written or waited for. Whoever holds a `Bucket` holds a consistent
+picture of it, and of its hot runs; stored runs must be pinned, and `capture` does that inside the same critical
+section, so that no run can be deleted between being found and being pinned.
 
-A broken rule is a mistake of the caller, raised before anything changes; a lost compare-and-swap is not one,
-and not found here.
+X1  `data_version` of a bucket changes when rows come or go (insert, prune), `layout_version` when a publish
+    or a change of places rearranges them. Both come from one counter of the index, so a bucket that was
+    dropped and made again never repeats one.
+X2  `publish` and `set_places` happen only if both versions are the expected ones, and then entirely.
+X3  Counts equal the entries: rows, bytes and charge are added and taken with the very entry.
+X4  Every run is readable: it has a stored copy or a complete hot one.
+X5  Work is proportional to the buckets touched, never to all buckets (but for a full export).
 
-totals:
-What an index keeps up to date beside its buckets: totals, and which buckets maintenance should look at.
-
-Both follow the buckets change by change, so that nobody ever walks them all to find out.
-
-Thread rule: guarded by the lock of the index that owns them.
-
-bucket_index:
-The one owner of a store's run lists: bucket start → runs, with versions, compare-and-swap and counts.
-
-Buckets are values; a change puts a new `Bucket` in place of the old under one short lock, under which nothing is
-read, written or waited for. Whoever holds a `Bucket` holds a consistent picture of it, and of its hot runs, for
-as long as it likes; stored runs must be pinned, and `capture` does that inside the same critical section, so
-that no run can be deleted between being found and being pinned.
-
-Invariants:
-    X1  `data_version` of a bucket changes when rows come or go (insert, prune), `layout_version` when a publish
-        or a change of places rearranges them. Both come from one counter of the index, so a bucket that was
-        dropped and made again never repeats one.
-    X2  `publish` and `set_places` happen only if both versions are the expected ones, and then entirely.
-    X3  Counts equal the entries: rows, bytes and charge are added and taken with the very entry.
-    X4  Every run is readable: it has a stored copy or a complete hot one.
-    X5  Work is proportional to the buckets touched, never to all buckets (but for a full export).
-
-`last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction.
+`last` and `fold` count rows as stored: overwritten rows and unmerged partials count until a compaction. A broken rule
+is a mistake of the caller, raised before anything changes; a lost compare-and-swap is not one.
 
 Thread rule: any thread, any method. The lock is a leaf but for `pin` in `capture`, which may take its own.
-
-state:
-What storage asks of an operator's state: the index of its rows, and two optional blobs at a checkpoint.
-
-Anything with an `index` plugs into reading, writing, maintenance and checkpoints; storage knows no more of it.
 """
-
-# FOLDED: the docstring above is joined from 6 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -70,7 +42,7 @@ from tidegate.errors import InternalError, InvalidError
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
-# --- entries: What the index knows of a run and of a bucket. Both are values: a change makes a new one.
+# -- runs and buckets --------------------------------------------------------------------------------
 
 _TICKS = count(1)
 
@@ -200,7 +172,7 @@ def without_hot(entry: RunEntry) -> RunEntry:
     return entry if entry.hot is None else replace(entry, hot=None)
 
 
-# --- rules: What a change of the index must keep, and when a bucket is worth merging. Pure: nothing here …
+# -- rules of changes --------------------------------------------------------------------------------
 
 MAX_DELTAS = 8
 WORTH_MERGING = (
@@ -303,7 +275,7 @@ def _facts(entry: RunEntry) -> tuple[object, ...]:
     return (entry.bucket, entry.order, *sizes, entry.min_ts, entry.max_ts, entry.base)
 
 
-# --- totals: What an index keeps up to date beside its buckets: totals, and which buckets maintenance …
+# -- totals ------------------------------------------------------------------------------------------
 
 
 class Totals:
@@ -359,7 +331,7 @@ class Noted:
             noted.discard(start)
 
 
-# --- bucket_index: The one owner of a store's run lists: bucket start → runs, with versions …
+# -- index -------------------------------------------------------------------------------------------
 
 MAX_DERIVED = 16
 Lease = TypeVar("Lease")
@@ -709,7 +681,7 @@ class BucketIndex:
         return runs
 
 
-# --- state: What storage asks of an operator's state: the index of its rows, and two optional blobs at a …
+# -- what an operator's state is ---------------------------------------------------------------------
 
 
 class BucketIndexState(Protocol):

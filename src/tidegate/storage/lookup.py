@@ -1,34 +1,20 @@
-"""From captured buckets to the rows of keys: the table of addresses, the searches, the merge by kind.
+"""From captured buckets to the rows of keys: load runs, search them, merge what was found by merge kind.
 
-A `Span` is what one critical section captured: buckets, and a line for every place a run can be read from
-(layout: `kernels/run_table.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the
-answer for some keys: stretches of rows in reading order.
+A `Span` is what one critical section captured: buckets, and a line for every place a run can be read from (layout:
+`kernels/run_table.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the answer for some
+keys: stretches of rows in reading order.
 
-Invariants:
-    L1  a line's addresses are used only while `runs[line]` holds the run they lie in.
-    L2  a stored run that is needed is loaded or the load fails: there is no partial answer (T20).
+`find_keys` looks each of some thousand keys up in every run. `join_buckets` answers hundreds of thousands of keys,
+most of which no run has, in one sweep over each run's directory; it copies rows out and holds nothing afterwards. Hot
+copies with some keys only are not joined: their stored runs have every key.
 
-Thread rule: spans are shared values and never changed; a `Found` belongs to one load.
+L1  a line's addresses are used only while `runs[line]` holds the run they lie in.
+L2  a stored run that is needed is loaded or the load fails: there is no partial answer (T20).
+L3  packs were pinned when the buckets were captured; the scratch permit of a load is taken when the first stored run
+    is read, and not before.
 
-loading:
-How a load comes to its stored runs: with a permit, from packs that are pinned, several packs at once.
-
-The packs were pinned when the buckets were captured; `admit` takes the load's scratch permit when the first
-stored run is asked for, and nothing when none is.
-
-Thread rule: one thread at a time, the load's.
-
-joining:
-Many sorted keys joined with the runs of some buckets, in one sweep over each run's directory.
-
-What `find_keys` answers for some thousand keys by looking each up in every run, this answers for hundreds of
-thousands of keys, most of which no run has: nothing is kept for a key that was not found. Rows are copied out, so
-nothing is held afterwards. Hot copies with some keys only are not asked: their stored runs have every key.
-
-Thread rule: pure, but for `load`.
+Thread rule: spans are shared values and never changed; a `RunLoader` and a `Found` belong to one load.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -75,15 +61,14 @@ from tidegate.storage.runs.columns import (
     binary_parts,
     gather_keys,
     hash_parts,
-    merge_needs,
+    largest_window,
     picked_need,
-    window_words,
 )
 from tidegate.storage.runs.columns import gather as gather_column
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 from tidegate.storage.spec import Merge, StoreSpec
 
-# --- loading: How a load comes to its stored runs: with a permit, from packs that are pinned, several …
+# -- loading stored runs -----------------------------------------------------------------------------
 
 
 class Loaded(Protocol):
@@ -150,7 +135,7 @@ class RunLoader:
         return entry.stored
 
 
-# --- lookup: From captured buckets to the rows of keys: the table of addresses, the searches, the merge by …
+# -- lookup ------------------------------------------------------------------------------------------
 
 Int32s = npt.NDArray[np.int32]
 LoadRun = Callable[[RunEntry], Run]
@@ -501,14 +486,7 @@ def _merge_ties(spec: StoreSpec, found: Found, ties: Int32s, groups: int, scratc
     ]
     sizes = [picked_need(run, rows) for run, rows in chosen]
 
-    def largest() -> str:
-        run, rows = chosen[int(np.argmax(sizes))]
-        row = int(rows[np.argmax(merge_needs(run.rows.columns)[rows])])
-        line = int(np.searchsorted(run.starts, row, side="right")) - 1
-        key = run.keys[line].as_py() if run.key_count else None
-        return f"store {spec.name}: " + window_words(key, int(run.ts[row]))
-
-    with scratch.hold(sum(sizes), largest):
+    with scratch.hold(sum(sizes), lambda: f"store {spec.name}: " + largest_window(chosen)):
         return _merged_ties(spec, [run.rows.take(pa.array(rows)) for run, rows in chosen], ties, groups)
 
 
@@ -527,7 +505,7 @@ def _merged_ties(spec: StoreSpec, pieces: list[pa.RecordBatch], ties: Int32s, gr
 _ZERO = np.uint64(0)
 
 
-# --- joining: Many sorted keys joined with the runs of some buckets, in one sweep over each run's directory.
+# -- joining very many keys --------------------------------------------------------------------------
 
 LEAP_FROM = 16  # times as many keys in the run as asked for
 FIRST_ROOM = 1 << 12

@@ -1,6 +1,6 @@
-"""What a checkpoint of a task names: every stored run of every store, and the counters to go on from.
+"""What a checkpoint of a task names: every stored run of every store, and counters and named values beside them.
 
-A manifest file is sealed (see `layout`) and either *full* or a *delta*: the buckets, stores and extras that
+A manifest file is sealed (see `sealed`) and either *full* or a *delta*: the buckets, stores and extras that
 changed since another manifest, which it names with its digest. So a checkpoint writes bytes for what changed, and
 a chain of files ends at a full one:
 
@@ -15,37 +15,25 @@ M3  a manifest names its task, its number and its own object, and the digest of 
     task, an older file under a newer name and a swapped link are all refused.
 M4  a manifest names only stored runs; a run that is only in memory is a caller's mistake.
 
-Thread rule: `Manifest` and `StoreState` are values; a `ManifestChain` belongs to its task's one writer.
-
-token:
-The token: the few bytes a master keeps for a task's checkpoint, and all that is needed to restore it.
-
-It names the backend (kind and identity), the task, the checkpoint's number and its manifest with a digest. It
-is opaque to whoever keeps it, and refused, before anything is read, by another backend or another task.
-
-manifest_body:
-The content of one manifest file, and the plain snapshot that files are made from and applied to.
-
 A snapshot holds facts only (numbers and names, never a run), so keeping one keeps no memory of evicted runs
 alive. `Changes` is what was touched between two checkpoints; a delta says for each touched thing what it is *now*, or
 that it is gone. So the delta over several checkpoints is made from the union of their changes and the newest
 snapshot, and no older snapshot is ever needed.
 
-garbage:
-Finding and removing the objects of a task that no retained checkpoint names.
+The token is the few bytes a master keeps for a checkpoint, and all that is needed to restore it: backend (kind and
+identity), task, number, and manifest with its digest. It is refused by another backend or task before anything is
+read.
 
-A crash between putting a pack and the checkpoint that names it leaves an orphan, as does a checkpoint that was
-never acknowledged, a pack whose deleter died, and a `put` that died half-way. All of them are objects below the
-task's prefix that no retained token reaches, through its manifest, the manifests that one builds on, and the
-packs of its runs.
+Garbage is every object below a task's prefix that no retained token reaches: packs of checkpoints that never
+completed, packs whose deleter died, unfinished puts.
 
 G1  nothing is removed unless every retained token could be followed to its end.
 G2  nothing younger than `grace_ms` is removed: a task may be writing it now. Take a grace longer than the longest
     round; a live task adds what it holds itself with `keep` (its packs, and `ManifestChain.names`).
 G3  objects of other tasks, also of those whose id begins the same, are never looked at.
-"""
 
-# FOLDED: the docstring above is joined from 4 modules; rewrite it by hand, then delete this line
+Thread rule: `Manifest` and `StoreState` are values; a `ManifestChain` belongs to its task's one writer.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +60,7 @@ from tidegate.storage.backends.sealed import (
 )
 from tidegate.storage.index import RunEntry, StoredRef
 
-# --- token: The token: the few bytes a master keeps for a task's checkpoint, and all that is needed to …
+# -- token -------------------------------------------------------------------------------------------
 
 MAX_TOKEN_BYTES = 16 << 10
 TOKEN = Format(b"TG-TOKEN", "checkpoint token", 1, "go back to an older checkpoint's token")
@@ -118,7 +106,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
             )
 
 
-# --- manifest_body: The content of one manifest file, and the plain snapshot that files are made from and …
+# -- content of a file -------------------------------------------------------------------------------
 
 MANIFEST = Format(
     b"TG-MANIF", "manifest", 1, "go back to an older checkpoint, or restore the file from a copy"
@@ -367,7 +355,7 @@ def entries_of(cells: Cells) -> list[RunEntry]:
     return entries
 
 
-# --- manifest: What a checkpoint of a task names: every stored run of every store, and the counters to go …
+# -- chain of manifests ------------------------------------------------------------------------------
 
 MAX_CHAIN = 64
 
@@ -574,7 +562,7 @@ def _compare_cells(
     return cells, different
 
 
-# --- garbage: Finding and removing the objects of a task that no retained checkpoint names.
+# -- garbage -----------------------------------------------------------------------------------------
 
 _OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.manifest[^/]*)")
 

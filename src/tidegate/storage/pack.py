@@ -1,4 +1,4 @@
-"""A pack: one immutable file with many runs of one store and one time segment.
+"""A pack: one immutable file with many runs of one store and one time segment; and the cache of packs that are open.
 
     head      sealed (task, store, time segment, name), zeros to a multiple of 64
     slots     one run each, at multiples of 64, each with its own CRC-32C; see `slots`
@@ -11,19 +11,11 @@ P2  every byte is covered by exactly one check: trailer, foot and head when the 
 P3  nothing of a slot is handed to Arrow before its checksum was right. A damaged slot is refused with its
     position; the others stay readable.
 P4  head and foot repeat whose pack it is, so a good file in the wrong place is refused.
-
-Thread rule: a `PackWriter` has one owner; a `PackReader` may be shared.
-
-open_packs:
-Packs that are open: found again by name, verified slot by slot, closed when others are used.
-
 O1  a slot that was found good is not verified again while this process may trust its file: a pack never changes.
 O2  damage in a local copy of a remote pack is met by another copy; damage of the pack itself is an error.
 
-Thread rule: may be shared between threads and tasks.
+Thread rule: a `PackWriter` has one owner; a `PackReader` and a `PackCache` may be shared between threads and tasks.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -46,7 +38,7 @@ from tidegate.storage.runs.run import Run
 from tidegate.storage.slots import ZEROS, BadSlot, check_storable, read_slot, take_apart
 from tidegate.storage.spec import EarlierShape, StoreSpec
 
-# --- pack: A pack: one immutable file with many runs of one store and one time segment.
+# -- one pack ----------------------------------------------------------------------------------------
 
 REMEDY = "restore the file from a copy, or go back to a checkpoint that does not name it"
 HEAD = Format(b"TG-PACK\n", "pack", 1, REMEDY)
@@ -314,7 +306,7 @@ def _check_head(pack: pa.Buffer, foot: Foot, name: str) -> int:
     return start
 
 
-# --- open_packs: Packs that are open: found again by name, verified slot by slot, closed when others are …
+# -- open packs --------------------------------------------------------------------------------------
 
 KEPT_RUNS_BYTES = 16 << 20
 MAX_VERIFIED = 1 << 12

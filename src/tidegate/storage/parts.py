@@ -1,19 +1,13 @@
-"""The parts of a worker's storage in one value, and the few moves that several of them make together.
+"""The parts of a worker's storage, and what it knows of each task: stores, last uses of keys, checkpoints, failure.
 
-The runtime builds it; the writer, maintenance and checkpoints work with it; operators never see it. The moves
-keep ledgers in step: a hot copy goes together with its pool bytes, a stored run with its pack's count of live slots.
+The runtime builds `StorageParts`; the writer, maintenance and checkpoints work with it; operators never see it. Its
+moves keep ledgers in step: a hot copy goes together with its pool bytes, a stored run with its pack's count of live
+slots. A task's stores are changed by its one operator thread; maintenance only looks them up. `TaskStorage.failure`
+is set once, by the first maintenance operation that failed; from then on every call for the task raises it until the
+task is restored.
 
-Thread rule: as the parts themselves, any thread.
-
-tasks:
-What a worker knows of one task: its stores, its keys' last uses, its state caches, its checkpoints, its failure.
-
-Owned by the runtime, shared with the writer and maintenance. A task's stores are changed by its one operator
-thread; maintenance only looks them up. `failure` is set once, by whichever maintenance operation failed, and from
-then on every call for the task raises it until the task is restored.
+Thread rule: any thread, except for a task's stores.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -56,7 +50,7 @@ if TYPE_CHECKING:
     from tidegate.storage.memory.key_lru import KeyLru
 
 
-# --- tasks: What a worker knows of one task: its stores, its keys' last uses, its state caches, its …
+# -- tasks -------------------------------------------------------------------------------------------
 
 STATE_PREFIX = "state."
 
@@ -214,7 +208,7 @@ class Tasks:
             return list(self._tasks.values())
 
 
-# --- parts: The parts of a worker's storage in one value, and the few moves that several of them make …
+# -- parts -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,26 +1,15 @@
-"""One key's rows in one range: ordered, each once; and what keeps a load valid while it is read.
-
-A position is a row's number in the view, 0 up to `len(view)`.
-
-Rows are read where they lie: a view holds stretches of runs, and copies them only when asked for a batch.
-
-`Holding` gives everything a load took (pins, a scratch permit, keys in use) back exactly once, when the last
-holder lets go: the loaded ranges themselves, and each view entered with `with`.
-
-Thread rule: a view belongs to one thread at a time; `Holding` may be let go on any.
-
-loaded:
-What a load answers: the rows of every request, as views of one key each or as one table.
+"""What a load returns: the rows of every request, as ordered views of one key each or as one table.
 
 Keyed requests are answered key by key, in the order their keys were given; a key asked for twice is answered
-twice, a key without rows has an empty view.
+twice, a key without rows has an empty view. A view reads rows where they lie: it holds stretches of runs, and copies
+them only when asked for a batch. A position is a row's number in the view, 0 up to `len(view)`.
 
-Close it, best with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken.
+Close it, best with `with`: until then packs are pinned, keys are in use and a scratch slot may be taken. `Holding`
+gives all of that back exactly once, when the last holder closes: the loaded ranges themselves, and each view entered
+with `with`.
 
 Thread rule: one thread at a time; closing is safe from any.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -39,7 +28,7 @@ from tidegate.storage.runs.columns import UInt64s, row_keys
 from tidegate.storage.runs.run import Int64s
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
-# --- view: One key's rows in one range: ordered, each once; and what keeps a load valid while it is read.
+# -- views -------------------------------------------------------------------------------------------
 
 _COUNTING = threading.Lock()
 
@@ -240,7 +229,7 @@ class SortedRangeView:
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
 
-# --- loaded: What a load answers: the rows of every request, as views of one key each or as one table.
+# -- loaded ranges -----------------------------------------------------------------------------------
 
 PIECE_ROWS = (
     1 << 20

@@ -1,31 +1,20 @@
-"""The operator's way to its rows: plan, then load or scan.
+"""The operator's way to its rows: plan, then load, join or scan.
 
-A load is: capture buckets and pin packs in one critical section of the index; take a scratch permit if a stored
-run must be read; search and merge. It waits for nothing while the index is locked, and holds nothing but pins
-while it waits for scratch. An error on the way gives back everything taken so far.
+A plan is checked requests: keys, and bounds `All()` or `Time(start, end)` (both inclusive, milliseconds). It names
+buckets, not runs: which runs they have is settled when the plan is loaded, in the critical section that pins them.
 
-A read of hot rows takes no pin, no permit and no lock: buckets are values, and what was made of them for the
-last reader is used again until the index changes.
+A load captures buckets and pins packs in one critical section of the index, takes a scratch permit if a stored run
+must be read, searches and merges. It waits for nothing while the index is locked, and holds only pins while it waits
+for scratch. An error on the way gives back everything taken so far.
+
+A read of hot rows takes no pin, no permit and no lock: buckets are values, and the table made of them for the last
+reader is used again until the index changes.
 
 Keys that are read count as accessed (one call for a load), and stay in use until the load is closed, so that
-pressure chooses others. Scans touch no key: a sweep over everything says nothing about any.
+pressure chooses others. Scans touch no key.
 
 Thread rule: safe from any thread; so is each load, by one thread at a time.
-
-plan:
-What a reader wants: requests of keys and bounds, and the plan made of them. Nothing here reads.
-
-A plan names buckets, not runs: which runs they have is settled when it is loaded, in the same critical section
-that pins them, so nothing it relies on can go away in between.
-
-Bounds:
-    All()                 every row
-    Time(start, end)      start ≤ ts ≤ end, both inclusive, milliseconds
-
-Thread rule: values; use them anywhere.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -68,7 +57,7 @@ from tidegate.storage.runs.columns import UInt64s, hash_keys
 from tidegate.storage.scan import BATCH_ROWS, RangeScan, scan_buckets
 from tidegate.storage.spec import Merge
 
-# --- plan: What a reader wants: requests of keys and bounds, and the plan made of them. Nothing here reads.
+# -- plans -------------------------------------------------------------------------------------------
 
 EARLIEST = -(2**63)
 LATEST = 2**63 - 1
@@ -152,7 +141,7 @@ def check_requests(requests: Sequence[RangeRequest]) -> None:
                 )
 
 
-# --- reader: The operator's way to its rows: plan, then load or scan.
+# -- reader ------------------------------------------------------------------------------------------
 
 
 class StorageReader:

@@ -1,29 +1,16 @@
-"""The composition root of a worker's storage: builds every part from one config, wires them, and hands out facades.
+"""The storage of one worker process: builds every part from one config, connects them, and hands out facades.
 
-One for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. Operators
-see `reader()`, `writer()`, `state_handle()` and may start and stop maintenance of their task; a master sees
-`checkpoint`, `apply_checkpoint` and `release_checkpoint` and keeps tokens it never looks into.
+One runtime for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. An
+operator is given a `RuntimeContext`: it reads with `reader`, writes with `writer`, keeps state behind `state_handle`,
+and may start and stop the maintenance of its own task (INV-1). A master calls `checkpoint`, `apply_checkpoint` and
+`release_checkpoint` and keeps opaque tokens.
 
-The methods that end in -ing are the maintenance operations as generators, for whoever drives them step by step: a
+The methods that end in -ing are the maintenance operations as generators, for callers that drive them step by step: a
 seeded scheduler, a tool. Everything else runs to its end before it returns.
 
 Thread rule: one operator thread for each task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends;
 all the rest from any thread.
-
-wiring:
-How the parts of a worker's storage are made from one config and joined; and how to see what is still held.
-
-Nothing is decided here: this is the list of parts, in the order in which one needs another.
-
-context:
-What a task's operators are given: their task's id and the storage facade, and nothing behind it.
-
-The worker builds one `WorkerStorageRuntime` and one `RuntimeContext` for each task it hosts. An operator reads with
-`reader`, writes with `writer`, keeps per-key state behind `state_handle`, and may start and stop the maintenance of
-its own task (INV-1); pool, pins, caches and backend are out of its sight.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -46,6 +33,7 @@ from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operat
 from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, CheckpointHolds, PackUse
 from tidegate.storage.maintenance.supervisor import MaintenanceSupervisor
 from tidegate.storage.manifest import GarbageReport, ManifestChain, Token, collect_garbage
+from tidegate.storage.memory.allocator import keep_freed_memory
 from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import (
@@ -53,7 +41,6 @@ from tidegate.storage.memory.pool import (
     ReliefShare,
     WorkerMemoryPool,
     WriteBuffer,
-    keep_freed_memory,
 )
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.metrics import StorageStats
@@ -65,7 +52,7 @@ from tidegate.storage.state_cache import StateCodec, Value
 from tidegate.storage.state_store import StateShelf, shelf_state
 from tidegate.storage.writer import StorageWriter
 
-# --- wiring: How the parts of a worker's storage are made from one config and joined; and how to see what …
+# -- parts -------------------------------------------------------------------------------------------
 
 
 class Wired(NamedTuple):
@@ -170,7 +157,7 @@ def leaks_of(parts: StorageParts) -> Leaks:
     )
 
 
-# --- context: What a task's operators are given: their task's id and the storage facade, and nothing …
+# -- context of a task -------------------------------------------------------------------------------
 
 
 class RuntimeContext:
@@ -210,7 +197,7 @@ class RuntimeContext:
         return self._storage.maintain(self.task, budget_ms)
 
 
-# --- runtime: The composition root of a worker's storage: builds every part from one config, wires them …
+# -- runtime -----------------------------------------------------------------------------------------
 
 
 class WorkerStorageRuntime:

@@ -5,34 +5,22 @@
     buffers             each at the next multiple of 64, zeros between
 
 A buffer of whole numbers in even steps (all the same, counted up, offsets of values of one width) is not stored: the
-map says the first number and the step, and reading makes it anew. Packs with such slots have a foot of version 2.
+map holds the first number and the step, and reading makes the buffer anew. Packs with such slots have a foot of
+version 2. What is made is never larger than the columns beside it could be, and zeros take no memory.
 
-The arrays are those of the directory, then of the rows, each followed by its children, depth first; a
-dictionary's values come last. The schema is not here but in the pack's footer, once for all slots.
+The arrays are those of the directory, then of the rows, each followed by its children, depth first; a dictionary's
+values come last. The schema is in the pack's footer, once for all slots.
 
-Writing copies nothing but what an array slice forces (offsets that do not start at 0, bits that do not start
-at a byte). Reading copies nothing. The pack verifies a slot's checksum before anything here sees a byte of it. A
-checksum says that bytes are as they were written, not that they are sound, so the content is checked as well:
+Writing copies only what an array slice forces (offsets that do not start at 0, bits that do not start at a byte).
+Reading copies nothing. The pack verifies a slot's checksum before anything here sees a byte of it. A checksum says
+that bytes are as they were written, not that they are sound, so the content is checked as well:
 
 P1  every length fits its type and the slot; nothing is allocated from a number in a file.
 P2  at its first use in a process a slot is validated in full: every offset, index and null bit (Arrow's full
     validation), no nulls where the schema allows none, and the order that lookups rely on (`_check_order`).
 
-steps:
-Buffers that need not be stored: whole numbers in even steps, which their first number and the step describe.
-
-Counters, numbers that are all the same, offsets of values of one width: a slot says how to make them (`slots`). What is
-made is never larger than what the columns beside it could be, and zeros take no memory at all.
-
-Thread rule: pure, but for the shared zeros, which only ever grow.
-
-arrow_layouts:
-How Arrow lays arrays out in memory, as far as packs store them: by type, which buffers there are and how wide.
-
-Thread rule: pure, but for what is remembered of types.
+Thread rule: pure, but for the shared zeros, which only grow, and a cache of layouts by type.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -51,7 +39,7 @@ from tidegate.storage.backends.sealed import ALIGNMENT, padding
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import DIRECTORY, Run
 
-# --- steps: Buffers that need not be stored: whole numbers in even steps, which their first number and the …
+# -- numbers in even steps ---------------------------------------------------------------------------
 
 MAX_MADE_BYTES = 1 << 30
 
@@ -123,7 +111,7 @@ def _zeros(size: int) -> pa.Buffer:
     return shared.slice(0, size)
 
 
-# --- arrow_layouts: How Arrow lays arrays out in memory, as far as packs store them: by type, which …
+# -- layouts of Arrow types --------------------------------------------------------------------------
 
 
 def layout_of(kind: pa.DataType) -> str | None:
@@ -193,7 +181,7 @@ def types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
             yield from types_in(kind.field(index).type)
 
 
-# --- slots: One slot of a pack: the Arrow buffers of one run, laid out so that reading is slicing.
+# -- slots -------------------------------------------------------------------------------------------
 
 _LENGTH = struct.Struct("<I")
 MAX_MAP_BYTES = 16 << 20

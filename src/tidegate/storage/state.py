@@ -1,30 +1,19 @@
-"""Operator state: one blob a key, cached, flushed, evicted with the key's rows.
+"""Operator state: one value a key in a cache over a store, and a few values by name in the task's manifest.
 
-named:
-The named values of one task: small blobs that every checkpoint carries in its manifest, beside the runs.
+`StateHandle` is what an operator sees. Two handles of one task and namespace share one cache, so each sees the
+other's writes at once; handles of other tasks or namespaces share nothing, also for equal keys.
 
-An operator keeps its progress (clocks, counters) here through a `StateHandle`. Whoever keeps a value is asked for it
-inside a checkpoint's cut, so it is of the same moment as the rows; a manifest that is a delta holds a value only when
-its bytes changed. In a manifest a value is the extra `state/<namespace>/<name>`.
-
-The blobs held here are those of the checkpoint the task was last equal to; what the values are now, `ask` tells.
+Named values are an operator's progress (clocks, counters). The handle's `keep` registers a function that is called
+inside a checkpoint's cut, so the value is of the same moment as the rows; a delta manifest holds a value only when
+its bytes changed. In a manifest a value is the extra `state/<namespace>/<name>`. `NamedValues` holds the blobs of the
+checkpoint the task was last equal to; `ask` returns what they are now.
 
 N1  a value nobody keeps stays as the restored checkpoint had it, and is in the next checkpoint, too.
 N2  the bytes of all values are in the memory pool (tenant `STATE_CACHE`). There is one value an operator, not one a
     key, so they are never evicted.
 
-Thread rule: the operator's thread.
-
-handle:
-What an operator sees of its state: `StateHandle`; and the worker's register of caches, one a (task, namespace).
-
-Two handles of one task and namespace share one cache, so each sees the other's writes at once; handles of other
-tasks or namespaces share nothing, also for equal keys.
-
-Thread rule: as `StateCache`.
+Thread rule: named values belong to the operator's thread; the rest is as `StateCache`.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -44,7 +33,7 @@ from tidegate.storage.memory.key_lru import HotKeys, KeyLru, key_weights
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.state_cache import BlobShelf, Entry, StateCache, StateCodec, Value
 
-# --- named: The named values of one task: small blobs that every checkpoint carries in its manifest …
+# -- values by name ----------------------------------------------------------------------------------
 
 PROGRESS = "progress"  # the namespace of operators' progress; the name is that of the operator's store
 _PREFIX = "state/"
@@ -109,7 +98,7 @@ def _size(values: Mapping[str, bytes]) -> int:
     return sum(len(name) + len(blob) for name, blob in values.items())
 
 
-# --- handle: What an operator sees of its state: `StateHandle`; and the worker's register of caches, one a …
+# -- handles -----------------------------------------------------------------------------------------
 
 
 class Held(Generic[Value]):

@@ -1,18 +1,8 @@
-"""What the state cache asks of others: a codec from the operator, a shelf for blobs from the storage runtime.
+"""The state of one operator, one value a key: resident objects in front of a store of blobs.
 
-residents:
-The resident values of a state cache: what is here, how large, and which changes the shelf does not have yet.
-
-Owns the accounting: every resident value is in the pool (tenant `STATE_CACHE`) and in the task's key LRU with the
-same bytes, from `install` to `discard`. Knows nothing of loading and saving.
-
-Thread rule: none of its own; the cache calls it under its lock.
-
-cache:
-The state of one operator, one value a key: resident objects in front of a shelf of blobs.
-
-Owns: loading, saving and evicting, and their order. Does not own the accounting (`residents`), when keys are
-evicted (maintenance), nor how blobs are kept (`BlobShelf`).
+`StateCache` loads, saves and evicts; `Residents` does the accounting: every resident value is in the pool (tenant
+`STATE_CACHE`) and in the task's key LRU with the same bytes, from `install` to `discard`. When keys are evicted is
+maintenance's choice, and how blobs are kept is the `BlobShelf`'s.
 
 T1  a key that is not resident is *loaded*, never made anew while the shelf has it (INV-20); there is one load
     of a key at a time, and everybody gets its one object.
@@ -27,8 +17,6 @@ Thread rule: any thread may call. Values are changed by the operator's thread on
 or while no other thread runs maintenance. While the shelf works, and while values are encoded, decoded or made,
 no lock is held but T5's.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -49,7 +37,7 @@ from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.columns import BinaryParts, hash_parts
 
-# --- ports: What the state cache asks of others: a codec from the operator, a shelf for blobs from the …
+# -- codec and shelf ---------------------------------------------------------------------------------
 
 Value = TypeVar("Value")
 
@@ -100,7 +88,7 @@ class BlobShelf(Protocol):
         ...
 
 
-# --- residents: The resident values of a state cache: what is here, how large, and which changes the shelf …
+# -- resident values ---------------------------------------------------------------------------------
 
 ENTRY_BYTES = 256  # what Python needs for a resident entry besides key and value
 TOUCHES = 256  # touches handed to the key LRU at once
@@ -262,7 +250,7 @@ def hash_of(key: bytes) -> int:
     return int(hash_parts(BinaryParts(np.frombuffer(key, np.uint8), np.array([0, len(key)], np.int32)))[0])
 
 
-# --- cache: The state of one operator, one value a key: resident objects in front of a shelf of blobs.
+# -- cache -------------------------------------------------------------------------------------------
 
 
 class _Flight:

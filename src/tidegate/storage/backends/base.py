@@ -11,26 +11,15 @@ B4  absent is `MissingObjectError` (or None where the signature says so); unreac
 B5  a buffer from `read` starts at a multiple of 64 and stays valid after `delete` and `close`.
 
 Names are `/`-separated; see `check_name`. `list` goes by folder: `list("a/b")` never yields `a/bc`. It includes
-what a died `put` left behind (names ending in `.tmp`), which only `delete` accepts.
+unfinished `put`s (names ending in `.tmp`), which only `delete` accepts.
+
+`put_all` puts several objects: in the backend's own way if it has one (a folder writes one object while it syncs
+another), else several puts at once (`overlap`), because a remote store answers many in the time of one. Every object
+keeps the promises of `put`; after an error some of them may be there and others not.
 
 `identity` tells one backend from every other of its kind for life: a token written against another one
 is refused instead of read. Thread rule: every method may be called from any thread.
-
-overlap:
-Several calls of a slow backend at once: a bounded number in flight, and none left behind.
-
-A remote store answers in tens of milliseconds, however many ask; one call after the other would add that up. The
-threads live as long as one round: when `overlap` returns or raises, every call has ended.
-
-together:
-Putting several objects: the backend's own way if it has one, else put by put, several at once where that pays.
-
-A folder writes one object while it syncs another, and syncs each folder once; a remote store answers many puts in
-the time of one. Either way every object keeps the promises of `put`, and when this returns all of them are durable.
-After an error some of them may be there and others not.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -44,7 +33,7 @@ import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError
 
-# --- port: What storage asks of the place where its files live: named immutable objects, and small …
+# -- backend -----------------------------------------------------------------------------------------
 
 Part: TypeAlias = "bytes | bytearray | memoryview | pa.Buffer"
 MAX_NAME_BYTES = 900
@@ -261,7 +250,7 @@ def groups(parts: Iterable[Part]) -> Iterator[list[memoryview]]:
         yield group
 
 
-# --- overlap: Several calls of a slow backend at once: a bounded number in flight, and none left behind.
+# -- several calls at once ---------------------------------------------------------------------------
 
 Item = TypeVar("Item")
 
@@ -301,7 +290,7 @@ def overlap(call: Callable[[Item], None], items: Sequence[Item], *, at_most: int
             each.result()
 
 
-# --- together: Putting several objects: the backend's own way if it has one, else put by put, several at …
+# -- several objects ---------------------------------------------------------------------------------
 
 
 @runtime_checkable

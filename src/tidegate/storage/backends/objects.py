@@ -1,4 +1,4 @@
-"""Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to.
+"""Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to, with local copies of what is read.
 
     <url>/tidegate-storage   who this backend is (sealed), made once by a conditional put, before any other object
     <url>/<name>             an object, or a sealed published object
@@ -7,25 +7,21 @@ O1  publishing is the store's own conditional put: create-only, or an update on 
     to write proves on a throw-away object that the store really refuses the second of both; one that does not is
     refused. Opening to read writes nothing, and reads who the backend is.
 O2  a conditional put whose answer was lost is settled by reading back: the nonce inside tells whose it is.
-O3  retries are bounded in number and time by the client; what is left becomes `UnavailableError`. Absent is
+O3  retries are bounded in number and time by the client; after that an error is `UnavailableError`. Absent is
     `MissingObjectError`, and a missing bucket is not an absent object.
 O4  a large object is uploaded in parts and appears whole when the last is done. It is not create-only then (stores
     have no such thing for uploads in parts): the name is looked up first, and unique names do the rest.
-O5  what is read is kept as a local copy and mapped, when it is large; small objects are held in memory. So an object
-    that another process deleted may be readable here for a while: it is the same object, names never come again.
+O5  large objects are kept as local copies and mapped; small objects are held in memory. So an object that another
+    process deleted may be readable here for a while: it is the same object, names never come again.
 
-local_copies:
-Copies of remote objects in a local folder of bounded size, so that they can be mapped instead of held in memory.
+A local copy (`LocalCopies`) is the object's bytes and 36 bytes after them: length u64, CRC-32C of the bytes u32,
+digest of the name (16 bytes), magic. A copy that another process left is verified as a whole before its first use; a
+cut or damaged one is fetched again. Nothing is synced: losing copies costs a download. When the copies pass
+`limit_bytes`, those used longest ago are removed (one larger than the limit stays alone until the next). Removing
+does no harm to who has mapped it. Several processes may share the folder.
 
-A copy is the object's bytes and 36 bytes after them: length u64, CRC-32C of the bytes u32, digest of the
-name (16 bytes), magic. A copy that another process left is verified as a whole before its first use, so a cut
-or damaged one is fetched again instead of served. Nothing is synced: losing copies costs a download.
-
-When the copies pass `limit_bytes`, those used longest ago are removed (one larger than the limit stays
-alone until the next). Removing does no harm to who has mapped it. Several processes may share the folder.
+Safe from any thread.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 
-# --- local_copies: Copies of remote objects in a local folder of bounded size, so that they can be mapped …
+# -- local copies ------------------------------------------------------------------------------------
 
 SUFFIX = ".copy"
 MAGIC = b"TG-COPY\n"
@@ -193,7 +189,7 @@ def _is_good(mapped: pa.Buffer, content: pa.Buffer, name: str, *, checked: bool)
     return checked or crc == crc32c(content)
 
 
-# --- objects: Objects on S3, Google Cloud Storage, Azure or anything else `obstore` speaks to.
+# -- object store ------------------------------------------------------------------------------------
 
 PROBE_PREFIX = "tidegate-probe-"
 WHOLE_PUT_BYTES = 8 << 20  # above this, objects are uploaded in parts

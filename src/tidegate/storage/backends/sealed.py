@@ -11,21 +11,18 @@ A sealed file (manifest, token, published object, identity) is
 
 little endian, with not one byte after it. `unseal` checks all of it before the body is decoded, so a flipped
 bit, a cut and a longer file are all found; a valid file in the wrong place is found by the names inside the body,
-which the caller compares. A checksum is not a signature: it stops accidents.
+which the caller compares. A checksum is not a signature: it detects accidents.
+
+A published object carries its own name and a nonce beside the bytes: the nonce makes equal bytes published twice
+two versions (B3), and lets a writer whose answer was lost find out that it won; the name keeps a copied file from
+being taken for another.
 
 Names: `<task>/packs/<store>/<segment>-<unique>.pack` and `<task>/manifests/<number>-<unique>.manifest`. A task id may
 hold `/`; everything outside letters, digits and `._=+@~,-` is percent-escaped, and so is a leading dot, so that
 two tasks or stores never share a name and none leaves the backend's root.
 
-published:
-The sealed form of small published objects, shared by every backend that keeps bytes.
-
-A published object carries its own name and a nonce beside the bytes: the nonce makes equal bytes published twice
-two versions (B3), lets a writer whose answer was lost find out that it won, and the name keeps a copied file from
-being taken for another.
+Thread rule: pure functions.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from fastcrc.crc32 import iscsi
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage.backends.base import MAX_PUBLISHED_BYTES, check_name
 
-# --- layout: The bytes that all files of storage share: the sealed envelope of small files, and the names …
+# -- envelope ----------------------------------------------------------------------------------------
 
 ALIGNMENT = 64
 _HEAD = struct.Struct("<8sHHI")
@@ -161,7 +158,7 @@ def belongs_to(task: str, name: str) -> bool:
             return False
 
 
-# --- published: The sealed form of small published objects, shared by every backend that keeps bytes.
+# -- published objects -------------------------------------------------------------------------------
 
 PUBLISHED = Format(b"TG-PUBL\n", "published object", 1, "restore it from a copy")
 

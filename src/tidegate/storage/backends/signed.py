@@ -1,15 +1,23 @@
-r"""Signed state: a backend that signs every object it puts or publishes and verifies every one it reads.
+"""Signed state: a backend that signs every object it puts or publishes and verifies every one it reads.
 
-Wraps the folder and the object store; nothing above knows of it. With a key (`state_keys`), a stored file begins with
+    TIDEGATE_STATE_KEY        one key, or several with commas between
+    TIDEGATE_STATE_KEY_FILE   instead: a file with one key a line
+
+A key is at least 32 random bytes, as hex or base64 (`openssl rand -hex 32`). The first key signs; all of them verify,
+so that a key can be replaced while state that the previous one signed is still read.
+
+The backend wraps the folder and the object store; nothing above knows of it. With a key, a stored file begins with
 64 bytes (numbers are little-endian), and what the layers above wrote follows:
 
-    0  8 bytes  "TG-SIGN\n"        16  8 bytes  id of the key
+    0  8 bytes  "TG-SIGN\\n"       16  8 bytes  id of the key
     8  u16      version, 1         24  8 bytes  zero
     10 6 bytes  zero               32  32 bytes HMAC-SHA256
 
-of a published object inside its envelope (`published`). The MAC covers the version, the backend's identity, the
+of a published object inside its envelope (`sealed`). The MAC covers the version, the backend's identity, the
 object's name and all bytes after the 64: a sound object under another name, or of another state, does not verify.
 
+K1  a key is never in an error, a log or a representation. What names a key is its id: 16 hex digits of a MAC that it
+    makes, from which nothing of the key can be computed.
 S1  with a key, nothing that does not verify is returned: `SignatureError` names the object and the command.
 S2  without a key, signed objects are read without being verified, by backends that only read. One that may write
     refuses them: it would leave unsigned objects among them.
@@ -18,24 +26,8 @@ S3  `resign` replaces one object after the other, each whole: killed anywhere, i
 What it does not see: an older object under the same name, objects that are gone (both are older states of the whole),
 and changes of a mapped file after it was verified.
 
-Thread rule: as the backend inside.
-
-state_keys:
-The keys that sign state, from the environment.
-
-    TIDEGATE_STATE_KEY        one key, or several with commas between
-    TIDEGATE_STATE_KEY_FILE   instead: a file with one key a line
-
-A key is at least 32 random bytes, as hex or base64 (`openssl rand -hex 32`). The first key signs; all of them verify,
-so that a key can be replaced while state that the one before signed is still read.
-
-K1  a key is never in an error, a log or a representation. What names a key is its id: 16 hex digits of a MAC that it
-    makes, from which nothing of the key can be computed.
-
-Thread rule: values and pure functions.
+Thread rule: keys are values; the backend is as the one inside.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -75,7 +67,7 @@ if TYPE_CHECKING:
     from tidegate.storage.backends.objects import ObjectsBackend
 
 
-# --- state_keys: The keys that sign state, from the environment.
+# -- keys --------------------------------------------------------------------------------------------
 
 KEY_VARIABLE: Final = "TIDEGATE_STATE_KEY"
 FILE_VARIABLE: Final = "TIDEGATE_STATE_KEY_FILE"
@@ -164,7 +156,7 @@ def _key(written: str, number: int, source: str) -> bytes:
     return key
 
 
-# --- signed: Signed state: a backend that signs every object it puts or publishes and verifies every one …
+# -- signed backend ----------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Stored: TypeAlias = FolderBackend | ObjectsBackend

@@ -1,16 +1,11 @@
-"""Which neighbouring runs of a bucket to merge next: a pure choice, by size.
+"""Compaction: neighbouring runs of one bucket become one tier, by the merge kind of the store.
 
-Runs are looked at in order, oldest first; the pieces of one big merge share an order and form one *tier*. A
-window of neighbours is worth merging when each member is at most `ratio` times all that is younger than it in
-the window. A row is then copied once as part of the youngest member and afterwards only into a run at least
-(1 + 1/ratio) times larger, so n rows cost O(n log n) copies in total, whatever the sizes of the appends.
-
-What is left unmerged shrinks geometrically from old to young, so there are few tiers; if there still are
-more than `max_tiers`, the ratio is doubled until a window is found. Only neighbours are ever merged: that
-keeps "the later write wins" true for `last`.
-
-compact:
-Compaction: neighbouring runs of one bucket become one tier, by the kind of merge.
+Which runs to merge is a pure choice by size. Runs are taken in order, oldest first; the pieces of one big merge share
+an order and form one *tier*. A window of neighbours is worth merging when each member is at most `ratio` times all
+that is younger than it in the window. A row is then copied once as part of the youngest member and afterwards only
+into a run at least (1 + 1/ratio) times larger, so n rows cost O(n log n) copies in total, whatever the sizes of the
+appends. When more than `max_tiers` are left, the ratio is doubled until a window is found. Only neighbours are
+merged: that keeps "the later write wins" true for `last`.
 
 Small merges happen in memory and leave a hot base run, to be stored later. Large ones (above `max_batch_bytes`)
 go strip by strip over ranges of key hashes: each strip is merged and stored as it is made, so that a bucket of
@@ -19,17 +14,16 @@ any size is merged in the memory of two strips. All pieces of one merge share th
 M1  only neighbours in order are merged, all of them readable, or nothing is published (INV-8).
 M2  a merge that includes the oldest run of the bucket drops tombstones: nothing is left below to hide.
 M3  `append` keeps the charge of its inputs; `last` and `fold` give back what merging made unreachable.
-M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs go instead (INV-7, INV-9).
-M5  a merge that rests between its strips keeps nobody from the bucket meanwhile: it lets go of permit and lock, and
-    goes on only if the bucket is as it was. What it stored before a checkpoint is not named by that one; it is
-    published only while nobody can take it for garbage.
+M4  publish, then retire the inputs' packs and drop their hot copies; lost, the outputs are dropped instead (INV-7,
+    INV-9).
+M5  a merge that rests between its strips gives back permit and lock meanwhile, and continues only if the bucket is
+    as it was. What it stored before a checkpoint is not named by that one; it is published only while no master can
+    take it for garbage.
 M6  where one key alone is more than working memory can merge, it is left in pieces: only tiers small enough are
     merged, so pieces are few and each is large. Reading that key is then refused, or needs more memory.
 
 A generator: phases `captured`, `merged` (one for each strip) or `resting`, `placed`; see `operations`.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -50,7 +44,7 @@ from tidegate.storage.runs.merge import merge_bytes, merge_runs, slice_rows
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge
 
-# --- tiers: Which neighbouring runs of a bucket to merge next: a pure choice, by size.
+# -- choice of runs ----------------------------------------------------------------------------------
 
 MAX_TIERS = 8
 RATIO = 2.0
@@ -182,7 +176,7 @@ def _window(tiers: Sequence[Tier], ratio: float, *, hot_only: bool) -> tuple[int
     return None
 
 
-# --- compact: Compaction: neighbouring runs of one bucket become one tier, by the kind of merge.
+# -- compaction of a bucket --------------------------------------------------------------------------
 
 Choice = Callable[[Sequence[Tier]], "tuple[int, int] | None"]
 SAMPLE_LINES = 1024  # of directories looked at for each strip, to cut strips of about the same size

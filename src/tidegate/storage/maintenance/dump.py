@@ -1,67 +1,42 @@
-"""Dumping: runs that are only in memory get a stored copy; with `evict`, the hot copies of their buckets go.
+"""Change where runs lie, never what they hold: dump, evict keys, rehydrate, repack; and relieve memory by doing so.
 
-One pack for each time segment of each store. A run keeps its identity: only its places change, so a dump can
-neither lose nor repeat a row. What has a stored copy already is not written again.
+Dump: runs that are only in memory get a stored copy, one pack for each time segment of each store; with `evict`,
+their hot copies are dropped. What has a stored copy already is not written again.
 
-D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies. A bucket that changed meanwhile
-    keeps its runs as they were, and its slots in the new pack are given up (INV-7).
+D1  put → publish (compare-and-swap, bucket by bucket) → drop hot copies or retire old places. A bucket that is busy or
+    changed keeps its runs as they were, and its slots in the new pack are given up (INV-7).
 D2  an error in a put publishes nothing, and retires whatever was written; the packs of a round are put together.
 D3  each new pack is counted as used and pinned until the last bucket is settled, so that nobody retires it
     while runs of it are about to go live.
 
-A generator: phases `captured`, `stored` (one for each pack, all of them put by then), `published` (one for each
-bucket).
-
-evict:
-Eviction of keys: every hot row of the chosen keys, of all stores and buckets, and their state, go together.
-
-The keys were chosen (see `pressure`). Their state blobs are flushed into the task's state store first, so that
-blobs are rows like others. Then every run that holds one of the keys in memory is looked at: those that have no
-stored copy are written, whole, and each hot copy is replaced by one without the keys, or goes.
+Evict keys: every hot row of the chosen keys, of all stores and buckets, and their state blobs leave memory together.
+Blobs are flushed into the task's state store first; runs that hold one of the keys and have no stored copy are
+written whole, and each hot copy is replaced by one without the keys, or dropped.
 
 E1  a key's blob leaves memory only when all its rows are stored and every bucket was published (INV-20). A key
     with a bucket that was busy or changed meanwhile keeps its blob and is tried again by the next round.
 E2  keys in use are never chosen; one that came into use since then keeps its blob.
 E3  stored runs are never rewritten, and the backlog does not move (INV-14).
 
-A generator: phases `flushed`, `captured`, `stored`, `published`.
+Rehydrate: runs that are only stored get hot copies in BaseRuns; the stored copies stay. Nothing happens when the
+bucket is in memory already, or when there is no room for it: it never causes an eviction.
 
-rehydrate:
-Rehydration: runs that are only stored get their hot copies back, into BaseRuns. The stored copies stay.
+Repack: the live runs of a pack with less than `repack_live_permille` of its bytes live move to a new pack. Pruning
+and compaction take runs out of use one by one, and a pack is deleted only when none is left.
 
-A generator: phases `captured`, `loaded`. Nothing happens when the bucket is in memory already, or when the worker
-has no room for it: rehydration is a favour to readers, never a reason to evict others.
-
-repack:
-Repacking: the live runs of packs that are mostly dead move to a new pack, so that the old ones can go.
-
-Pruning and compaction take runs out of use one by one, and a pack is deleted only when none is left: a single
-small run would keep a large file for ever. A pack with less than `repack_live_permille` of its bytes live is
-worth copying that little. Runs keep their identity and their hot copies; only their stored places change.
-
-K1  put → publish (compare-and-swap, bucket by bucket) → retire the old places. A bucket that is busy or changed
-    keeps its runs where they were, and its slots in the new pack are given up; the next round tries again.
 K2  content, hot memory and backlog do not move (INV-4, INV-14).
-K3  a checkpoint that names an old pack holds it until it is released. Packs are rewritten all the same: each
-    checkpoint of a task names every live pack, so waiting for one that no checkpoint names would be for ever.
+K3  a checkpoint that names an old pack holds it until it is released. Packs are rewritten all the same: each checkpoint
+    of a task names every live pack, so waiting for one that no checkpoint names would never end.
 
-A generator: phases `captured`, `stored` (one for each new pack), `published` (one for each bucket).
-
-pressure:
-Relief: a task above a soft max gives memory back until it is at its low watermark.
-
-First the copies that cost nothing to lose: base runs that are stored too. Then the coldest keys, weighed and chosen in
-vector passes over the hot runs (`key_lru`), with all their rows and their state (`evict`). Relief is asked for by the
-writer before it takes rows in (`incoming_bytes`), by the compaction tick, and by the pool when the worker total is
-reached; then the needs are handed in, and reach only what lies above reserves.
+Relieve: a task above a soft max gives memory back until it is at its low watermark. First base runs that are stored
+too are dropped, then the coldest keys (`key_lru`) are evicted. The writer asks before it takes rows in
+(`incoming_bytes`), and so do the compaction tick and the pool at the worker total (`floors`).
 
 P1  nothing is done at exactly the soft max, or below.
-P2  a round that frees nothing ends the relief: the writer goes on (the limit is soft) and the shortfall is told.
+P2  a round that frees nothing ends the relief: the writer continues (the limit is soft) and the shortfall is counted.
 
-A generator: the phases of what it runs, and `round` after each round.
+All of these are generators (see `operations`).
 """
-
-# FOLDED: the docstring above is joined from 5 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -85,7 +60,7 @@ from tidegate.storage.runs.merge import select_keys
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import StoreSpec
 
-# --- dump: Dumping: runs that are only in memory get a stored copy; with `evict`, the hot copies of their …
+# -- dump --------------------------------------------------------------------------------------------
 
 Places = dict[int, StoredRef]  # by the identity of the run's entry
 
@@ -188,7 +163,7 @@ def publish_places(
     return True
 
 
-# --- evict: Eviction of keys: every hot row of the chosen keys, of all stores and buckets, and their …
+# -- evict keys --------------------------------------------------------------------------------------
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -339,7 +314,7 @@ def common_lines(run: Run, hashes: Hashes) -> Int64s:
     return lines[:count].astype(np.int64)
 
 
-# --- rehydrate: Rehydration: runs that are only stored get their hot copies back, into BaseRuns. The …
+# -- rehydrate ---------------------------------------------------------------------------------------
 
 
 def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> Operation[bool]:
@@ -379,7 +354,7 @@ def rehydrate(parts: StorageParts, task: TaskStorage, store: AttachedStore, buck
         return True
 
 
-# --- repack: Repacking: the live runs of packs that are mostly dead move to a new pack, so that the old …
+# -- repack ------------------------------------------------------------------------------------------
 
 
 def measure(parts: StorageParts, task: TaskStorage) -> Operation[None]:
@@ -483,7 +458,7 @@ def _groups(runs: Sequence[RunEntry], parts: StorageParts) -> Iterator[list[RunE
         yield group
 
 
-# --- pressure: Relief: a task above a soft max gives memory back until it is at its low watermark.
+# -- relieve -----------------------------------------------------------------------------------------
 
 MAX_ROUNDS = 8
 MANY_KEYS = 4096

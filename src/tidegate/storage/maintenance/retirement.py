@@ -1,41 +1,22 @@
-"""Deleting packs, safely: what is held by checkpoints, and what waits to be deleted.
+"""When a pack may be deleted: it has no live run, no reader pins it, and no checkpoint holds it.
 
-The unit of deletion is the pack. When live metadata names no run of it any more (`pack_use`), the
-pack is *retired*: put in the queue, where it waits until no reader pins it and no checkpoint holds it. Only then
-does `delete_once` remove it.
+`PackUse` counts the runs of each pack that live metadata names. A pack without any is *retired*: put in the queue,
+where it waits until no lease pins it and no retained or unfinished checkpoint holds it. Only then `delete_once`
+removes it.
 
 R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
 R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded or by `clear`.
 R3  a failed delete is tried again later, each time after a longer pause.
 R4  without `deletes` nothing is ever queued: a master deletes, who knows what other processes need.
-
-The queue is lost with the process; packs left behind are found by garbage collection. Safe from any thread; no
-lock is held while the backend deletes.
-
-pins:
-Pins: who reads a pack now, so that nobody deletes it under them.
-
-A lease pins a set of packs and unpins them when it is closed. Pins of one pack add up.
-
 I1  a pack is pinned while an open lease names it; opening, closing and asking are one step each under one lock.
 I2  a lease unpins exactly once, however often and on whatever thread it is closed (INV-13).
 I3  after `clear(task)` old leases of the task count for nothing, and closing them disturbs nothing.
-
-Safe from any thread.
-
-pack_use:
-How much of each pack live metadata still names: when a pack can go, and when it is worth writing anew.
-
-A pack is *live* while an index names a run of it, *dead* from then until it is deleted. Its size is the most that
-was ever known to be in it; after a restore, what the retained checkpoints name of it, and more when its file is
-larger than that can be (`measure`).
-
 U1  live runs = adds − removes; a run that goes out of use twice raises, and changes nothing.
 
-Safe from any thread.
+A pack's size is the most that was ever known to be in it; after a restore, what the retained checkpoints name of it,
+and more when its file is larger than that can be (`measure`). The queue is lost with the process; packs left behind
+are found by garbage collection. Safe from any thread; no lock is held while the backend deletes.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -51,7 +32,7 @@ from tidegate.errors import InternalError, UnavailableError
 from tidegate.storage.backends.base import overlap
 from tidegate.storage.index import StoredRef
 
-# --- pins: Pins: who reads a pack now, so that nobody deletes it under them.
+# -- pins of readers ---------------------------------------------------------------------------------
 
 
 class Lease:
@@ -116,7 +97,7 @@ class BatchPins:
             lease._open.discard(lease)
 
 
-# --- pack_use: How much of each pack live metadata still names: when a pack can go, and when it is worth …
+# -- live runs ---------------------------------------------------------------------------------------
 
 SLOT_ROOM = 4096  # what a run may take in a pack besides its bytes, generously
 
@@ -224,7 +205,7 @@ class PackUse:
                 self._tasks[task] = live
 
 
-# --- retirement: Deleting packs, safely: what is held by checkpoints, and what waits to be deleted.
+# -- holds of checkpoints, and the queue -------------------------------------------------------------
 
 
 class Deletes(Protocol):

@@ -1,31 +1,21 @@
-"""Which keys of a task were used longest ago, and which are in use: what relief needs to choose whom to evict.
+"""Which keys of a task were used longest ago, which are in use, and which buckets are read from packs again and again.
 
-Only recency is kept here. What a key weighs is added up when somebody chooses (`hot_keys`), from the hot runs that are
-looked at then anyway. Two keys that share a hash are touched and chosen together.
-
-A key was last used when it was last read, or written: a hot copy's id says when it was made, and ids and ticks come
-from one counter. Copies that were not made by a write (merged, brought back, shrunk) say nothing about keys whose
-last use is known.
+Only recency is kept. What a key weighs is added up when relief chooses (`hot_keys`), from the hot runs that are
+visited then anyway. Two keys that share a hash are touched and chosen together. A key was last used when it was last
+read, or written: a hot copy's id says when it was made, and ids and ticks come from one counter. Copies that were not
+made by a write (merged, rehydrated, shrunk) say nothing about keys whose last use is known.
 
 K1  `coldest` never names a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
     over keys in Python.
-K2  touches cost an append to a list; they are put in order when somebody chooses. At most `MOST_TOUCHED_KEYS` wait:
+K2  touches cost an append to a list; they are put in order when relief chooses. At most `MOST_TOUCHED_KEYS` wait:
     beyond that the oldest are forgotten, and those keys count as used when they were last written.
 
-Safe from any thread: one lock, held for a list operation or a vector pass.
+`ColdReads` counts a load once for each bucket that it read a stored run of; scans do not count. Maintenance takes the
+candidates for rehydration, and forgets buckets that nobody read since it last asked. A bucket that was rehydrated is
+*kept*: periodic dumps leave its hot copies alone, until relief drops them.
 
-cold_reads:
-Which buckets of a store are read from packs again and again: candidates to bring back into memory.
-
-A load counts once for each bucket that it read a stored run of; scans do not count, a sweep over everything says
-nothing about any bucket. Maintenance takes the candidates, and forgets buckets that nobody read since it last asked.
-
-A bucket that was brought back is *kept*: periodic dumps leave its hot copies alone, until relief drops them.
-
-Safe from any thread.
+Safe from any thread: one lock each, held for a list operation or a vector pass.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -42,7 +32,7 @@ from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.runs.columns import sorted_marks
 from tidegate.storage.runs.run import Run
 
-# --- cold_reads: Which buckets of a store are read from packs again and again: candidates to bring back …
+# -- buckets read cold -------------------------------------------------------------------------------
 
 OFTEN = 8  # loads that read a bucket cold before it is brought back
 MOST_BUCKETS = 4096
@@ -97,7 +87,7 @@ class ColdReads:
             self._kept.clear()
 
 
-# --- key_lru: Which keys of a task were used longest ago, and which are in use: what relief needs to …
+# -- keys by last use --------------------------------------------------------------------------------
 
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]

@@ -1,39 +1,16 @@
-"""The worker's ledger of memory: bytes the caches own, by (task, tenant), under one total.
-
-Owns: the numbers, the reserves, the line of those who wait for room, and the choice whose memory to take back.
-Does not own: the bytes themselves (the caches), nor how memory is taken back (`set_relief`).
+"""The memory of one worker: a ledger of bytes by (task, tenant) under one total, and the caches of runs it pays for.
 
 A tenant has a *reserve*, which other tasks' needs never touch, and a *soft max*: above it a reservation still
 succeeds and relief follows. The worker total is hard for `reserve`: relief across tasks, then a bounded wait,
 then `OverloadError`. `reserve_over_limit` is for bytes that exist already or replace others in a moment.
 
+`WriteBuffer` keeps runs as they were accepted, until they are compacted, evicted or pruned; `BaseRuns` keeps merged
+runs and stored ones that were rehydrated. They own which hot copies exist and their bytes in the pool; what a run
+means is the index's, and when one is dropped is decided by writer and maintenance.
+
 P1  total = the sum over all (task, tenant); each number is at least 0 (INV-15). Giving back more than was taken
     raises and changes nothing.
 P2  relief runs without the pool's lock, so it may release, evict and wait like anybody else (INV-16).
-
-Safe from any thread.
-
-allocator:
-What the process does with memory that a batch gave back: keep some of it for the next one.
-
-A batch makes and drops columns of some megabytes each. Left alone, the C library hands such memory back to the
-operating system when a batch ends, and the next batch gets it again page by page, each cleared and counted: a tenth
-of the time of a chain of operators.
-
-A1  at most `KEPT_BYTES` of free memory are kept at the end of the heap; what is freed beyond that goes back at once.
-A2  columns of `MAPPED_BYTES` and more are never part of the heap: they go back when they are dropped.
-A3  threads that begin later share the one heap. With heaps of their own each would keep what it freed from the others,
-    and ask the system for more.
-A4  it is a hint: where the C library has no such setting, nothing happens, and nothing depends on it.
-
-For the whole process, once. Safe from any thread.
-
-caches:
-The two caches of runs in memory: `WriteBuffer` for rows just accepted, `BaseRuns` for compacted and rehydrated ones.
-
-Owns: which hot copies exist, and their bytes in the pool. Does not own what a run means (the index), nor when
-one goes away (writer, maintenance).
-
 C1  a hot copy is charged with its run's logical bytes, to its cache's tenant.
 C2  ids come from one counter of the process, so an id is never seen twice, in either cache, also after `clear`.
 C3  whoever holds a `HotCopy` keeps its rows: removing one only ends its accounting.
@@ -44,15 +21,11 @@ C4  the write buffer takes rows of a caller in all together or not at all, and m
 Safe from any thread.
 """
 
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
-
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from tidegate.clock import Clock
 from tidegate.errors import InternalError, InvalidError, OverloadError
@@ -61,29 +34,7 @@ from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.memory.waiting import Line
 from tidegate.storage.runs.run import Run
 
-# --- allocator: What the process does with memory that a batch gave back: keep some of it for the next one.
-
-KEPT_BYTES: Final = 128 << 20
-GROWN_BYTES: Final = 16 << 20  # by which the heap grows, at least
-MAPPED_BYTES: Final = 32 << 20  # as far as the C library would go by itself in time
-HEAPS: Final = 1
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # numbers of glibc's malloc.h
-
-
-@cache
-def keep_freed_memory() -> bool:
-    """Have freed memory kept within A1; whether the C library does."""
-    settings = (
-        (_MMAP_THRESHOLD, MAPPED_BYTES), (_TRIM_THRESHOLD, KEPT_BYTES), (_TOP_PAD, GROWN_BYTES), (_ARENA_MAX, HEAPS),
-    )  # fmt: skip
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return False
-    return all(set_option(number, nbytes) == 1 for number, nbytes in settings)
-
-
-# --- pool: The worker's ledger of memory: bytes the caches own, by (task, tenant), under one total.
+# -- pool --------------------------------------------------------------------------------------------
 
 
 class ReliefShare(NamedTuple):
@@ -297,7 +248,7 @@ def _check(nbytes: int) -> None:
         raise InternalError(f"{nbytes} bytes asked of the memory pool; a size is never negative")
 
 
-# --- caches: The two caches of runs in memory: `WriteBuffer` for rows just accepted, `BaseRuns` for …
+# -- caches of runs ----------------------------------------------------------------------------------
 
 
 class HotRuns:

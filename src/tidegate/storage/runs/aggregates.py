@@ -4,9 +4,10 @@ Results depend on the multiset of input rows alone, never on their order, nor on
 and merged:
 
     count   rows, or values that are not null
-    sum     whole numbers and decimals exactly (a result that does not fit its type is an error when it is
-            read, not before); doubles exactly too, rounded once to the nearest when read. NaN, or infinities of
-            both signs, make NaN; else an infinity wins; a sum of −0.0 alone is 0.0. No value at all: null
+    sum     whole numbers and decimals exactly, in 128 or 256 bits (a result that does not fit its type is an error when
+            it is read, not before); doubles exactly too (`kernels/exact_sum.py`), rounded once to the nearest when
+            read. NaN, or infinities of both signs, make NaN; else an infinity wins; a sum of −0.0 alone is 0.0. No
+            value at all: null
     mean    the sum as a double, divided by the number of values; a double for every type
     min max NaN lies above every number (so min is NaN only when all are; Spark's order), −0.0 below 0.0
     first   the value at the lowest (event time, partition, offset), a null value too; last at the highest.
@@ -14,24 +15,7 @@ and merged:
     custom  what its functions do
 
 Nulls are left out by count(column), sum, mean, min, max. Thread rule: pure values.
-
-exact_doubles:
-Columns of exact sums of doubles: made from values, merged, rounded (the bytes: `kernels/exact_sum.py`).
-
-A null is the sum of nothing. Thread rule: pure.
-
-summing:
-States of sums by type: doubles as exact digits, whole numbers and decimals in 128 or 256 bits.
-
-Thread rule: pure.
-
-picking:
-One row chosen for each group, by order keys: what min, max, first and last have in common.
-
-Thread rule: pure.
 """
-
-# FOLDED: the docstring above is joined from 4 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -70,10 +54,11 @@ from tidegate.storage.runs.columns import (
 )
 from tidegate.storage.runs.run import Int64s
 
-# --- exact_doubles: Columns of exact sums of doubles: made from values, merged, rounded (the bytes …
+# -- exact sums of doubles ---------------------------------------------------------------------------
 
 Bytes = npt.NDArray[np.uint8]
-_EXACT_DOUBLES_NO_BYTES = np.empty(0, np.uint8)
+_NO_BYTES = np.empty(0, np.uint8)
+_DOUBLE, _INT64, _INT32, _BINARY = pa.float64(), pa.int64(), pa.int32(), pa.binary()
 _INFINITE = 0x7FF  # the exponent bits of what is not finite
 _MOST_BYTES = HEADER + 4 * MOST_DIGITS
 _INFINITY_SCALE = 128  # sums of fewer than 2^64 doubles stay below 2^1088
@@ -82,7 +67,7 @@ _INFINITY_SCALE = 128  # sums of fewer than 2^64 doubles stay below 2^1088
 def validity(column: pa.Array) -> tuple[Bytes, int]:
     """The bitmap of a column and the bit its first row has; no bytes when nothing is null."""
     if not column.null_count:
-        return _EXACT_DOUBLES_NO_BYTES, 0
+        return _NO_BYTES, 0
     return np.frombuffer(column.buffers()[0], np.uint8), column.offset
 
 
@@ -180,9 +165,8 @@ def _column(count: int, bounds: Int32s, data: Bytes, valid: Bytes) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers, null_count)
 
 
-# --- summing: States of sums by type: doubles as exact digits, whole numbers and decimals in 128 or 256 bits.
+# -- states of sums ----------------------------------------------------------------------------------
 
-_SUMMING_DOUBLE, _SUMMING_INT64, _BINARY = pa.float64(), pa.int64(), pa.binary()
 _WHOLE = pa.decimal128(38, 0)
 
 
@@ -203,11 +187,11 @@ def sum_state(type_: pa.DataType) -> pa.DataType:
 def sum_values(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
     """The sum of each group's values, as a state; null where there is none."""
     if pa.types.is_floating(column.type):
-        return sum_doubles(column.cast(_SUMMING_DOUBLE), groups, count)
+        return sum_doubles(column.cast(_DOUBLE), groups, count)
     if pa.types.is_integer(column.type):
         if column.type == pa.uint64():
             return _add(column.cast(pa.decimal128(20, 0)), 2, groups, count, _WHOLE)
-        return _add(column.cast(_SUMMING_INT64), 1, groups, count, _WHOLE)
+        return _add(column.cast(_INT64), 1, groups, count, _WHOLE)
     return _add(column, 2, groups, count, sum_state(column.type))
 
 
@@ -233,31 +217,30 @@ def _add(column: pa.Array, value_words: int, groups: Int32s, count: int, type_: 
 
 def divide_doubles(sums: pa.Array, counts: Int64s) -> pa.Array:
     """Each sum, a double, divided by a number above zero."""
-    return with_nulls_of(sums, words(sums).view(np.float64) / counts, _SUMMING_DOUBLE)
+    return with_nulls_of(sums, words(sums).view(np.float64) / counts, _DOUBLE)
 
 
-# --- picking: One row chosen for each group, by order keys: what min, max, first and last have in common.
+# -- one row of each group ---------------------------------------------------------------------------
 
 _LOWEST = np.int64(-(2**63))
 _HIGHEST = np.int64(2**63 - 1)
-_PICKING_DOUBLE, _PICKING_INT64 = pa.float64(), pa.int64()
 
 
 def order_keys(column: pa.Array) -> Int64s:
     """Numbers that order as the values do; NaN above every number, −0.0 below 0.0. Nulls have any number."""
     type_ = column.type
     if pa.types.is_floating(type_):
-        doubles = words(column.cast(_PICKING_DOUBLE))
+        doubles = words(column.cast(_DOUBLE))
         keys = np.where(doubles < 0, doubles ^ _HIGHEST, doubles)
         keys[np.isnan(doubles.view(np.float64))] = _HIGHEST
         return keys
     if type_ == pa.uint64():
         return words(column) ^ _LOWEST
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
-        return words(column.cast(_PICKING_INT64))
+        return words(column.cast(_INT64))
     if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
         if type_.bit_width == 32:
-            return words(column.view(pa.int32()).cast(_PICKING_INT64))
+            return words(column.view(pa.int32()).cast(_INT64))
         return words(column)
     try:
         ranks: Int64s = pc.rank(column, tiebreaker="dense").to_numpy().view(np.int64)
@@ -287,10 +270,7 @@ def take_picked(column: pa.Array, picked: Int32s) -> pa.Array:
     return taken
 
 
-# --- aggregates: Mergeable aggregates: input rows become states, states merge, a state becomes a result.
-
-_DOUBLE, _INT64, _INT32 = pa.float64(), pa.int64(), pa.int32()
-_NO_BYTES = np.empty(0, np.uint8)
+# -- aggregates --------------------------------------------------------------------------------------
 
 
 class Aggregate(Protocol):

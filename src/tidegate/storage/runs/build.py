@@ -1,30 +1,19 @@
-"""The order of a batch's rows: by bucket, key and cursor, found by sorting one number a row.
-
-Thread rule: pure; the loops run without the interpreter lock.
-
-building:
-Rows as they arrive become runs: grouped by bucket and key, sorted by cursor, merged by kind inside the batch.
+"""Rows as they arrive become runs: grouped by bucket and key, sorted by cursor, merged by kind inside the batch.
 
 What comes in is one record batch with the columns `key` (binary), `ts` (int64, ms), maybe `seq` (int64), for
 `last` maybe `deleted` (bool), and the payload (for `fold`: the aggregates' inputs). What comes out has each
 identity once: for `append` every row is its own, `last` keeps the last of a batch, `fold` makes one state.
 
-Cost: a sort of one number for each row (`ordering.py`), and every column read once in that order. Rows are compared
+Cost: a sort of one number for each row (`order_rows`), and every column read once in that order. Rows are compared
 only where a key has several, and their cursors sorted only where they do not ascend already.
 
+`build_sorted_runs` is for callers that sorted a batch by key to read with it and write some of the same rows back: no
+grouping, no sorting, each value copied once. `SortedRows` has different keys that ascend by (hash, bytes), and for
+each row to write, in order, the number of its key and where its ts and payload lie; for stores of kind `last`, `seq`
+is 0.
+
 Thread rule: pure; the loops run without the interpreter lock.
-
-sorted_rows:
-Rows whose order is known already become runs: no grouping, no sorting, each value copied once.
-
-For whoever sorted a batch by key to read with it and writes some of the same rows back. Keys come apart from rows:
-different keys that ascend by (hash, bytes), and for each row to write, in order, the number of its key and where its
-ts and payload lie. Stores are of kind `last`; `seq` is 0 throughout.
-
-Thread rule: pure.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -61,7 +50,7 @@ from tidegate.storage.runs.columns import (
 from tidegate.storage.runs.run import Int64s, Run
 from tidegate.storage.spec import Merge, StoreSpec
 
-# --- ordering: The order of a batch's rows: by bucket, key and cursor, found by sorting one number a row.
+# -- order of rows -----------------------------------------------------------------------------------
 
 LONGEST = 1 << 62
 MOST_BUCKETS = 1 << 16  # that are numbered one after the other, and how far apart first and last may then be
@@ -139,7 +128,7 @@ def _arranged(
     return rows, starts[: found + 1], counts
 
 
-# --- building: Rows as they arrive become runs: grouped by bucket and key, sorted by cursor, merged by …
+# -- rows in any order -------------------------------------------------------------------------------
 
 LOWEST_TS = -(2**63)
 RowsBetween = Callable[[int, int], pa.RecordBatch]
@@ -325,7 +314,7 @@ def _slices(spec: StoreSpec, ts: Int64s, seq: Int64s, states: list[pa.Array]) ->
     return rows_between
 
 
-# --- sorted_rows: Rows whose order is known already become runs: no grouping, no sorting, each value …
+# -- sorted rows -------------------------------------------------------------------------------------
 
 
 class SortedRows(NamedTuple):

@@ -1,23 +1,10 @@
-"""The hash of a key: XXH64, seed 0. A number kept on disk for ever, whose top ten bits are the key group.
+"""Columns as kernels and runs need them: key hashes, buffers without a copy, values gathered by row, runs cut to size.
 
-Also how a binary or numeric column shows its buffers to a kernel, and numbers led by hashes in order.
+The hash of a key is XXH64, seed 0: a number kept on disk for ever, whose top ten bits are the key group. Every run is
+gathered by itself, so dropping one gives its memory back, whatever came out of the same batch.
 
 Thread rule: pure.
-
-assembling:
-Sorted keys and rows become runs: cut at a number of rows, each run with a directory and buffers of its own.
-
-Every run is gathered by itself, so dropping one gives its memory back, whatever came out of the same batch.
-Thread rule: pure.
-
-row_keys:
-The key column of rows that lie key after key: each key of a directory, as often as it has rows.
-
-Arrow's `take` looks every row up; keys of neighbouring rows are the same, so copying one over and over is several
-times as fast. Nothing else is decided here.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -46,7 +33,7 @@ from tidegate.kernels.xxh64 import hash_values
 from tidegate.storage.memory.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 
-# --- hashing: The hash of a key: XXH64, seed 0. A number kept on disk for ever, whose top ten bits are the …
+# -- hashes and buffers ------------------------------------------------------------------------------
 
 UInt64s = npt.NDArray[np.uint64]
 Int32s = npt.NDArray[np.int32]
@@ -104,9 +91,9 @@ def sorted_marks(marks: UInt64s, leading_bits: int, row_bits: int) -> UInt64s:
     return other if where == 1 else marks
 
 
-# --- assembling: Sorted keys and rows become runs: cut at a number of rows, each run with a directory and …
+# -- gathering and cutting ---------------------------------------------------------------------------
 
-_BINARY_TYPE, _INT32, _INT64, _UINT64 = pa.binary(), pa.int32(), pa.int64(), pa.uint64()
+_INT32, _INT64, _UINT64 = pa.int32(), pa.int64(), pa.uint64()
 NO_NUMBERS = np.empty(0, np.int64)
 MOST_BYTES = 2**31 - 1
 
@@ -195,9 +182,7 @@ def finished_run(
     directory = pa.RecordBatch.from_arrays(
         [
             numbers_column(_UINT64, hashes),
-            pa.Array.from_buffers(
-                _BINARY_TYPE, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0
-            ),
+            pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0),
             numbers_column(_INT32, starts[:-1]),
         ],
         schema=DIRECTORY,
@@ -258,6 +243,14 @@ def picked_need(run: Run, rows: Int32s) -> int:
 
 def _is_list(type_: pa.DataType) -> bool:
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def largest_window(chosen: Sequence[tuple[Run, Int32s]]) -> str:
+    """Of these rows of runs, the window of the one that has most of what is to be merged."""
+    run, rows = max(chosen, key=lambda each: picked_need(*each))
+    row = int(rows[np.argmax(merge_needs(run.rows.columns)[rows])])
+    line = int(np.searchsorted(run.starts, row, side="right")) - 1
+    return window_words(run.keys[line].as_py() if run.key_count else None, int(run.ts[row]))
 
 
 def window_words(key: bytes | None, start_ms: int, end_ms: int | None = None) -> str:
@@ -327,7 +320,7 @@ def gather_keys(keys: pa.Array, rows: Int32s) -> pa.BinaryArray:
             raise InvalidError(f"{count} keys are {size} bytes, above 2 GiB: give smaller batches")
         content = np.empty(size, np.uint8)
         copy_keys(rows, source.data, source.bounds, bounds, content)
-    return pa.Array.from_buffers(_BINARY_TYPE, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0)
+    return pa.Array.from_buffers(_BINARY, count, [None, pa.py_buffer(bounds), pa.py_buffer(content)], 0)
 
 
 @lru_cache(maxsize=256)
@@ -348,16 +341,16 @@ def own_slice(column: pa.Array, start: int, stop: int) -> pa.Array:
         return column
     if not column.null_count and is_word(column.type):
         return numbers_column(column.type, words(column)[start:stop].copy())
-    if not column.null_count and column.type == _BINARY_TYPE:
+    if not column.null_count and column.type == _BINARY:
         data, bounds = binary_parts(column)
         first = bounds[start]
         content = data[first : bounds[stop]].copy()
         buffers = [None, pa.py_buffer(bounds[start : stop + 1] - first), pa.py_buffer(content)]
-        return pa.Array.from_buffers(_BINARY_TYPE, stop - start, buffers, 0)
+        return pa.Array.from_buffers(_BINARY, stop - start, buffers, 0)
     return gather(column, np.arange(start, stop, dtype=np.int32))
 
 
-# --- row_keys: The key column of rows that lie key after key: each key of a directory, as often as it has …
+# -- the key of every row ----------------------------------------------------------------------------
 
 
 def row_keys(keys: pa.BinaryArray, starts: npt.NDArray[np.int32], first: int, stop: int) -> pa.BinaryArray:

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from tidegate.kernels.assignment import list_windows
 from tidegate.kernels.hops import list_hops, reach_of_hops
-from tidegate.storage import ScratchLimiter
-from tidegate.storage.merged_append import MergedRows, TouchedRows
+from tidegate.storage import MergedRows, ScratchLimiter, TouchedRows
 from tidegate.storage.runs.columns import (
     gather_keys,
     is_word,

@@ -28,12 +28,14 @@ import pyarrow.compute as pc
 from tidegate.storage import (
     AppendBatch,
     BucketIndex,
+    MergedRows,
     RangeRequest,
     RuntimeContext,
     SortedRows,
     Time,
+    TouchedRows,
+    touched_rows,
 )
-from tidegate.storage.merged_append import MergedRows, TouchedRows, append_merged, touched_rows
 from tidegate.storage.runs.columns import UInt64s, words
 from tidegate.windows.stores.expiry import LATEST, Expiry, Flags, Int64s
 from tidegate.windows.stores.state import StoreState
@@ -162,7 +164,7 @@ class SegmentedStore:
         elif not rows.num_rows:
             parts = []
         elif returning == "merged":
-            parts, merged = append_merged(self._context, self.state, rows)
+            parts, merged = writer.append_merged(task, self.state, rows)
             result = result._replace(merged=merged)
         else:
             parts = writer.append(task, self.state, rows)
