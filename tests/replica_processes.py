@@ -19,8 +19,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.integrity import Manifest, Push
-from tidegate.integrity.outlet import SCHEMA
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
+from tidegate.integrity.sender import SCHEMA
 from tidegate.log.access.embedded import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table

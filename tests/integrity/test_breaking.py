@@ -28,8 +28,7 @@ from tidegate.integrity import (
     Verdict,
     read_columns,
 )
-from tidegate.integrity.breaking import Damage, break_topic
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
 from tidegate.integrity.header import ControlType
 from tidegate.log.access.embedded import Log
 

@@ -16,8 +16,7 @@ from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.files import Files
 from tidegate.integrity import report_page
-from tidegate.integrity.audit_findings import BY_METADATA
-from tidegate.integrity.audit_report import AuditReport, PartitionAudit
+from tidegate.integrity.report import BY_METADATA, AuditReport, PartitionAudit
 from tidegate.integrity.report_page import page
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log

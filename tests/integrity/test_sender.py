@@ -20,8 +20,8 @@ from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.integrity import Sender, audit_topic
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
 from tidegate.integrity.header import ORIGIN_HEADER_KEY, ChainOrigin, ControlKey, Stamp
+from tidegate.integrity.sender import ChainLimits, Chains, ChainState
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.writer import Writer, Written

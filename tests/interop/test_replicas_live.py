@@ -11,7 +11,7 @@ from kafka_broker import Broker
 
 from tidegate.clock import ManualClock
 from tidegate.integrity import Manifest, Push
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
 from tidegate.log.access.connect import open_log
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.testing.simulated_replicas import counting, led, undisturbed

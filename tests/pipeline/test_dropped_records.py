@@ -210,8 +210,7 @@ def test_records_that_are_set_aside_are_warned_about(
 def test_faulty_records_are_warned_about_with_their_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
 
     with tg.Log(tmp_path / "whole") as log:
         log.create_topic("clicks", 1)

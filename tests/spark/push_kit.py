@@ -13,9 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.integrity.breaking import Damage, break_topic
 from tidegate.integrity.columns import read_columns
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
 from tidegate.log.access.embedded import Log
 from tidegate.log.cleaning.housekeeping import Housekeeping
 from tidegate.log.topics.topic_config import BrokerConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
 from tidegate.log.access.embedded import Log
 from tidegate.spark.push.driver import push
 from tidegate.tables.building.consumed import Consumed

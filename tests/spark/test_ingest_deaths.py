@@ -14,7 +14,7 @@ from push_kit import order_of, part_of, push_here, rows, sorted_batches
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
-from tidegate.integrity.auditing import audit
+from tidegate.integrity.audit import audit
 from tidegate.log.access.embedded import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from cluster_kit import answers, run_script
 
-from tidegate.integrity.auditing import audit
+from tidegate.integrity.audit import audit
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.access.embedded import Log

@@ -14,10 +14,9 @@ from push_kit import compact, damage, keys_of, order_of, part_of, push_here, row
 from tidegate.clock import SystemClock
 from tidegate.errors import CommitGoneError, ConflictError, UnavailableError
 from tidegate.integrity import Sender
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.control_records import Push
+from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, ControlType
-from tidegate.integrity.lifecycle import Push
 from tidegate.log.access.embedded import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend

@@ -398,8 +398,7 @@ def numbered(log: Log, count: int) -> None:
 
 
 def test_records_that_come_twice_are_applied_once(log: Log, tmp_path: Path) -> None:
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
 
     numbered(log, 100)
     break_topic(log, TOPIC, DamageKind.REPEAT, into=tmp_path / "broken", count=5)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.cli.demo import Stage
-    from tidegate.integrity.breaking import Damage
+    from tidegate.integrity.fault_injection import Damage
     from tidegate.log.access.embedded import Log
 
 
@@ -71,8 +71,7 @@ class Planted:
 
 def plant(folder: Path) -> Planted:
     """Write the log `folder`, which must not exist."""
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
     from tidegate.log.access.embedded import Log
 
     planted, clock = Planted(), ManualClock(START_MS)
@@ -190,9 +189,8 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     import pyarrow as pa
 
     from tidegate.integrity import Push, sorted_sender
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
-    from tidegate.integrity.manifest import Manifest
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
+    from tidegate.integrity.state import Manifest
     from tidegate.log.access.embedded import Log
 
     with Log(scratch / "catalogue", **parts) as whole:

@@ -24,7 +24,7 @@ from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.integrity import Role
-from tidegate.integrity.checkpoint import CheckpointCadence
+from tidegate.integrity.replica import CheckpointCadence
 from tidegate.integrity.state import NEVER
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler

@@ -19,7 +19,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, format_duration, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.integrity.rules import require_new_names
+from tidegate.integrity.validator import require_new_names
 from tidegate.log.topics.topics import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler

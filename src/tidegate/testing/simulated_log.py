@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import OffsetOutOfRangeError, UnavailableError
-from tidegate.integrity.outlet import SCHEMA, table_of
+from tidegate.integrity.sender import SCHEMA, table_of
 from tidegate.log.access.numbered_writer import numbered
 from tidegate.log.access.writer import Written
 from tidegate.log.format.records import RECORD_SCHEMA, coerce

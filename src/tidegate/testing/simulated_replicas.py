@@ -19,12 +19,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.clock import ManualClock
+from tidegate.integrity.control_records import LEADERSHIP_GUID, UPSTREAM_KEY, Push
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, RecordKind, Stamp
-from tidegate.integrity.leadership import LEADERSHIP_GUID, UPSTREAM_KEY
-from tidegate.integrity.lifecycle import Push
-from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import Sender
+from tidegate.integrity.state import Manifest
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend

@@ -267,7 +267,7 @@ def load() -> None:
     """Load what answers are made with, so that none waits for it; nothing is opened, and no thread begins."""
     from pyarrow import table
 
-    import tidegate.integrity.audit
+    import tidegate.integrity.partition_audit
     import tidegate.log.access.reader
     import tidegate.pipeline.reading.result_table
     import tidegate.pipeline.rounds.ways_out  # noqa: F401

@@ -15,7 +15,7 @@ from encoded_batches import encode_batches
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError
 from tidegate.integrity import PartitionValidator
-from tidegate.integrity.chains import Chains, ChainState
+from tidegate.integrity.sender import Chains, ChainState
 from tidegate.log.access.connect import open_log
 from tidegate.log.format.encode import encode_together
 from tidegate.log.format.records import coerce

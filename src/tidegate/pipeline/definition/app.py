@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.integrity.rules import require_new_names
+from tidegate.integrity.validator import require_new_names
 from tidegate.pipeline.definition import known_topics
 from tidegate.pipeline.definition.fingerprint import Document, digest
 from tidegate.pipeline.definition.flow import Flow

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import TidegateError
-from tidegate.integrity.rules import OnError, ValidationRules, policy_of
 from tidegate.integrity.state import NEVER, Phase
+from tidegate.integrity.validator import OnError, ValidationRules, policy_of
 from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying

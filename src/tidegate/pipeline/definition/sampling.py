@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
-from tidegate.integrity.tolerance import tolerance_of
+from tidegate.integrity.verdicts import tolerance_of
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest

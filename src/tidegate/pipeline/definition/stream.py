@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.rules import require_new_names
+from tidegate.integrity.state import max_age_of
+from tidegate.integrity.validator import require_new_names
 from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import described, key_serde_for

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
-from tidegate.integrity.tolerance import INTEGRITY_LAG_MS
+from tidegate.integrity.verdicts import INTEGRITY_LAG_MS
 from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.pipeline.definition.fingerprint import serde, window

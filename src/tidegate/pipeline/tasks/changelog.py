@@ -36,8 +36,8 @@ import pyarrow.compute as pc
 
 from tidegate.durations import format_moment
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.integrity.chains import Chains, ChainState
-from tidegate.integrity.stamping import joined
+from tidegate.integrity.columns import joined
+from tidegate.integrity.sender import Chains, ChainState
 from tidegate.log.format.encode import encode_together
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 from tidegate.pipeline.definition.flow import Flow

@@ -34,8 +34,8 @@ import pyarrow as pa
 from tidegate.clock import Clock
 from tidegate.dropped_records import warn_dropped
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError, TidegateError
-from tidegate.integrity.policy import Throttle
-from tidegate.integrity.tolerance import Tolerance
+from tidegate.integrity.validator import Throttle
+from tidegate.integrity.verdicts import Tolerance
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow

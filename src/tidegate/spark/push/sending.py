@@ -29,11 +29,10 @@ import pyarrow.compute as pc
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InternalError
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
+from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import ChecksumType
-from tidegate.integrity.lifecycle import stable_guid
-from tidegate.integrity.manifest import Sent
-from tidegate.integrity.outlet import Outlet, outlet_of
+from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Outlet, outlet_of
+from tidegate.integrity.state import Sent
 from tidegate.log.access.connect import is_kafka, open_log
 from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns

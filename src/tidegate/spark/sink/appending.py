@@ -25,12 +25,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
-from tidegate.integrity.columns import MANAGED, IntegrityColumns, read_columns
-from tidegate.integrity.lifecycle import stable_guid
-from tidegate.integrity.outlet import Outlet, outlet_of
-from tidegate.integrity.sender import CHECKSUMS
-from tidegate.integrity.stamping import joined
+from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
+from tidegate.integrity.control_records import stable_guid
+from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
+from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.format.records import RecordColumns, coerce

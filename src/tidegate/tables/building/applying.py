@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from tidegate.dropped_records import warn_dropped
 from tidegate.errors import WindowedKeyFormatError
-from tidegate.integrity.rules import OnError
+from tidegate.integrity.validator import OnError
 from tidegate.tables.building.partition_state import PAYLOAD, Counts, PartitionState
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DeadLetters

@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.integrity.columns import read_columns
+from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.leadership import TopicSwitch
 from tidegate.log.access.embedded import Log
 from tidegate.log.topics.topics import TopicState
 from tidegate.tables.replicas.following import Following

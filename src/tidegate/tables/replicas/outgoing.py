@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, UnavailableError
+from tidegate.integrity.control_records import Leadership, TopicSwitch, send_leadership, with_upstream
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.leadership import Leadership, TopicSwitch, send_leadership, with_upstream
-from tidegate.integrity.outlet import SCHEMA
+from tidegate.integrity.sender import SCHEMA
 from tidegate.log.access.embedded import Log
 from tidegate.waiting import waiting
 

@@ -27,13 +27,27 @@ from enum import Enum
 import pyarrow as pa
 
 from tidegate.errors import ConflictError, IntegrityError
-from tidegate.integrity.checkpoint import decode_state, effective_max_age_ms, encode_state
-from tidegate.integrity.counters import CONSUMER, DRAINER, Counters
-from tidegate.integrity.policy import FaultLog, stopping_error
-from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import NEVER, PartitionState
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import Judged, PartitionValidator
+from tidegate.integrity.header import ControlType, Stamp
+from tidegate.integrity.state import (
+    NEVER,
+    NO_TIME,
+    PartitionState,
+    Phase,
+    decode_state,
+    effective_max_age_ms,
+    encode_state,
+)
+from tidegate.integrity.validator import (
+    CONSUMER,
+    DRAINER,
+    Counters,
+    FaultLog,
+    Judged,
+    PartitionValidator,
+    ValidationRules,
+    stopping_error,
+)
+from tidegate.integrity.verdicts import Tolerance, Verdict
 from tidegate.metrics import Metrics
 
 Store = Callable[[pa.RecordBatch, Judged], None]
@@ -192,3 +206,91 @@ class Replica:
             f"{self.topic}-{self.partition} is {self.role.value} and cannot become {wanted.value}; a replica goes "
             f"offline, standby, leader, standby, offline"
         )
+
+
+# -- when to checkpoint ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class CheckpointCadence:
+    """When a checkpoint is due: after a control record other than a chain's start and end, and after so many bytes
+    (fewer once the push has ended). A negative number of bytes turns that off; so does no `max_interval_ms`."""
+
+    pushing_bytes: int = 60 << 20
+    settled_bytes: int = 32 << 20
+    max_interval_ms: int | None = None
+    _since_bytes: int = 0
+    _since_ms: int | None = None
+
+    def is_due(self, judged: Judged, size: int, phase: Phase, now_ms: int) -> bool:
+        """Ask once for every batch, of `size` bytes; the caller then checkpoints and calls `taken`."""
+        self._since_bytes += size
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        if self.max_interval_ms is not None and now_ms - self._since_ms >= self.max_interval_ms:
+            return True
+        limit = self.settled_bytes if phase.is_settled else self.pushing_bytes
+        return 0 <= limit <= self._since_bytes or says_something(judged)
+
+    def taken(self, now_ms: int) -> None:
+        self._since_bytes, self._since_ms = 0, now_ms
+
+
+def says_something(judged: Judged) -> bool:
+    """Whether a control record other than a chain's start and end was accepted."""
+    control = judged.columns.control
+    chain = (control == ControlType.START_OF_CHAIN) | (control == ControlType.END_OF_CHAIN)
+    return bool((judged.columns.is_control & ~chain & (judged.verdicts == Verdict.OK)).any())
+
+
+# -- readers without a checkpoint --------------------------------------------------------------------
+
+OnGap = Callable[[Stamp, "Seen"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last record of a producer."""
+
+    chain: int
+    sequence: int
+    log_time: int
+    ended: bool
+
+
+class StatelessReader:
+    """Find gaps in one partition without a checkpoint, from any offset on: no checksums, no push.
+
+    For exports and other readers that start anywhere. An unknown producer is accepted, and a position at or below the
+    last one is a DUPLICATE. A skipped chain is MISSING at any age, because compaction keeps starts and ends of chains.
+    A gap inside a chain is MISSING only while the record before it is younger than the compaction lag; with a lag of
+    0 or less every such gap is tolerated. `on_gap` gets the stamp behind a gap and what was seen before it.
+    """
+
+    def __init__(self, *, compaction_lag_ms: int = 0, on_gap: OnGap | None = None) -> None:
+        self._lag_ms = compaction_lag_ms
+        self._on_gap = on_gap
+        self._seen: dict[bytes, Seen] = {}
+
+    def look(self, stamp: Stamp, log_time: int, now_ms: int) -> Verdict:
+        """The verdict of the next record: OK, DUPLICATE, MISSING or HEARTBEAT."""
+        if stamp.is_heartbeat and stamp.is_start_of_chain:
+            return Verdict.HEARTBEAT
+        seen = self._seen.get(stamp.guid)
+        if seen is not None and (stamp.chain, stamp.sequence) <= (seen.chain, seen.sequence):
+            return Verdict.DUPLICATE
+        self._seen[stamp.guid] = Seen(stamp.chain, stamp.sequence, log_time, stamp.is_end_of_chain)
+        if seen is None or not self._is_gap(seen, stamp, now_ms):
+            return Verdict.OK
+        if self._on_gap is not None:
+            self._on_gap(stamp, seen)
+        return Verdict.MISSING
+
+    def _is_gap(self, seen: Seen, stamp: Stamp, now_ms: int) -> bool:
+        if stamp.chain > seen.chain + 1:
+            return True
+        if stamp.chain == seen.chain + 1:
+            return not seen.ended or stamp.sequence != 0
+        if stamp.sequence == seen.sequence + 1 or self._lag_ms <= 0:
+            return False
+        return seen.log_time == NO_TIME or now_ms - seen.log_time < self._lag_ms
