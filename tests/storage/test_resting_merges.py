@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tidegate.storage.upkeep import supervisor
 
 from tidegate.clock import ManualClock
 from tidegate.storage.index import PlainState, RunEntry
@@ -12,7 +13,7 @@ from tidegate.storage.maintenance import supervisor
 from tidegate.storage.maintenance.compaction import compact, is_crowded
 from tidegate.storage.maintenance.operations import RESTING, Operation
 from tidegate.storage.spec import Merge
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 STRIP = 4096
 
