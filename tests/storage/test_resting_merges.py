@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tidegate.storage.upkeep import supervisor
 
 from tidegate.clock import ManualClock
 from tidegate.storage.index import PlainState, RunEntry
