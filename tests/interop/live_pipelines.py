@@ -24,7 +24,7 @@ from table_records import windows_in
 from tidegate.log.access.connect import open_log
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.storage import open_backend
-from tidegate.windows.keys.columns import partitions_of_inner_keys
+from tidegate.windows.keys import partitions_of_inner_keys
 
 PARTITIONS = 2
 MINUTE = 60_000

@@ -28,9 +28,8 @@ from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
 from window_oracles import ms
 
 LATER = START + 86_400_000
