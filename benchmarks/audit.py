@@ -24,12 +24,12 @@ import numpy as np
 import pyarrow as pa
 
 from _report import Report, demand, family_seconds, load_line
-from tidegate.integrity.auditing import FullReport, Runner, audit
+from tidegate.integrity.audit import FullReport, Runner, audit
 from tidegate.integrity.certificates import digest_topic
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.comparing import compare
-from tidegate.integrity.reading_ranges import TopicAt
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.compare import compare
+from tidegate.integrity.digests import TopicAt
+from tidegate.integrity.sender import ChainLimits
+from tidegate.log.log import Log
 
 NOW_MS = 1_767_225_600_000
 PARTITIONS = 2

@@ -24,12 +24,10 @@ import pyarrow as pa
 
 from _report import Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
-from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import read_columns
-from tidegate.integrity.outlet import table_of
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.columns import computed_checksums, read_columns
+from tidegate.integrity.sender import ChainLimits, Chains, ChainState, table_of
 from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.log import Log
 
 GUID = bytes(range(16))
 NOW_MS = 1_767_225_600_000

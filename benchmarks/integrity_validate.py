@@ -24,14 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
 from scalar_validator import Arrival, ScalarValidator
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState
-from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.checksum import checksum_of
-from tidegate.integrity.columns import IntegrityColumns
-from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.stamping import joined
-from tidegate.integrity.state import PartitionState, ProducerTable
-from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.columns import IntegrityColumns, checksum_of, joined
+from tidegate.integrity.sender import ChainLimits, Chains, ChainState
+from tidegate.integrity.state import PartitionState, ProducerTable, decode_state, encode_state
+from tidegate.integrity.validator import PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
 from tidegate.kernels.producer_index import PRODUCER_ROW
 from tidegate.log.format.records import RECORD_SCHEMA, coerce

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tidegate.integrity.checksum import record_checksum
+from tidegate.integrity.columns import record_checksum
 from tidegate.integrity.header import ChecksumType, Stamp
-from tidegate.integrity.manifest import Manifest, Sent
+from tidegate.integrity.state import Manifest, Sent
 
 LAG = 1000
 

@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_stage import DAY, LIVE, VERSION, Stage, faults, lose_one, producers, rows
 from tidegate.integrity import send_heartbeat
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
 from tidegate.integrity.verdicts import Verdict
 
 

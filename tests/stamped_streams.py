@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from scalar_validator import Arrival, Judgement, ScalarValidator
-from tidegate.integrity.checksum import checksum_of, field_sum
-from tidegate.integrity.columns import MANAGED, UNMANAGED, control_payload, read_columns
+from tidegate.integrity.columns import checksum_of, control_payload, field_sum, read_columns
 from tidegate.integrity.header import (
     HEADERS_ONLY,
     HEARTBEAT,
@@ -23,11 +22,10 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
     start_of_push_bytes,
 )
-from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState, Phase, ProducerTable
-from tidegate.integrity.validator import Judged, PartitionValidator
+from tidegate.integrity.state import Manifest, PartitionState, Phase, ProducerTable
+from tidegate.integrity.validator import Judged, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Note, Rule, Verdict
+from tidegate.kernels.integrity_headers import MANAGED, UNMANAGED
 from tidegate.log.format.records import RECORD_SCHEMA
 from validation_rules import Observed
 

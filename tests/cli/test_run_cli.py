@@ -23,8 +23,7 @@ from tidegate.cli.app import line, load_app
 from tidegate.cli.main import run
 from tidegate.cli.output import bar, short
 from tidegate.errors import InvalidError
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.pipeline.rounds.progress import Progress, StoppedPartition
 
 TEN = 1_767_261_600_000

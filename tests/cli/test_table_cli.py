@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from table_records import session_record, window_record, write_records
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import session_record, window_record, write_records
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
-from tidegate.testing.building import Rec, build_batch
+from tidegate.log.log import Log
+from tidegate.testing.batches import Rec, build_batch
 
 
 @pytest.fixture

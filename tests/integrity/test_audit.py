@@ -9,16 +9,16 @@ import pyarrow as pa
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.integrity import audit_report
-from tidegate.integrity.audit import audit_partition, audit_topic, open_beside
-from tidegate.integrity.audit_report import OTHERS, AuditReport, PartitionAudit
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.lifecycle import Push
-from tidegate.integrity.manifest import Manifest
+from tidegate.integrity import report as audit_report
+from tidegate.integrity.control_records import Push
+from tidegate.integrity.partition_audit import audit_partition, audit_topic, open_beside
+from tidegate.integrity.report import OTHERS, AuditReport, PartitionAudit
+from tidegate.integrity.sender import ChainLimits
+from tidegate.integrity.state import Manifest
 from tidegate.integrity.verdicts import FATAL, Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.checkpoints import CleanerCheckpoint
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
 
 Rows = list[dict[str, Any]]
 

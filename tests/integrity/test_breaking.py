@@ -28,10 +28,9 @@ from tidegate.integrity import (
     Verdict,
     read_columns,
 )
-from tidegate.integrity.breaking import Damage, break_topic
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
 from tidegate.integrity.header import ControlType
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "see-what-went-missing.md"
 AUDIT = ValidationRules(during_push=OnError.KEEP, otherwise=OnError.KEEP)

@@ -12,16 +12,16 @@ import pytest
 from tidegate.cli.main import run
 from tidegate.errors import InvalidError
 from tidegate.integrity import certificates
+from tidegate.integrity.audit import Processes
 from tidegate.integrity.certificates import (
     canonical,
+    certify_topic,
     check_certificate,
     make_certificate,
     parse_certificate,
 )
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.runners import Processes
-from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.sender import ChainLimits
+from tidegate.log.log import Log
 
 NOW = 1_800_000_000_000
 

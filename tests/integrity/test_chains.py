@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from receiving import Arrived, arrived, verdicts
 from tidegate.errors import InvalidError
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState, Planned
 from tidegate.integrity.header import MAX_SEQUENCE, ChecksumType, ControlType
-from tidegate.integrity.outlet import table_of
+from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Planned, table_of
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.format.records import RecordColumns, coerce
 
@@ -151,7 +150,7 @@ def test_every_checksum_type_certifies_what_a_receiver_finds(kind: ChecksumType)
 )
 def test_swapped_values_inside_a_chain(row: str, kind: ChecksumType, last: Verdict) -> None:
     """Both records' own checksums are put right, as a program that rewrites headers would."""
-    from tidegate.integrity.checksum import record_checksum
+    from tidegate.integrity.columns import record_checksum
 
     table = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
     chains = Chains(GUID, checksum_type=kind)

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.checksum import (
+from tidegate.integrity.columns import (
     checksum_of,
     computed_checksums,
     computed_field_sums,
     control_checksum,
     field_sum,
+    read_columns,
     record_checksum,
+    source_of,
     summand,
 )
-from tidegate.integrity.columns import read_columns, source_of
 from tidegate.integrity.header import ChecksumType, ControlKey, Stamp
 from tidegate.kernels.record_checksum import field_sums, record_checksums
 from tidegate.log.format.records import HEADERS_TYPE

@@ -12,12 +12,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.integrity import comparing
-from tidegate.integrity.comparing import Comparison, compare, join_blocks, longest_rising
-from tidegate.integrity.differences import Kind
-from tidegate.integrity.digests import Parts
-from tidegate.integrity.reading_ranges import TopicAt
-from tidegate.log.access.embedded import Log
+from tidegate.integrity import compare as comparing
+from tidegate.integrity.compare import Comparison, Kind, compare, join_blocks, longest_rising
+from tidegate.integrity.digests import Parts, TopicAt
+from tidegate.log.log import Log
 
 Record = tuple[bytes | None, bytes | None]
 
@@ -181,7 +179,7 @@ def test_what_counts_is_chosen(tmp_path: Path) -> None:
 
 def test_blocks_do_not_depend_on_ranges(tmp_path: Path) -> None:
     source = topic(tmp_path / "a", [records(700)])
-    from tidegate.integrity.reading_ranges import cut
+    from tidegate.integrity.digests import cut
 
     expected = None
     for smallest in (1, 7, 50, 300, 1000):

@@ -8,15 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.integrity.audit import audit_topic
-from tidegate.integrity.counters import Counters
 from tidegate.integrity.header import Stamp
-from tidegate.integrity.roles import Replica
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.partition_audit import audit_topic
+from tidegate.integrity.replica import Replica
+from tidegate.integrity.validator import Counters, OnError, PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import Tolerance, Verdict
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 
 NOW = 1_800_000_000_000

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.errors import IntegrityError
-from tidegate.integrity.policy import FaultLog, Throttle, stopping_error
-from tidegate.integrity.rules import ValidationRules
 from tidegate.integrity.state import PartitionState, Phase
+from tidegate.integrity.validator import FaultLog, Throttle, ValidationRules, stopping_error
 from tidegate.integrity.verdicts import Note, Verdict
 
 

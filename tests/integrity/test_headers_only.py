@@ -11,15 +11,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.chains import Chains, ChainState
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.header import HEADERS_ONLY, MAX_SEQUENCE, ControlType
-from tidegate.integrity.rules import ValidationRules
+from tidegate.integrity.sender import Chains, ChainState
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.summary import merge, summarise
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Note, Rule, Verdict
+from tidegate.integrity.validator import PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import Note, Rule, Tolerance, Verdict
 from tidegate.log.format.records import RECORD_SCHEMA, RecordColumns
 
 GUID = bytes(range(16))

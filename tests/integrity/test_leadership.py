@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import read_columns
-from tidegate.integrity.leadership import (
+from tidegate.integrity.control_records import (
     LEADERSHIP_GUID,
     Leadership,
     TopicSwitch,
@@ -21,7 +21,7 @@ from tidegate.integrity.leadership import (
     upstream_offsets,
     with_upstream,
 )
-from tidegate.integrity.outlet import table_of
+from tidegate.integrity.sender import table_of
 from tidegate.integrity.validator import PartitionValidator
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.format.records import HEADERS_TYPE

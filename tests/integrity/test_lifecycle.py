@@ -12,16 +12,21 @@ from receiving import Arrived, arrived, verdicts
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.integrity.chains import ChainLimits
 from tidegate.integrity.columns import read_columns
+from tidegate.integrity.control_records import (
+    HEARTBEAT_GUID,
+    Push,
+    send_heartbeat,
+    sorted_sender,
+    stable_guid,
+)
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.lifecycle import HEARTBEAT_GUID, Push, send_heartbeat, sorted_sender, stable_guid
-from tidegate.integrity.manifest import Manifest, Received, check_manifest
-from tidegate.integrity.sender import Sender
+from tidegate.integrity.sender import ChainLimits, Sender
+from tidegate.integrity.state import Manifest, Received, check_manifest
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.topics.topics import BrokerConfig
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 
 OK, DUPLICATE, UNREGISTERED = Verdict.OK, Verdict.DUPLICATE, Verdict.UNREGISTERED_PRODUCER

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.manifest import Manifest, Received, Sent, check_manifest
+from tidegate.integrity.state import Manifest, Received, Sent, check_manifest
 
 A, B = b"a" * 16, b"b" * 16
 SENT_A = Sent(A, 0, 11, 0xABC, 10)

@@ -12,18 +12,17 @@ import pyarrow as pa
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.integrity import range_audit
-from tidegate.integrity.auditing import Cutting, FullReport, audit
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity import partition_audit
+from tidegate.integrity.audit import Cutting, FullReport, audit
+from tidegate.integrity.control_records import Push
+from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.header import ChecksumType, ControlType, Stamp
-from tidegate.integrity.lifecycle import Push
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.range_audit import judged_through_reader
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.partition_audit import judged_through_reader
+from tidegate.integrity.sender import ChainLimits
+from tidegate.integrity.state import Manifest, Sent
+from tidegate.log.log import Log
 from tidegate.log.verify import ranges, scan
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 NOW_MS = 1_800_000_000_000
 TOPICS = 240
@@ -42,7 +41,7 @@ class Travelling:
 
     def run(self, work: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
         shuffled = self._chance.sample(list(items), len(items))
-        self.folded += work is not range_audit.audit_range
+        self.folded += work is not partition_audit.audit_range
         for item in shuffled:
             yield pickle.loads(pickle.dumps(work(pickle.loads(pickle.dumps(item)))))
 
@@ -311,13 +310,13 @@ def test_sound_ranges_are_not_read_again(
     rows = [row for _ in range(30) for row in pen.chain_of(9)]
     read: list[tuple[int, int]] = []
 
-    class Counted(range_audit.JudgingTap):
+    class Counted(partition_audit.JudgingTap):
         def __init__(self, *given: Any, first: int, end: int, state: Any = None) -> None:
             super().__init__(*given, first=first, end=end, state=state)
             if state is not None:
                 read.append((first, end))
 
-    monkeypatch.setattr(range_audit, "JudgingTap", Counted)
+    monkeypatch.setattr(partition_audit, "JudgingTap", Counted)
     for name, lost in (("sound", None), ("damaged", 200)):
         chosen = rows if lost is None else rows[:lost] + rows[lost + 1 :]
         write_partition(tmp_path / name / "orders-0", chosen, random.Random(3), first=0)

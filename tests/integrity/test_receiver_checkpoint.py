@@ -8,16 +8,21 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity import state as state_module
-from tidegate.integrity.checkpoint import (
-    CheckpointCadence,
+from tidegate.integrity.replica import CheckpointCadence
+from tidegate.integrity.state import (
+    FUTURE_GUARD_MS,
+    NEVER,
+    PartitionState,
+    Phase,
+    Producer,
+    ProducerTable,
     decode_state,
     effective_max_age_ms,
     encode_state,
     restore_checkpoint,
     take_checkpoint,
 )
-from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.state import FUTURE_GUARD_MS, NEVER, PartitionState, Phase, Producer, ProducerTable
+from tidegate.integrity.validator import ValidationRules
 from tidegate.integrity.verdicts import Rule, Verdict
 
 NOW = 1_800_000_000_000

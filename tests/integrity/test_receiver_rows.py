@@ -8,11 +8,9 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.header import ChecksumType, ControlType, EndOfChain
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnError, ValidationRules, policy_of
-from tidegate.integrity.state import PartitionState, Phase, ProducerTable
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.verdicts import Note, Rule, Verdict
+from tidegate.integrity.state import Manifest, PartitionState, Phase, ProducerTable, Sent
+from tidegate.integrity.validator import OnError, ValidationRules, policy_of
+from tidegate.integrity.verdicts import Note, Rule, Tolerance, Verdict
 
 DAY = 24 * 3_600_000
 WARN = ValidationRules(during_push=OnError.KEEP)

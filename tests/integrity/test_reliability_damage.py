@@ -18,11 +18,9 @@ import pytest
 
 from scalar_validator import ScalarValidator
 from tidegate.integrity.header import ChecksumType
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import ValidationRules
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Note, Verdict
+from tidegate.integrity.state import Manifest, Sent
+from tidegate.integrity.validator import PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import Note, Tolerance, Verdict
 
 STREAMS = 50_000
 SOAK_STREAMS = 5_000_000

@@ -12,14 +12,21 @@ import pytest
 
 from tidegate.errors import TidegateError
 from tidegate.integrity import state as state_module
-from tidegate.integrity.checkpoint import decode_state, encode_state, restore_checkpoint, take_checkpoint
-from tidegate.integrity.checksum import checksum_of
+from tidegate.integrity.columns import checksum_of
 from tidegate.integrity.header import FINAL, ChecksumType, ControlType, EndOfChain, RecordKind, Stamp
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.roles import Replica
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import DEFAULT_MAX_AGE_MS, PartitionState, Phase
-from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.replica import Replica
+from tidegate.integrity.state import (
+    DEFAULT_MAX_AGE_MS,
+    Manifest,
+    PartitionState,
+    Phase,
+    Sent,
+    decode_state,
+    encode_state,
+    restore_checkpoint,
+    take_checkpoint,
+)
+from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Rule, Verdict
 from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA
 

@@ -14,11 +14,9 @@ import pytest
 
 from scalar_validator import ScalarValidator
 from tidegate.integrity.header import ChecksumType, Stamp
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import FATAL, Rule
+from tidegate.integrity.state import Manifest, Sent
+from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import FATAL, Rule, Tolerance
 
 LAG = 1000
 STREAMS = 20_000

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tidegate.errors import ConflictError, IntegrityError, InvalidError
-from tidegate.integrity.checkpoint import decode_state
-from tidegate.integrity.roles import Replica, Role
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState
+from tidegate.integrity.replica import Replica, Role
+from tidegate.integrity.state import PartitionState, decode_state
+from tidegate.integrity.validator import OnError, ValidationRules
 from tidegate.integrity.verdicts import Verdict
 
 NOW = 1_800_000_000_000

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.checksum import field_sum, record_checksum
-from tidegate.integrity.columns import source_of
+from tidegate.integrity.columns import field_sum, record_checksum, source_of, stamp_rows
 from tidegate.integrity.header import HEADER_BYTES, ControlKey, Stamp
-from tidegate.integrity.stamping import stamp_rows
 from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tidegate.integrity.header import Stamp
-from tidegate.integrity.stateless import StatelessReader
+from tidegate.integrity.replica import StatelessReader
 from tidegate.integrity.verdicts import Verdict
 
 HOUR = 3_600_000

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import read_columns, source_of, times_of
+from tidegate.integrity.columns import computed_checksums, read_columns, source_of, times_of
 from tidegate.integrity.header import ChecksumType, Stamp
-from tidegate.integrity.rules import OnError, ValidationRules
 from tidegate.integrity.summary import NOWHERE, RangeSummary, extend, merge, summarise
-from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
 from tidegate.kernels.range_runs import RUN_ROW, STATE_SIZE, add_field_sums, fold_runs
 

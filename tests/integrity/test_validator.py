@@ -11,12 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.integrity.header import Stamp
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState, Phase
-from tidegate.integrity.validator import PartitionValidator
+from tidegate.integrity.state import Manifest, PartitionState, Phase, Sent
+from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 GOES_ON = ValidationRules(during_push=OnError.KEEP)
 

@@ -10,10 +10,9 @@ import pytest
 
 from damaged_streams import LAG, damage, sound_rows
 from scalar_validator import ScalarValidator
-from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.tolerance import Tolerance
-from tidegate.integrity.verdicts import FATAL, Note, Rule
+from tidegate.integrity.state import decode_state, encode_state
+from tidegate.integrity.validator import OnError, ValidationRules
+from tidegate.integrity.verdicts import FATAL, Note, Rule, Tolerance
 
 STREAMS = 2_400
 GROUPS = 12

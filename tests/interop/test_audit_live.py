@@ -9,15 +9,12 @@ import pyarrow as pa
 import pytest
 from kafka_broker import Broker
 
-from tidegate.integrity.auditing import audit
-from tidegate.integrity.broker_audit import NOT_SHOWN, audit_broker
-from tidegate.integrity.certificates import check_certificate
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.comparing import compare
-from tidegate.integrity.reading_ranges import TopicAt
-from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.audit import NOT_SHOWN, audit, audit_broker
+from tidegate.integrity.certificates import certify_topic, check_certificate
+from tidegate.integrity.compare import compare
+from tidegate.integrity.digests import TopicAt
+from tidegate.integrity.sender import ChainLimits
+from tidegate.log.log import Log, open_log
 from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
 from tidegate.spark.session import session
 

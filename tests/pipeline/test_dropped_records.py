@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidegate as tg
+from table_records import window_record, write_records
 from tidegate.dropped_records import told, warn_dropped
 from tidegate.metrics import Metrics
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import window_record, write_records
 
 TEN = 1_767_261_600_000
 MINUTE = 60_000
@@ -210,8 +210,7 @@ def test_records_that_are_set_aside_are_warned_about(
 def test_faulty_records_are_warned_about_with_their_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
 
     with tg.Log(tmp_path / "whole") as log:
         log.create_topic("clicks", 1)

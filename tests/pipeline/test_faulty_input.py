@@ -13,10 +13,8 @@ import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.integrity import Push, sorted_sender
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.checkpoint import decode_state
-from tidegate.integrity.damage import DamageKind
-from tidegate.integrity.manifest import Manifest
+from tidegate.integrity.fault_injection import DamageKind, break_topic
+from tidegate.integrity.state import Manifest, decode_state
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.tasks import source_state
 from tidegate.storage import open_backend

@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+import pipelines
 import tidegate as tg
+from meddling import Meddling
+from pipelines import COPARTITIONED, NOON, every_kind, records, run_all, stored
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.pipeline.rounds.orders import RoundOrder, TaskOrder, Tick
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.spark.engine import SparkEngine
-from tidegate.testing import pipelines
-from tidegate.testing.meddling import Meddling
-from tidegate.testing.pipelines import COPARTITIONED, NOON, every_kind, records, run_all, stored
 
 ROWS = 2400
 TOPICS = (*COPARTITIONED, "by-shop")
@@ -110,7 +110,7 @@ def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: 
 def test_the_tumbling_windows_are_those_of_a_plain_loop_over_the_records(local: Path, before: Path) -> None:
     """What both engines agree on is also right: first of each order, by minute, what came too late left out."""
     kept: dict[int, dict[tuple[str, int], tuple[int, float]]] = defaultdict(dict)
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(before / "log", read_only=True) as log:
         rows = log.reader("orders").read_all()

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from push_kit import order_of, part_of, push_here, rows, sorted_batches
 
+from backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
-from tidegate.integrity.auditing import audit
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.audit import audit
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.memory import MemoryBackend
@@ -29,7 +30,6 @@ from tidegate.tables.versions.ingesting import Ingested, IngestSettings, ingest_
 from tidegate.tables.versions.pushing import VersionPush
 from tidegate.tables.versions.reading import view_version
 from tidegate.tables.versions.record import State, TableVersion
-from tidegate.testing.backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.testing.faults import SimulatedCrash
 
 GIVEN = rows(120)

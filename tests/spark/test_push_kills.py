@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 from cluster_kit import answers, run_script
 
-from tidegate.integrity.auditing import audit
+from tidegate.integrity.audit import audit
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.versions.reading import VersionedTable
 
@@ -29,7 +29,7 @@ from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
 from tidegate.spark.push import driver
-from tidegate.testing.meddling import Meddling
+from meddling import Meddling
 
 class Disturbing(Meddling):
     # Both jobs of a push, with places to act at. Who stalls does so until another attempt has begun, or for long.

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from push_kit import compact, damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
 
+from backend_faults import BackendEffect, WatchedBackend
 from tidegate.clock import SystemClock
 from tidegate.errors import CommitGoneError, ConflictError, UnavailableError
 from tidegate.integrity import Sender
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.damage import DamageKind
+from tidegate.integrity.control_records import Push
+from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, ControlType
-from tidegate.integrity.lifecycle import Push
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits
@@ -29,7 +29,6 @@ from tidegate.tables.versions.pushing import VersionPush
 from tidegate.tables.versions.reading import versioned_table
 from tidegate.tables.versions.record import State
 from tidegate.tables.versions.report import PushFailedError
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 
 LOST = (DamageKind.DROP, DamageKind.TRUNCATE_TAIL, DamageKind.FORGET_PRODUCER)
 

@@ -19,8 +19,8 @@ from scalar_validator import ScalarValidator
 from stamped_streams import NOW, Pen, Row, Streams, arrivals
 from tidegate.clock import ManualClock
 from tidegate.integrity.header import HEADERS_ONLY, NO_CONTROL, ControlType
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.validator import OnError, ValidationRules
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Summary
@@ -163,7 +163,7 @@ def telling(path: Path) -> Any:
     """Passes rows on; from then on what the validator of this process warns of is written to a file."""
 
     def change(batch: pa.RecordBatch) -> pa.RecordBatch:
-        logger = logging.getLogger("tidegate.integrity.policy")
+        logger = logging.getLogger("tidegate.integrity.validator")
         if not any(isinstance(each, logging.FileHandler) for each in logger.handlers):
             logger.addHandler(logging.FileHandler(path))
         return batch.select(["n"])

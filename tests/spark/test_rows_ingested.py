@@ -14,10 +14,10 @@ import pytest
 from version_kit import Job, Script, ingested, made, write
 
 from stamped_streams import Pen, Row
-from tidegate.integrity.auditing import Cutting, audit
+from tidegate.integrity.audit import Cutting, audit
 from tidegate.integrity.header import ChecksumType
-from tidegate.integrity.manifest import Manifest
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.state import Manifest
+from tidegate.log.log import Log
 from tidegate.spark.audit import SparkRunner
 
 if TYPE_CHECKING:

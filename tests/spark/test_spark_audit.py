@@ -17,14 +17,13 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.auditing import Cutting, audit
-from tidegate.integrity.breaking import break_topic
-from tidegate.integrity.chains import ChainLimits
-from tidegate.integrity.comparing import compare
-from tidegate.integrity.damage import DamageKind
-from tidegate.integrity.reading_ranges import TopicAt
-from tidegate.integrity.topic_certificates import certify_topic
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.audit import Cutting, audit
+from tidegate.integrity.certificates import certify_topic
+from tidegate.integrity.compare import compare
+from tidegate.integrity.digests import TopicAt
+from tidegate.integrity.fault_injection import DamageKind, break_topic
+from tidegate.integrity.sender import ChainLimits
+from tidegate.log.log import Log
 from tidegate.spark.audit import SparkRunner
 
 if TYPE_CHECKING:

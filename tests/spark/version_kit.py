@@ -12,11 +12,10 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from stamped_streams import NOW, Pen, Row
-from tidegate.integrity.checkpoint import decode_state
 from tidegate.integrity.header import ChecksumType
-from tidegate.integrity.manifest import Manifest, Sent
-from tidegate.integrity.outlet import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.sender import SCHEMA
+from tidegate.integrity.state import Manifest, Sent, decode_state
+from tidegate.log.log import Log
 from tidegate.spark.push.driver import ingest_on_spark
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tidegate.integrity.checksum import checksum_of, field_sum
+from tidegate.integrity.columns import checksum_of, field_sum
 from tidegate.integrity.header import EndOfChain, Stamp, start_of_chain_from_bytes
 from tidegate.integrity.state import Producer
 from tidegate.integrity.verdicts import Note, Verdict

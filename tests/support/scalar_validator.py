@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tidegate.integrity.header import ControlType, RecordKind
-from tidegate.integrity.manifest import compare_manifest
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState, Phase, Producer
+from tidegate.integrity.state import PartitionState, Phase, Producer, compare_manifest
+from tidegate.integrity.validator import OnError, ValidationRules
 from tidegate.integrity.verdicts import GAPS, Note, Rule, Verdict
 from validation_rules import Observed, Outcome, judge
 

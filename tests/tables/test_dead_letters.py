@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.integrity.rules import OnError
+from tidegate.integrity.validator import OnError
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
 from tidegate.tables.serdes.json_columns import JsonDecoder
 

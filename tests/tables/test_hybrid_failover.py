@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from hybrid_stage import LIVE, VERSION, Stage, lose_one, rows
 from tidegate.errors import TidegateWarning
-from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import read_columns
+from tidegate.integrity.columns import computed_checksums, read_columns
+from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.header import RecordKind, Stamp
-from tidegate.integrity.leadership import TopicSwitch
-from tidegate.integrity.roles import Role
+from tidegate.integrity.replica import Role
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.retention import apply_retention
+from tidegate.log.log import Log
+from tidegate.log.retention import apply_retention
 from tidegate.tables.hybrid_table import HybridTable
 from tidegate.tables.replicas.upstream import Upstream, decode_upstream, encode_upstream
 

@@ -15,8 +15,8 @@ from tidegate import table as table_of
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.integrity import Manifest
-from tidegate.integrity.leadership import TopicSwitch
-from tidegate.integrity.roles import Role
+from tidegate.integrity.control_records import TopicSwitch
+from tidegate.integrity.replica import Role
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import hybrid_table
 from tidegate.tables.replicas.reading import freshest_replica

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.integrity.columns import read_columns
+from tidegate.integrity.control_records import Leadership, leadership_row
 from tidegate.integrity.header import RecordKind, Stamp
-from tidegate.integrity.leadership import Leadership, leadership_row
-from tidegate.integrity.outlet import table_of
+from tidegate.integrity.sender import table_of
 from tidegate.tables.replicas.fencing import NOBODY, screen
 
 GUIDS = [bytes([number]) * 16 for number in range(3)]

@@ -7,19 +7,19 @@ from typing import Any, Literal
 
 import pytest
 
+from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, IntegrityError, InvalidError, OverloadError, UnavailableError
 from tidegate.integrity import restore_checkpoint
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.appending import Origin
+from tidegate.log.append_validation import Origin
+from tidegate.log.log import Log
 from tidegate.tables.building.buffer import BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.topic_table import TopicTable
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
-from tidegate.testing.tables import window_record, windows_in, write_records
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 TOPIC = "windows-changelog"
 
@@ -373,8 +373,8 @@ def test_a_following_table_sees_what_is_written(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_background_is_raised_to_whoever_asks(tmp_path: Path) -> None:
+    from table_records import Said
     from tidegate.errors import WindowedKeyFormatError
-    from tidegate.testing.tables import Said
 
     with Log(tmp_path / "log", durability="os") as log:
         log.create_topic(TOPIC)
@@ -398,8 +398,7 @@ def numbered(log: Log, count: int) -> None:
 
 
 def test_records_that_come_twice_are_applied_once(log: Log, tmp_path: Path) -> None:
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
 
     numbered(log, 100)
     break_topic(log, TOPIC, DamageKind.REPEAT, into=tmp_path / "broken", count=5)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.cli.demo import Stage
-    from tidegate.integrity.breaking import Damage
-    from tidegate.log.access.embedded import Log
+    from tidegate.integrity.fault_injection import Damage
+    from tidegate.log.log import Log
 
 
 # -- the data --------------------------------------------------------------------------------------
@@ -71,9 +71,8 @@ class Planted:
 
 def plant(folder: Path) -> Planted:
     """Write the log `folder`, which must not exist."""
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
-    from tidegate.log.access.embedded import Log
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
+    from tidegate.log.log import Log
 
     planted, clock = Planted(), ManualClock(START_MS)
     parts: dict[str, Any] = {"durability": "os", "clock": clock, "randomness": SeededRandomness(2026)}
@@ -179,7 +178,7 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
 
 
 def _compact(log: Log) -> None:
-    from tidegate.log.cleaning.housekeeping import Housekeeping
+    from tidegate.log.maintenance import Housekeeping
 
     parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
     Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=[PRICES])  # type: ignore[arg-type]
@@ -190,10 +189,9 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     import pyarrow as pa
 
     from tidegate.integrity import Push, sorted_sender
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
-    from tidegate.integrity.manifest import Manifest
-    from tidegate.log.access.embedded import Log
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
+    from tidegate.integrity.state import Manifest
+    from tidegate.log.log import Log
 
     with Log(scratch / "catalogue", **parts) as whole:
         whole.create_topic(CATALOGUE, 1)
@@ -412,7 +410,7 @@ class Play:
 
     def _right_cents(self, planted: Planted) -> int:
         """The sum of all orders in the log that are byte for byte what a till sent, each counted once."""
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log
 
         arrived: set[bytes] = set()
         with Log(self.log, read_only=True) as log:
@@ -544,7 +542,7 @@ def _newest(commits: Path) -> int:
 
 def _without_results(log: Path) -> None:
     """The copied log without the topic that the first run made."""
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(log, durability="os") as copy:
         if "orders-per-minute" in copy.topics():

@@ -30,11 +30,11 @@ from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
     from tidegate.files import Files
-    from tidegate.integrity.audit_report import AuditReport
-    from tidegate.integrity.auditing import FullReport, Runner
-    from tidegate.integrity.differences import Kind
+    from tidegate.integrity.audit import FullReport, Runner
+    from tidegate.integrity.compare import Kind
+    from tidegate.integrity.report import AuditReport
     from tidegate.log.verify.findings import Findings
-    from tidegate.log.verify.report import Report
+    from tidegate.log.verify.verify import Report
     from tidegate.storage.backends.port import StorageBackend
 
 
@@ -76,7 +76,7 @@ def parallel_runner(spark: bool, master: str | None, jobs: int) -> Iterator[Runn
         finally:
             made.stop()
     elif jobs > 1:
-        from tidegate.integrity.runners import Processes
+        from tidegate.integrity.audit import Processes
 
         with Processes(jobs) as processes:
             yield processes
@@ -167,7 +167,7 @@ def verify(
     """
     from tidegate.clock import SystemClock
     from tidegate.files import Files
-    from tidegate.integrity.auditing import FullReport
+    from tidegate.integrity.audit import FullReport
     from tidegate.log.verify.findings import parse_fail_on
 
     chosen = parse_fail_on(fail_on) if fail_on else None
@@ -219,7 +219,7 @@ def _audit_files(
     runner: Runner | None,
     report: FullReport,
 ) -> None:
-    from tidegate.integrity.auditing import audit
+    from tidegate.integrity.audit import audit
     from tidegate.log.verify.verify import size_of
 
     with Progress("verifying", total=size_of(target, log=log, files=files), unit="bytes") as progress:
@@ -248,7 +248,7 @@ def _audit_cluster(
     runner: Runner | None,
     report: FullReport,
 ) -> None:
-    from tidegate.integrity.broker_audit import audit_broker
+    from tidegate.integrity.audit import audit_broker
 
     if topic is None:
         raise InvalidError(f"verify of a cluster needs a topic: `tidegate verify TOPIC --log {url}`")
@@ -436,9 +436,8 @@ def compare_topics(
     tidegate audit compare kafka://old:9092/orders kafka://new:9092/orders --spark
     """
     from tidegate.cli.options import client_settings
-    from tidegate.integrity.comparing import compare
-    from tidegate.integrity.digests import Parts
-    from tidegate.integrity.reading_ranges import TopicAt
+    from tidegate.integrity.compare import compare
+    from tidegate.integrity.digests import Parts, TopicAt
 
     client = client_settings(command_config, command_properties)
     isolation = "read_committed" if committed else "read_uncommitted"
@@ -575,7 +574,7 @@ def export(
     from tidegate.cli.options import client_settings
     from tidegate.clock import SystemClock
     from tidegate.files import Files
-    from tidegate.integrity.topic_certificates import certify_topic
+    from tidegate.integrity.certificates import certify_topic
     from tidegate.pipeline.reading.certificates import certify_round
     from tidegate.tables.certificates import certify_version
 
@@ -755,9 +754,8 @@ def break_copy(
     source = Path(log_url)
     target = into if into is not None else source.with_name(f"{source.name}-broken")
 
-    from tidegate.integrity.breaking import break_topic
-    from tidegate.integrity.damage import DamageKind
-    from tidegate.log.access.embedded import Log
+    from tidegate.integrity.fault_injection import DamageKind, break_topic
+    from tidegate.log.log import Log
 
     with Log(source, read_only=True) as log:
         done = break_topic(

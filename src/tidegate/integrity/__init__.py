@@ -9,54 +9,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidegate.integrity.audit import audit_topic
-    from tidegate.integrity.audit_report import AuditReport
-    from tidegate.integrity.chains import ChainLimits, ChainState
-    from tidegate.integrity.checkpoint import CheckpointCadence, restore_checkpoint, take_checkpoint
     from tidegate.integrity.columns import IntegrityColumns, read_columns, without_control
-    from tidegate.integrity.findings import Finding
-    from tidegate.integrity.lifecycle import Push, send_heartbeat, sorted_sender, stable_guid
-    from tidegate.integrity.manifest import Manifest, Sent
-    from tidegate.integrity.roles import Replica, Role
-    from tidegate.integrity.rules import OnError, ValidationRules
-    from tidegate.integrity.sender import Sender
-    from tidegate.integrity.state import PartitionState
+    from tidegate.integrity.control_records import Push, send_heartbeat, sorted_sender, stable_guid
+    from tidegate.integrity.partition_audit import audit_topic
+    from tidegate.integrity.replica import CheckpointCadence, Replica, Role
+    from tidegate.integrity.report import AuditReport
+    from tidegate.integrity.sender import ChainLimits, ChainState, Sender
+    from tidegate.integrity.state import Manifest, PartitionState, Sent, restore_checkpoint, take_checkpoint
     from tidegate.integrity.summary import RangeSummary, extend, merge, summarise
-    from tidegate.integrity.tolerance import Tolerance
-    from tidegate.integrity.validator import Judged, PartitionValidator
-    from tidegate.integrity.verdicts import Verdict
+    from tidegate.integrity.validator import Judged, OnError, PartitionValidator, ValidationRules
+    from tidegate.integrity.verdicts import Finding, Tolerance, Verdict
 
 _HOMES = {
-    "AuditReport": "audit_report",
-    "ChainLimits": "chains",
-    "ChainState": "chains",
-    "CheckpointCadence": "checkpoint",
-    "Finding": "findings",
+    "AuditReport": "report",
+    "ChainLimits": "sender",
+    "ChainState": "sender",
+    "CheckpointCadence": "replica",
+    "Finding": "verdicts",
     "IntegrityColumns": "columns",
     "Judged": "validator",
-    "Manifest": "manifest",
-    "OnError": "rules",
+    "Manifest": "state",
+    "OnError": "validator",
     "PartitionState": "state",
     "PartitionValidator": "validator",
-    "Push": "lifecycle",
+    "Push": "control_records",
     "RangeSummary": "summary",
-    "Replica": "roles",
-    "Role": "roles",
+    "Replica": "replica",
+    "Role": "replica",
     "Sender": "sender",
-    "Sent": "manifest",
-    "Tolerance": "tolerance",
-    "ValidationRules": "rules",
+    "Sent": "state",
+    "Tolerance": "verdicts",
+    "ValidationRules": "validator",
     "Verdict": "verdicts",
-    "audit_topic": "audit",
+    "audit_topic": "partition_audit",
     "extend": "summary",
     "merge": "summary",
     "read_columns": "columns",
-    "restore_checkpoint": "checkpoint",
-    "send_heartbeat": "lifecycle",
-    "sorted_sender": "lifecycle",
-    "stable_guid": "lifecycle",
+    "restore_checkpoint": "state",
+    "send_heartbeat": "control_records",
+    "sorted_sender": "control_records",
+    "stable_guid": "control_records",
     "summarise": "summary",
-    "take_checkpoint": "checkpoint",
+    "take_checkpoint": "state",
     "without_control": "columns",
 }
 

@@ -1,172 +1,506 @@
-"""The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+"""The whole audit of a topic or folder: one pass here, or ranges spread over processes or a Spark cluster.
 
-Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
-behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
+Owns what is looked at, how it is cut, and the order of steps; reading is `range_audit`'s, the workers are a `Runner`'s.
+Both ways give the same `FullReport`, down to the last finding (P1 there).
 
-An audit never stops at a fault and counts everything. Every record is looked at, so that a share of metadata is
-counted and not estimated; records without any cost their decoding. Damage that keeps a batch from being read is
-the native audit's finding; here it is stepped over, and the records lost in it show as MISSING.
+    audit(where, log=…)                         one pass, in this process
+    audit(where, log=…, runner=Processes(4))    the same in ranges
 
-Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint
-says that it is compacted, but not how), and only below the offset to which compaction has come; where it is unknown
-whether a folder is compacted, they are faults. The head of a partition may be gone when its log does not start at
-offset 0.
+Files are opened by path: workers must see the same folder at the same place.
 
-Thread rule: one partition, one thread; different partitions may be audited at once.
+Thread rule: one thread; a runner's workers are its own business.
+
+broker_audit:
+A topic of a Kafka cluster audited through its consumers' door: producers' metadata, and offsets.
+
+A broker shows records and bounds, and none of its files: segments, indexes, snapshots, seals, producer ids and
+sequences cannot be looked at, and every batch's CRC was checked by the client that fetched it, which stops at a wrong
+one. The report says so (`NOT_SHOWN`). Offsets of transaction markers and of what compaction removed are not handed
+out, so a skipped offset proves nothing here.
+
+The ranges of a partition are offsets; otherwise all is as in `range_audit`, and the same for any number of workers.
+
+Thread rule: values and pure functions around a reader.
+
+runners:
+Work done by other processes of this machine: a `Runner` for audits where there is no Spark.
+
+A process is started once for each worker and takes one item after the other; results come as they are ready. What a
+worker raises is raised here, and no further item begins.
+
+Thread rule: one thread.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Final, Protocol, TypeVar
 
-import pyarrow as pa
-
-from tidegate.errors import CorruptError, TidegateError
-from tidegate.integrity.audit_report import AuditReport, PartitionAudit
-from tidegate.integrity.columns import int64s
-from tidegate.integrity.counters import AUDIT, Counters
-from tidegate.integrity.rules import OnError, ValidationRules
+from tidegate.clock import SystemClock
+from tidegate.errors import InvalidError, UnavailableError
+from tidegate.files import Files
+from tidegate.integrity.digests import ReadOrder, TopicAt
+from tidegate.integrity.partition_audit import (
+    JudgingTap,
+    PartitionPlan,
+    RangeOutcome,
+    RangeTask,
+    ReadAgain,
+    SummingTap,
+    audit_range,
+    fold,
+    fold_metadata,
+    judged_through_reader,
+    plan_metadata,
+    rules_of,
+    tolerance_by_settings,
+)
+from tidegate.integrity.report import AuditReport, PartitionAudit, add_findings, add_findings_at
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.tolerance import NOT_COMPACTED, Tolerance
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
-from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
-from tidegate.log.topics.topic_config import TopicConfig
-from tidegate.log.topics.topics import TopicDescription
+from tidegate.integrity.validator import ValidationRules
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.format.partition_files import LOG, offset_file
+from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import open_log
+from tidegate.log.verify.ranges import RangeOrder, cut_evenly
+from tidegate.log.verify.scan import Compaction, PartitionTarget, find_partitions
+from tidegate.log.verify.verify import Audit, PartitionReport, Progress, Report, segment_bases
 
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called after each batch with its records and its faults."""
+# --- auditing: The whole audit of a topic or folder: one pass here, or ranges spread over processes or a …
+
+SMALLEST_RANGE: Final = 8 << 20
+LARGEST_RANGE: Final = 512 << 20
+RANGES_FOR_EACH: Final = 8  # so that one slow range does not keep the others waiting
+_LAST: Final = 2**63 - 1
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def audit_topic(log: Log, topic: str, *, now_ms: int | None = None) -> AuditReport:
-    """Every partition of a topic; `now_ms` is the audit's one time, the log's clock without it."""
-    now_ms = log.clock.now_ms() if now_ms is None else now_ms
-    report = AuditReport()
-    for number in log.describe(topic).partition_numbers:
-        report.partitions.append(PartitionAudit(topic, number))
-        audit_partition(log, report.partitions[-1], now_ms=now_ms)
+class Runner(Protocol):
+    """Somebody who has work done elsewhere; functions and items must be such as can be sent there."""
+
+    workers: int
+
+    def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """The results as they come, in any order; raises what a worker raised."""
+        ...
+
+
+@dataclass(slots=True)
+class FullReport:
+    """Both audits of the same partitions, in the same order; `metadata` is None where records were not read."""
+
+    native: Report = field(default_factory=Report)
+    metadata: AuditReport | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        integrity = None if self.metadata is None else self.metadata.as_dict()
+        return self.native.as_dict() | {"integrity": integrity}
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How partitions are cut: by size for so many workers, or (`cuts`) at given bytes, by log segment file."""
+
+    workers: int = 1
+    smallest: int = SMALLEST_RANGE
+    cuts: Callable[[Path, int], Sequence[int]] | None = None
+
+
+def audit(
+    where: str,
+    *,
+    log: Path,
+    files: Files | None = None,
+    deep: bool = True,
+    now_ms: int | None = None,
+    runner: Runner | None = None,
+    cutting: Cutting | None = None,
+    progress: Progress | None = None,
+    report: FullReport | None = None,
+) -> FullReport:
+    """Audit a partition folder, a log folder, or a topic of the log at `log`.
+
+    A `report` handed in is filled partition by partition, so that an interrupted audit is worth something, too.
+    """
+    files = files if files is not None else Files()
+    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
+    report = report if report is not None else FullReport()
+    if deep and report.metadata is None:
+        report.metadata = AuditReport()
+    targets = find_partitions(where, log, report.native.general, files=files)
+    if runner is None:
+        for target in targets:
+            audit_here(target, report, files, deep, now_ms, progress)
+    else:
+        cutting = cutting or Cutting(runner.workers)
+        plans = _plans(targets, cutting, files, deep, now_ms)
+        _audit_elsewhere(plans, runner, report, files, progress)
     return report
 
 
-def audit_partition(
-    log: Log,
+# -- in one pass -----------------------------------------------------------------------------------
+
+
+def audit_here(
+    target: PartitionTarget,
+    report: FullReport,
+    files: Files,
+    deep: bool,
+    now_ms: int,
+    progress: Progress | None,
+) -> None:
+    """One partition, each record read once unless the files are damaged (P2 of `range_audit`)."""
+    partition = PartitionReport(target)
+    report.native.partitions.append(partition)
+    audit: PartitionAudit | None = None
+    tap: JudgingTap | None = None
+    if deep:
+        audit, rules, first, end = plan_metadata(target, files=files)
+        if rules is not None:
+            tap = JudgingTap(audit, rules, now_ms, first=first, end=end)
+    native = Audit(partition, files, deep, progress, tap=tap)
+    try:
+        native.run()
+        if tap is not None and audit is not None:
+            if native.is_regular and not tap.is_spoiled and partition.compaction is target.compaction:
+                tap.finish()
+            else:
+                audit = judged_through_reader(partition, now_ms)
+    finally:
+        _add(report, partition, audit, files)
+
+
+def _add(report: FullReport, partition: PartitionReport, audit: PartitionAudit | None, files: Files) -> None:
+    if audit is not None and report.metadata is not None:
+        report.metadata.partitions.append(audit)
+        add_findings(audit, partition.target.folder, partition.findings, files=files)
+
+
+# -- in ranges -------------------------------------------------------------------------------------
+
+
+def _plans(
+    targets: Sequence[PartitionTarget], cutting: Cutting, files: Files, deep: bool, now_ms: int
+) -> list[PartitionPlan]:
+    total = sum(_size(target.folder, files) for target in targets)
+    wanted = math.ceil(total / max(1, cutting.workers * RANGES_FOR_EACH))
+    chunk = min(max(wanted, cutting.smallest), LARGEST_RANGE)
+    return [
+        plan_partition(number, target, chunk, cutting, files=files, deep=deep, now_ms=now_ms)
+        for number, target in enumerate(targets)
+    ]
+
+
+def plan_partition(
+    number: int,
+    target: PartitionTarget,
+    chunk: int,
+    cutting: Cutting,
+    *,
+    files: Files,
+    deep: bool,
+    now_ms: int,
+) -> PartitionPlan:
+    """The ranges of one partition, about `chunk` bytes each; a compacted one is looked at as a whole."""
+    audit, rules, first, end = None, None, 0, 0
+    if deep:
+        audit, rules, first, end = plan_metadata(target, files=files)
+    whole = target.compaction is Compaction.YES and cutting.cuts is None
+    groups: list[tuple[list[RangeOrder], int]] = [([], 0)]
+    for order, size in _orders(target, chunk, cutting, files, deep=deep, whole=whole):
+        group, held = groups[-1]
+        if group and not whole and (cutting.cuts is not None or held + size > chunk):
+            groups.append(([order], size))
+        else:
+            groups[-1] = [*group, order], held + size
+    place = target.place
+    tasks = tuple(
+        RangeTask(
+            (number, at), place.topic, place.partition, tuple(group), size, now_ms, rules, audit, first, end
+        )
+        for at, (group, size) in enumerate(groups)
+        if group
+    )
+    return PartitionPlan(target, tasks, now_ms, deep, rules, audit, first, end)
+
+
+def _orders(
+    target: PartitionTarget, chunk: int, cutting: Cutting, files: Files, *, deep: bool, whole: bool
+) -> Iterator[tuple[RangeOrder, int]]:
+    if not files.exists(target.folder):
+        return
+    bases = segment_bases(target.folder, files)
+    for at, base in enumerate(bases):
+        path = offset_file(target.folder, base, LOG)
+        found = files.stat(path)
+        size = 0 if found is None else found.size
+        if cutting.cuts is not None:
+            cuts = sorted({cut for cut in cutting.cuts(path, size) if 0 < cut < size})
+        else:
+            pieces = 1 if whole else math.ceil(size / chunk)
+            cuts = cut_evenly(target.folder, base, size, pieces, files=files)
+        edges = [0, *cuts]
+        for start, stop in zip(edges, [*cuts, None], strict=True):
+            order = RangeOrder(
+                path,
+                base,
+                bases[at + 1] if at + 1 < len(bases) else _LAST,
+                at + 1 == len(bases),
+                target.acknowledged,
+                start,
+                stop,
+                deep=deep,
+            )
+            yield order, (size if stop is None else stop) - start
+
+
+def _audit_elsewhere(
+    plans: Sequence[PartitionPlan],
+    runner: Runner,
+    report: FullReport,
+    files: Files,
+    progress: Progress | None,
+) -> None:
+    outcomes: dict[tuple[int, int], RangeOutcome] = {}
+    tasks = [task for plan in plans for task in plan.tasks]
+    # What takes longest begins first, so that all workers end together: first ranges are judged, which others are not.
+    tasks.sort(key=lambda task: (not task.judges, -task.size_bytes))
+    for outcome in runner.run(audit_range, tasks):
+        outcomes[outcome.place] = outcome
+        if progress is not None:
+            progress(outcome.size_bytes, outcome.records, outcome.faults)
+    given = [[outcomes[task.place] for task in plan.tasks] for plan in plans]
+    done: dict[int, tuple[PartitionReport, PartitionAudit | None]] = {}
+    again: list[int] = []
+    for number, plan in enumerate(plans):
+        try:
+            done[number] = fold(plan, given[number], files=files, may_read=False)
+        except ReadAgain:
+            again.append(number)
+    items = [(number, plans[number], given[number]) for number in again]
+    found = map(_fold_item, items) if len(items) < 2 else runner.run(_fold_item, items)
+    for number, result in found:
+        done[number] = result
+    for number in range(len(plans)):
+        partition, audit = done[number]
+        report.native.partitions.append(partition)
+        _add(report, partition, audit, files)
+
+
+FoldItem = tuple[int, PartitionPlan, list[RangeOutcome]]
+Folded = tuple[int, tuple[PartitionReport, PartitionAudit | None]]
+
+
+def _fold_item(item: FoldItem) -> Folded:
+    number, plan, outcomes = item
+    return number, fold(plan, outcomes)
+
+
+def _size(folder: Path, files: Files) -> int:
+    if not files.exists(folder):
+        return 0
+    found = [files.stat(offset_file(folder, base, LOG)) for base in segment_bases(folder, files)]
+    return sum(each.size for each in found if each is not None)
+
+
+# --- broker_audit: A topic of a Kafka cluster audited through its consumers' door: producers' metadata …
+
+NOT_SHOWN: Final = (
+    "a broker does not show its files: segments, indexes, snapshots, seals, and producers' native sequences were not "
+    "checked (run verify where the broker's data is); CRCs were checked by the client"
+)
+SMALLEST_BROKER_RANGE: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTask:
+    """A range of one partition, and how it is judged. Travels."""
+
+    place: tuple[int, int]
+    order: ReadOrder
+    now_ms: int
+    rules: ValidationRules
+    audit: PartitionAudit
+
+    def tap(self, audit: PartitionAudit, state: PartitionState | None = None) -> JudgingTap:
+        return JudgingTap(
+            audit, self.rules, self.now_ms, first=self.order.start, end=self.order.stop, state=state
+        )
+
+    def read(self, tap: JudgingTap | SummingTap) -> int:
+        """How many records `tap` was given."""
+        records = 0
+        for batch in self.order.batches():
+            tap.take(batch)
+            records += batch.num_rows
+        return records
+
+
+def audit_broker(
+    url: str,
+    topic: str,
+    *,
+    client: Mapping[str, str] | None = None,
+    now_ms: int,
+    runner: Runner | None = None,
+    smallest: int = SMALLEST_BROKER_RANGE,
+    progress: Progress | None = None,
+    report: FullReport | None = None,
+) -> FullReport:
+    """Audit a topic of the cluster at `url`; without a `runner` in one pass here."""
+    report = report if report is not None else FullReport()
+    report.metadata = report.metadata or AuditReport()
+    report.native.not_shown = NOT_SHOWN
+    plans = _broker_plans(TopicAt(url, topic, client or {}), now_ms, runner, smallest)
+    found: dict[tuple[int, int], RangeOutcome] = {}
+    ranges = [each for _, plan in plans for each in plan]
+    outcomes = map(audit_broker_range, ranges) if runner is None else runner.run(audit_broker_range, ranges)
+    for outcome in outcomes:
+        found[outcome.place] = outcome
+        if progress is not None:
+            progress(0, outcome.records, outcome.faults)
+    for target, plan in plans:
+        partition = PartitionReport(target)
+        audit = _fold_broker_ranges(plan, [found[each.place] for each in plan])
+        partition.records = audit.total.records
+        partition.first_offset, partition.next_offset = target.log_start, target.acknowledged
+        report.native.partitions.append(partition)
+        report.metadata.partitions.append(audit)
+        add_findings_at(audit, partial(_everywhere, target.folder), partition.findings)
+    return report
+
+
+def audit_broker_partition(
+    log: KafkaLog,
     audit: PartitionAudit,
     *,
     now_ms: int,
-    compacts: bool | None = None,
-    because: str = "",
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Judge one partition and fill `audit` as it goes, so that an interrupted one is worth something, too.
-
-    `compacts` says what other evidence knows of a folder without settings, and `because` what evidence.
-    """
-    rules = prepare(log, audit, compacts=compacts, because=because)
-    if rules is None:
-        return
-    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
-    counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
-    with log.reader(audit.topic, [audit.partition], control_records=True) as reader:
-        for batch in _around_damage(log, reader, audit):
+    """Judge one partition of an open cluster in one pass, and fill `audit` as it goes."""
+    number = audit.partition
+    first, end = log.bounds(audit.topic, [number])[number]
+    tolerance, audit.compaction = tolerance_by_settings(log.describe(audit.topic).config)
+    audit.log_start = first
+    tap = JudgingTap(audit, rules_of(audit, tolerance), now_ms, first=first, end=end)
+    with log.reader(
+        audit.topic, [number], start={number: first}, stop={number: end}, control_records=True
+    ) as reader:
+        for batch in reader:
             before = audit.total.faults
-            judged = validator.validate(batch, now_ms)
-            audit.take(judged, int64s(batch, "offset"))
-            counters.take(judged, len(validator.state.producers))
+            tap.take(batch)
             if progress is not None:
                 progress(batch.num_rows, audit.total.faults - before)
-    counters.released()
-    finish(audit, validator.state)
+    tap.finish()
 
 
-def prepare(
-    log: Log, audit: PartitionAudit, *, compacts: bool | None = None, because: str = ""
-) -> ValidationRules | None:
-    """How the partition is to be judged, with the reasons put into `audit`; None when it cannot be read at all."""
-    try:
-        description = log.describe(audit.topic)
-        bounds = log.view(audit.topic, audit.partition, description=description).bounds()
-    except TidegateError as error:
-        audit.unread = str(error)
-        return None
-    audit.log_start = bounds.log_start
-    below = log.compacted_below(audit.topic, audit.partition)
-    tolerance, audit.compaction = _tolerance(description, compacts, because, below)
-    return rules_of(audit, tolerance)
+def _everywhere(path: Path, _offset: int) -> Path:
+    return path
 
 
-def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
-    """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
-    audit.doubt, audit.compacted_below = tolerance.doubt(audit.log_start), tolerance.bound()
-    audit.compacted.reason = audit.compaction
-    audit.suspect.reason = (
-        f"{audit.compaction}; but the gap ends above what was compacted, "
-        "or at a young record: loss could hide"
-    )
-    audit.head.reason = (
-        f"the log starts at offset {audit.log_start}: the producer's first records aged out"
-        if audit.log_start
-        else "the push had ended: a producer may be met in the middle of a chain"
-    )
-    return ValidationRules(
-        during_push=OnError.KEEP,
-        otherwise=OnError.KEEP,
-        tolerance=tolerance,
-        head_may_be_gone=audit.log_start > 0,
-    )
+def audit_broker_range(task: BrokerTask) -> RangeOutcome:
+    """Look at a range."""
+    outcome = RangeOutcome(task.place)
+    if task.place[1] == 0:
+        tap = task.tap(deepcopy(task.audit))
+        outcome.records = task.read(tap)
+        outcome.judged, outcome.faults = (tap.audit, tap.state), tap.audit.total.faults
+        return outcome
+    summing = SummingTap(task.order.start, task.order.stop)
+    outcome.records = task.read(summing)
+    outcome.summary = summing.summary
+    return outcome
 
 
-def finish(audit: PartitionAudit, state: PartitionState) -> None:
-    """All records were judged; `state` is what is known after the last."""
-    audit.open_chains = int((state.producers.known["ended"] == 0).sum())
-
-
-def open_beside(folder: Path) -> Log:
-    """The log a partition folder lies in, for reading only."""
-    return Log(folder.resolve().parent, read_only=True)
-
-
-def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[pa.RecordBatch]:
-    """All that can be read: what lies behind damage, too."""
-    while True:
-        try:
-            yield from reader
-            return
-        except CorruptError as error:
-            at = reader.positions()[audit.partition] if error.offset is None else error.offset
-            resumed = log.view(audit.topic, audit.partition).next_sound_offset(at)
-            if resumed is not None and not at < resumed < reader.end_offsets()[audit.partition]:
-                resumed = None
-            audit.skipped.append((at, resumed))
-            if resumed is None:
-                return
-            reader.seek(audit.partition, resumed)
-        except TidegateError as error:  # such as records that age out while they are read
-            audit.unread = f"not read to its end: {error}"
-            return
-
-
-def _tolerance(
-    description: TopicDescription, compacts: bool | None, because: str, below: CompactedBelow
-) -> tuple[Tolerance, str]:
-    """How gaps are judged, and why."""
+def _broker_plans(
+    source: TopicAt, now_ms: int, runner: Runner | None, smallest: int
+) -> list[tuple[PartitionTarget, list[BrokerTask]]]:
+    topic = source.topic
+    with open_log(source.url, client=source.client) as log:
+        description = log.describe(topic)
+        with log.reader(topic) as reader:
+            starts, ends = reader.start_offsets(), reader.end_offsets()  # type: ignore[union-attr]
     config = description.config
-    if not description.assumed:
-        return tolerance_by_settings(config, below)
-    if compacts:
-        return Tolerance(0, compacted_below=below), because or "the partition is compacted"
-    return Tolerance(NOT_COMPACTED), f"{because or 'compaction is not known of'}: every gap is a fault"
-
-
-def tolerance_by_settings(
-    config: TopicConfig, below: Callable[[], int] | None = None
-) -> tuple[Tolerance, str]:
-    """How gaps are judged by a topic's settings, and why."""
     policy = ",".join(sorted(config.cleanup_policy))
-    if not config.compacts:
-        return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
-    lag_ms = config.min_compaction_lag_ms
-    tolerance = Tolerance(lag_ms, compacted_below=below)
-    return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+    tolerance, why = tolerance_by_settings(config)
+    total = sum(max(0, ends[number] - starts[number]) for number in starts)
+    pieces = 1 if runner is None else runner.workers * RANGES_FOR_EACH
+    chunk = max(smallest, -(-total // pieces))
+    plans = []
+    for at, number in enumerate(sorted(starts)):
+        first, end = starts[number], ends[number]
+        compaction = Compaction.YES if config.compacts else Compaction.NO
+        place = TopicPartition(topic, number)
+        target = PartitionTarget(
+            Path(f"{topic}-{number}"), place, compaction, f"the topic's cleanup.policy={policy}", first, end
+        )
+        audit = PartitionAudit(topic, number, compaction=why, log_start=first)
+        rules = rules_of(audit, tolerance)
+        step = max(1, end - first) if runner is None or config.compacts else chunk
+        edges = [*range(first, end, step), end] if end > first else [first, end]
+        orders = [
+            ReadOrder(source, number, n, start, stop)
+            for n, (start, stop) in enumerate(itertools.pairwise(edges))
+        ]
+        tasks = [BrokerTask((at, order.number), order, now_ms, rules, audit) for order in orders]
+        plans.append((target, tasks))
+    return plans
+
+
+def _fold_broker_ranges(plan: Sequence[BrokerTask], outcomes: Sequence[RangeOutcome]) -> PartitionAudit:
+    def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
+        tap = plan[number].tap(audit, state)
+        plan[number].read(tap)
+        return tap.state
+
+    return fold_metadata(plan[0].audit, plan[0].rules, outcomes, read)
+
+
+# --- runners: Work done by other processes of this machine: a `Runner` for audits where there is no Spark.
+
+
+class Processes:
+    """So many processes, which end with `close`."""
+
+    def __init__(self, workers: int) -> None:
+        if not 1 <= workers <= 1024:
+            raise InvalidError(f"{workers} processes: choose 1 to 1024")
+        self.workers = workers
+        # a fresh interpreter each: a fork would copy locks that threads of this one may hold
+        self._pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """The results as they come."""
+        futures = [self._pool.submit(work, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise UnavailableError(
+                "a process of the audit died, most likely for want of memory; take fewer with --jobs"
+            ) from error
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Wait for what is running, start nothing more."""
+        self._pool.shutdown(cancel_futures=True)

@@ -12,38 +12,76 @@ header says: a record without `div` is UNMANAGED; one is MALFORMED when
 Kinds and control types this release does not know are left to the validator (UNSUPPORTED).
 
 Thread rule: values and pure functions; the kernels run without the interpreter lock.
+
+checksum:
+What a record's checksum covers.
+
+A record's checksum is the CRC-32 (IEEE, zlib's) of (ints are big-endian, a null key has length -1):
+
+    kind i32 | key length i32 | key | schema i32, 0 | value      without schema and value if the value is null
+
+of a control record, whose key ends in a nonce that is left out, followed by the rest of it, so that no byte
+of a control record can change unseen:
+
+    control type i32 | flags i32 | producer's clock i64 | `divc` length i32, -1 none | `divc`
+
+of a data record whose flags say *headers only* (see `header`) followed by
+
+    flags i32 | producer's clock i64
+
+`kind` is the one the header claims, so that a changed kind is a wrong checksum. Left out are the producer's
+numbering, which the sequence rules guard, and the nonce, because attempts that share a GUID differ in it alone
+and must sum up alike.
+
+A chain's checksum is the sum of its records', its end left out, modulo 2^64: by ADHASH2 of the checksums
+above, by ADHASH of `field_sum`s, which cannot see two values that changed places; NONE is always 0.
+
+Thread rule: pure functions; the kernels run without the interpreter lock.
+
+stamping:
+Fresh metadata on whole Arrow columns: a headers column for rows that go out.
+
+Owns the vector form of writing `header`: one kernel numbers, check-sums and writes 40 bytes per row; headers
+the rows came with stay in front of `div`, a `div` or `divc` among them is replaced. Which numbers rows get
+is `chains`'.
+
+Thread rule: pure functions; the kernels run without the interpreter lock.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.header import CONTROL_HEADER_KEY, HEARTBEAT, RecordKind, Stamp
+from tidegate.integrity.header import (
+    CONTROL_HEADER_KEY,
+    CONTROL_VALUE,
+    HEADER_BYTES,
+    HEADER_KEY,
+    HEARTBEAT,
+    ChecksumType,
+    ControlKey,
+    RecordKind,
+    Stamp,
+)
 from tidegate.kernels.encoding import RecordSource
-from tidegate.kernels.integrity_headers import MALFORMED, MANAGED, STAMP_ROW, UNMANAGED, read_stamps
+from tidegate.kernels.integrity_headers import MANAGED, STAMP_ROW, read_stamps
+from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
+from tidegate.kernels.record_checksum import field_sums, record_checksums
 from tidegate.log.format.encode import NO_DELTAS, record_source
-from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADER_TYPE, HEADERS_TYPE, RecordColumns
 
-__all__ = [
-    "MALFORMED",
-    "MANAGED",
-    "STAMP_ROW",
-    "UNMANAGED",
-    "IntegrityColumns",
-    "control_payload",
-    "int64s",
-    "read_columns",
-    "single",
-    "source_of",
-    "times_of",
-    "without_control",
-]
+# --- columns: The metadata of whole Arrow batches: a headers column into one row per record.
 
 _NO_BINARY: Final = pa.array([], pa.binary())
 _NO_TIMESTAMPS: Final = pa.array([], pa.int64())
@@ -205,3 +243,240 @@ def int64s(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
         column = column.fill_null(-1)
     numbers: NDArray[np.int64] = column.to_numpy(zero_copy_only=True)
     return numbers
+
+
+# --- checksum: What a record's checksum covers.
+
+NONCE_BYTES: Final = 4
+_INT: Final = struct.Struct(">i")
+_SCHEMA: Final = _INT.pack(0)
+_CONTROL: Final = struct.Struct(">iiq")
+_HEADERS_ONLY: Final = struct.Struct(">iq")
+
+
+def record_checksum(kind: int, key: bytes | None, value: bytes | None) -> int:
+    """The checksum of one data record, in a chain with control records."""
+    return zlib.crc32(_covered(kind, key, key, value))
+
+
+def control_checksum(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None) -> int:
+    """The checksum of one control record; `payload` is its `divc`."""
+    covered = _covered(stamp.kind, key, None if key is None else key[:-NONCE_BYTES], value)
+    covered += _CONTROL.pack(stamp.control, stamp.flags, stamp.timestamp)
+    return zlib.crc32(covered + _length(payload) + (payload or b""))
+
+
+def checksum_of(stamp: Stamp, key: bytes | None, value: bytes | None, payload: bytes | None) -> int:
+    """The checksum a record with this stamp should have, whatever its kind."""
+    if stamp.kind == RecordKind.CONTROL:
+        return control_checksum(stamp, key, value, payload)
+    if stamp.is_headers_only:
+        covered = _covered(stamp.kind, key, key, value)
+        return zlib.crc32(covered + _HEADERS_ONLY.pack(stamp.flags, stamp.timestamp))
+    return record_checksum(stamp.kind, key, value)
+
+
+def field_sum(stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
+    """ADHASH's summand of one record: the sum of one CRC per field."""
+    kind = zlib.crc32(_INT.pack(stamp.kind))
+    if stamp.kind == RecordKind.CONTROL:
+        return kind + zlib.crc32(_INT.pack(stamp.control))
+    total = kind + zlib.crc32(key or b"")
+    return total if value is None else total + zlib.crc32(_SCHEMA) + zlib.crc32(value)
+
+
+def summand(checksum_type: int, stamp: Stamp, key: bytes | None, value: bytes | None) -> int:
+    """What one record, not a chain's end, adds to its chain's checksum."""
+    if checksum_type == ChecksumType.ADHASH2:
+        return stamp.crc
+    return field_sum(stamp, key, value) if checksum_type == ChecksumType.ADHASH else 0
+
+
+def computed_checksums(
+    batch: pa.RecordBatch, columns: IntegrityColumns, *, payloads: bool = True
+) -> NDArray[np.uint32]:
+    """The checksum each record should have, 0 where it is not managed; compare with `columns.crc`.
+
+    With `payloads=False` only control records are computed and the others answer what their header says: the
+    cheap mode, which reads no key and no value.
+    """
+    computed = np.empty(len(columns), np.uint32)
+    if len(columns):
+        headers = single(batch.column("headers"))
+        _require_own(batch, columns, len(headers.values))
+        source = source_of(key=batch.column("key"), value=batch.column("value"), headers=headers)
+        record_checksums(source, columns.rows, payloads, computed)
+    return computed
+
+
+def computed_field_sums(batch: pa.RecordBatch, columns: IntegrityColumns) -> NDArray[np.uint64]:
+    """ADHASH's summand of each record, 0 where it is not managed."""
+    sums = np.empty(len(columns), np.uint64)
+    if len(columns):
+        _require_own(batch, columns, 2**31)
+        field_sums(source_of(key=batch.column("key"), value=batch.column("value")), columns.rows, sums)
+    return sums
+
+
+def _require_own(batch: pa.RecordBatch, columns: IntegrityColumns, entries: int) -> None:
+    """Kernels do not look where they step: the rows must have been read from this batch."""
+    if batch.num_rows != len(columns) or int(columns.rows["payload"].max()) >= entries:
+        raise InvalidError("the metadata was read from another batch; call read_columns on this one")
+
+
+def _covered(kind: int, key: bytes | None, kept: bytes | None, value: bytes | None) -> bytes:
+    covered = _INT.pack(kind) + _length(key) + (kept or b"")
+    return covered if value is None else covered + _SCHEMA + value
+
+
+def _length(field: bytes | None) -> bytes:
+    return _INT.pack(-1 if field is None else len(field))
+
+
+# --- stamping: Fresh metadata on whole Arrow columns: a headers column for rows that go out.
+
+LARGEST_COLUMN: Final = 2**31 - 1
+MOST_ROWS: Final = 1 << 20
+"""Of one call, so that the fresh headers of a huge table stay small."""
+_NAME: Final = np.frombuffer(HEADER_KEY.encode(), np.uint8)
+
+
+class Stamped(NamedTuple):
+    """What became of some rows: the headers of those before `stop`, and what they add to their chain."""
+
+    stop: int
+    headers: pa.ListArray
+    checksum: int
+    used_bytes: int
+
+
+def stamp_rows(
+    source: RecordSource, start: int, stop: int, *, first: Stamp, checksum_type: int, max_bytes: int
+) -> Stamped:
+    """Number and check-sum rows from `start`, as many as have at most `max_bytes` of keys and values.
+
+    `first` is the stamp of the first row; kind and checksum of each row are its own.
+    """
+    stop = min(stop, start + MOST_ROWS)
+    stamps = _memory((stop - start) * HEADER_BYTES, np.uint8)
+    template = np.frombuffer(first.to_bytes(), np.uint8)
+    answer = np.zeros(4, np.int64)
+    stamp_records(source, start, stop, max_bytes, template, first.sequence, checksum_type, stamps, answer)
+    stop, checksum, used_bytes, reserved = answer.tolist()
+    if reserved >= 0:
+        raise InvalidError(
+            f"the key of row {reserved} is reserved for Tidegate's own control records, so nothing was "
+            f"written; leave control records out when you copy a topic (integrity.columns.without_control)",
+            kafka_name="INVALID_RECORD",
+        )
+    stamps = stamps[: (stop - start) * HEADER_BYTES]
+    return Stamped(stop, _headers(source, start, stop, stamps), checksum % 2**64, used_bytes)
+
+
+def control_row(stamp: Stamp, *, nonce: int, payload: bytes | None, log_time_ms: int) -> RecordColumns:
+    """One control record as it goes out; the stamp has its checksum."""
+    headers = [{"key": HEADER_KEY, "value": stamp.to_bytes()}]
+    if payload is not None:
+        headers.append({"key": CONTROL_HEADER_KEY, "value": payload})
+    return RecordColumns(
+        key=pa.array([control_key(stamp, nonce)], pa.binary()),
+        value=pa.array([CONTROL_VALUE], pa.binary()),
+        timestamp=pa.array([log_time_ms], pa.int64()),
+        headers=pa.array([headers], HEADERS_TYPE),
+    )
+
+
+def with_header(row: RecordColumns, name: str, value: bytes) -> RecordColumns:
+    """One control record with a header more, behind its own."""
+    headers = [] if row.headers is None else row.headers.to_pylist()[0]
+    return replace(row, headers=pa.array([[*headers, {"key": name, "value": value}]], HEADERS_TYPE))
+
+
+def control_key(stamp: Stamp, nonce: int) -> bytes:
+    """The key of a control record with this stamp."""
+    return ControlKey(stamp.guid, stamp.chain, stamp.sequence, nonce).to_bytes()
+
+
+def joined(pieces: list[RecordColumns]) -> RecordColumns:
+    """Several pieces as one, copied."""
+    headers = [piece.headers for piece in pieces]
+    return RecordColumns(
+        key=pa.concat_arrays([piece.key for piece in pieces]),
+        value=pa.concat_arrays([piece.value for piece in pieces]),
+        timestamp=pa.concat_arrays([piece.timestamp for piece in pieces]),
+        headers=pa.concat_arrays([column for column in headers if column is not None]),
+    )
+
+
+# -- headers columns -----------------------------------------------------------------------------
+
+
+def _headers(source: RecordSource, start: int, stop: int, stamps: NDArray[np.uint8]) -> pa.ListArray:
+    rows = stop - start
+    if len(source.header_ends) == 0 or source.header_ends[start] == source.header_ends[stop]:
+        counts = _counted(rows)
+        key = _binary(counts * len(_NAME), _names(rows), None)
+        return _list(counts, key, _binary(counts * HEADER_BYTES, stamps, None))
+    return _merged(source, start, stop, stamps)
+
+
+def _merged(source: RecordSource, start: int, stop: int, stamps: NDArray[np.uint8]) -> pa.ListArray:
+    answer = np.zeros(4, np.int64)
+    measure_headers(source, start, stop, answer)
+    entries, key_bytes, value_bytes, nulls = answer.tolist()
+    rows = stop - start
+    entries, key_bytes = entries + rows, key_bytes + rows * len(_NAME)
+    value_bytes += rows * HEADER_BYTES
+    if max(entries, key_bytes, value_bytes) > LARGEST_COLUMN:
+        raise InvalidError(
+            "the headers of this table take 2 GiB or more with Tidegate's own; write it in smaller pieces"
+        )
+    into = HeaderArrays(
+        ends=_ends(rows),
+        key_ends=_ends(entries),
+        key_content=_memory(key_bytes, np.uint8),
+        value_ends=_ends(entries),
+        value_valid=np.zeros((entries + 7) // 8 if nulls else 0, np.uint8),
+        value_content=_memory(value_bytes, np.uint8),
+    )
+    fresh = stamps.view()
+    fresh.flags.writeable = False
+    if not merge_headers(source, start, stop, _NAME, fresh, into):
+        raise InvalidError("the headers of this table changed while they were read; Arrow columns must not")
+    valid = pa.py_buffer(into.value_valid) if nulls else None
+    value = _binary(into.value_ends, into.value_content, valid)
+    return _list(into.ends, _binary(into.key_ends, into.key_content, None), value)
+
+
+def _list(ends: NDArray[np.int32], key: pa.Array, value: pa.Array) -> pa.ListArray:
+    entries = pa.StructArray.from_arrays([key.view(pa.string()), value], fields=list(HEADER_TYPE))
+    return pa.Array.from_buffers(HEADERS_TYPE, len(ends) - 1, [None, pa.py_buffer(ends)], children=[entries])
+
+
+def _binary(ends: NDArray[np.int32], content: NDArray[np.uint8], validity: pa.Buffer | None) -> pa.Array:
+    buffers = [validity, pa.py_buffer(ends), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
+
+
+def _counted(rows: int) -> NDArray[np.int32]:
+    return np.arange(rows + 1, dtype=np.int32)
+
+
+def _ends(rows: int) -> NDArray[np.int32]:
+    ends = _memory(rows + 1, np.int32)
+    ends[0] = 0
+    return ends
+
+
+def _names(rows: int) -> NDArray[np.uint8]:
+    return _name_block(1 << max(rows - 1, 0).bit_length())[: rows * len(_NAME)]
+
+
+@lru_cache(maxsize=2)
+def _name_block(rows: int) -> NDArray[np.uint8]:
+    return np.tile(_NAME, rows)
+
+
+def _memory(length: int, dtype: type[np.generic]) -> NDArray[Any]:
+    """From Arrow's pool, whose pages are reused."""
+    return np.frombuffer(pa.allocate_buffer(length * np.dtype(dtype).itemsize), dtype)

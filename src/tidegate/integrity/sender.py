@@ -19,29 +19,384 @@ S4  one GUID per sender, new each time; a GUID that is handed in must come with 
     unless every attempt sends the same records in the same order (`sorted_sender`).
 
 Thread rule: a sender may be shared; writes to one partition take turns, syncs are shared where the log's are.
+
+outlet:
+What a sender needs of a log's writer: check first, store later, repeat exactly.
+
+Owns the two ways to get it. A writer that offers `prepare` (the embedded log's) has checked and encoded
+everything before the first byte is stored, and repeats a failed append with the very bytes of the first try.
+Any other writer is used through its `write`: pieces go out one by one, each acknowledged before the next, and
+one that failed is handed over again as it was. Such writers need not be safe for threads; one lock guards them.
+
+O1  `InvalidError` from `prepare` means that nothing was stored. From `append` any error means that the piece it
+    was at, and those after it, may or may not be stored; `append` again goes on with that piece.
+
+chains:
+How a sender numbers what it sends to one partition: the rules, without sending anything.
+
+Owns the sender's state machine. A sender's records in a partition form *chains*: a start record with sequence
+0, data and control records 1, 2, 3, …, and an end record that certifies the sum of all before it. `Chains` is
+pure: it answers the pieces to send and the state after them; `sender` sends them and only then keeps the
+state.
+
+    state    event                                                 pieces
+    none     anything to send                                      start of chain 0, then it
+    open     anything to send                                      it
+    open     … and the chain is too old, or full                   end, start of the next chain, then it
+    open     the partition is closed                               end, final
+    ended    anything to send                                      start of the next chain, then it
+
+A sender of *headers only* (`headers_only=True`) sends no control records: its first data record has sequence 0 and
+opens the chain, which ends with the last sequence there is. It may go on in a chain that was opened with a start.
+
+Invariants:
+C1  numbers never go back: a chain number is used once, a sequence grows by one;
+C2  where chains end depends on records and `now_ms` alone, not on how rows were cut into calls (and not on
+    `now_ms` either without a time limit): two attempts at the same rows send the same chains;
+C3  a chain ends before its sequence could overflow.
+
+Thread rule: values and pure functions.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
+import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.durations import DurationLike, SizeLike, duration_ms, format_duration, size_bytes
 from tidegate.errors import InvalidError
-from tidegate.integrity.chains import ChainLimits, Chains, ChainState, Planned
-from tidegate.integrity.header import ChainOrigin, ChecksumType, ControlType
-from tidegate.integrity.manifest import Sent
-from tidegate.integrity.outlet import Prepared, RecordWriter, outlet_of
-from tidegate.integrity.stamping import joined
-from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.access.writer import Written
-from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.integrity.columns import (
+    control_checksum,
+    control_key,
+    control_row,
+    field_sum,
+    joined,
+    source_of,
+    stamp_rows,
+    with_header,
+)
+from tidegate.integrity.header import (
+    CONTROL_VALUE,
+    FINAL,
+    HEADERS_ONLY,
+    MAX_SEQUENCE,
+    NO_CONTROL,
+    ORIGIN_HEADER_KEY,
+    ChainOrigin,
+    ChecksumType,
+    ControlType,
+    EndOfChain,
+    RecordKind,
+    Stamp,
+    start_of_chain_bytes,
+)
+from tidegate.integrity.state import Sent
+from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns, coerce
+from tidegate.log.writer import Partitioner, Written
 from tidegate.randomness import Randomness, SystemRandomness
+
+# --- outlet: What a sender needs of a log's writer: check first, store later, repeat exactly.
+
+SCHEMA = pa.schema(
+    [("key", pa.binary()), ("value", pa.binary()), ("timestamp", TIMESTAMP_TYPE), ("headers", HEADERS_TYPE)]
+)
+
+
+class RecordWriter(Protocol):
+    """Any log's writer of Arrow tables."""
+
+    topic: str
+
+    def write(self, table: Any, *, partition: int | None = None) -> list[Written]: ...
+
+    def close(self) -> None: ...
+
+
+class Prepared(Protocol):
+    """Checked records of one partition, on their way (O1)."""
+
+    def append(self) -> list[Written]: ...
+
+
+@runtime_checkable
+class Outlet(Protocol):
+    """Where a sender's records go out."""
+
+    def prepare(self, pieces: Sequence[RecordColumns], partition: int) -> Prepared: ...
+
+    def acknowledge(self, partitions: Iterable[int]) -> None: ...
+
+
+def outlet_of(writer: RecordWriter) -> Outlet:
+    """The writer itself, when it can prepare, or its `write` behind the same calls."""
+    return writer if isinstance(writer, Outlet) else WholeWrites(writer)
+
+
+class WholeWrites:
+    """A writer that only knows `write`."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def prepare(self, pieces: Sequence[RecordColumns], partition: int) -> Prepared:
+        return _Pieces(self._writer, self._lock, list(pieces), partition)
+
+    def acknowledge(self, partitions: Iterable[int]) -> None:
+        """`write` has waited for it."""
+
+
+class _Pieces:
+    def __init__(
+        self, writer: RecordWriter, lock: threading.Lock, pieces: list[RecordColumns], partition: int
+    ) -> None:
+        self._writer = writer
+        self._lock = lock
+        self._left = pieces
+        self._partition = partition
+        self._written: list[Written] = []
+
+    def append(self) -> list[Written]:
+        with self._lock:
+            while self._left:
+                self._written += self._writer.write(table_of(self._left[0]), partition=self._partition)
+                del self._left[0]
+        return self._written
+
+
+def table_of(rows: RecordColumns) -> pa.RecordBatch:
+    """Columns as the table any writer takes."""
+    headers = rows.headers if rows.headers is not None else pa.nulls(len(rows), HEADERS_TYPE)
+    return pa.RecordBatch.from_arrays(
+        [rows.key, rows.value, rows.timestamp.view(TIMESTAMP_TYPE), headers], schema=SCHEMA
+    )
+
+
+# --- chains: How a sender numbers what it sends to one partition: the rules, without sending anything.
+
+MOST_RECORDS: Final = MAX_SEQUENCE - 2  # so that an end still has a number
+UNBOUNDED: Final = 2**62
+_STATE = struct.Struct(">BiiBQQqqq")
+_STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLimits:
+    """When a sender ends a chain: before the record that would exceed one of these.
+
+    `max_age` of 0 or less is no limit; `max_records` counts what lies between start and end, `max_bytes`
+    their keys and values.
+    """
+
+    max_age: DurationLike = "5m"
+    max_records: int = 1_000_000
+    max_bytes: SizeLike = "256MiB"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_age", format_duration(_age_ms(self.max_age)))
+        object.__setattr__(self, "max_bytes", size_bytes(self.max_bytes))
+        if not 1 <= self.max_records <= MOST_RECORDS:
+            raise InvalidError(f"max_records={self.max_records}: choose 1 to {MOST_RECORDS}")
+        if self.bytes < 1:
+            raise InvalidError(f"max_bytes={self.max_bytes}: choose at least 1")
+
+    @property
+    def age_ms(self) -> int:
+        return _age_ms(self.max_age)
+
+    @property
+    def bytes(self) -> int:
+        return size_bytes(self.max_bytes)
+
+
+def _age_ms(age: DurationLike) -> int:
+    return 0 if isinstance(age, int) and age <= 0 else duration_ms(age)
+
+
+class ChainState(NamedTuple):
+    """Where a sender stands in one partition; with `to_bytes` a sender can go on after a restart."""
+
+    chain: int = -1
+    """The last chain begun, -1 before the first."""
+    sequence: int = 0
+    """The next sequence in it: as many records as it has."""
+    is_open: bool = False
+    checksum: int = 0
+    stamp_sum: int = 0
+    used_bytes: int = 0
+    started_ms: int = 0
+    records: int = 0
+    """Data records sent to the partition, over all chains."""
+
+    def to_bytes(self) -> bytes:
+        return _STATE.pack(_STATE_VERSION, *self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ChainState:
+        if len(data) != _STATE.size or data[0] != _STATE_VERSION:
+            raise InvalidError(
+                f"a sender's position has {_STATE.size} bytes and version {_STATE_VERSION}; these "
+                f"{len(data)} bytes are something else"
+            )
+        _, chain, sequence, is_open, *rest = _STATE.unpack(data)
+        return cls(chain, sequence, bool(is_open), *rest)
+
+
+class Planned(NamedTuple):
+    """What to send, in order, and the state once it is sent."""
+
+    pieces: list[RecordColumns]
+    after: ChainState
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The rules for one sender; the state of each partition is handed in."""
+
+    guid: bytes
+    nonce: int = 0
+    checksum_type: ChecksumType = ChecksumType.ADHASH2
+    limits: ChainLimits = ChainLimits()
+    origin: ChainOrigin | None = None
+    """What starts of chains say about who sends them."""
+    headers_only: bool = False
+    """Send no control records; then there are no checksums of chains, and `limits` do not count."""
+
+    def data(self, state: ChainState, rows: RecordColumns, now_ms: int) -> Planned:
+        """Send rows; those without a timestamp get `now_ms`, so that a repeat has the same bytes."""
+        pieces: list[RecordColumns] = []
+        source = source_of(key=rows.key, value=rows.value, headers=rows.headers)
+        start = 0
+        while start < len(rows):
+            state = self._ready(state, now_ms, pieces)
+            first = self._stamp(state, now_ms, flags=HEADERS_ONLY if self.headers_only else 0)
+            if self.headers_only:
+                room, left, kind = MAX_SEQUENCE + 1 - state.sequence, UNBOUNDED, ChecksumType.NONE
+            else:
+                room, kind = self.limits.max_records - (state.sequence - 1), self.checksum_type
+                left = self.limits.bytes - state.used_bytes
+            stop = min(len(rows), start + room)
+            stamped = stamp_rows(source, start, stop, first=first, checksum_type=kind, max_bytes=left)
+            if stamped.stop == start:
+                if state.sequence > 1:
+                    state = self._end(state, now_ms, pieces, flags=0)
+                    continue
+                stamped = stamp_rows(  # larger than a chain may be: it gets one of its own
+                    source,
+                    start,
+                    start + 1,
+                    first=first,
+                    checksum_type=self.checksum_type,
+                    max_bytes=UNBOUNDED,
+                )
+            count = stamped.stop - start
+            piece = rows.slice(start, count)
+            timestamp = piece.timestamp
+            if timestamp.null_count:
+                timestamp = pc.fill_null(timestamp, now_ms)
+            pieces.append(RecordColumns(piece.key, piece.value, timestamp, stamped.headers))
+            state = state._replace(
+                sequence=state.sequence + count,
+                checksum=(state.checksum + stamped.checksum) % 2**64,
+                stamp_sum=(state.stamp_sum + first.stamp_summand * count) % 2**64,
+                used_bytes=state.used_bytes + stamped.used_bytes,
+                records=state.records + count,
+            )
+            if state.sequence > MAX_SEQUENCE:
+                state = state._replace(sequence=MAX_SEQUENCE, is_open=False)
+            start = stamped.stop
+        return Planned(pieces, state)
+
+    def control(self, state: ChainState, control: ControlType, payload: bytes | None, now_ms: int) -> Planned:
+        """Send a control record inside a chain (starts and ends are this class's own to send)."""
+        if control in (ControlType.START_OF_CHAIN, ControlType.END_OF_CHAIN):
+            raise InvalidError("a chain's start and end are sent by the sender itself; use close_partition")
+        if self.headers_only:
+            raise InvalidError("this sender writes no control records")
+        pieces: list[RecordColumns] = []
+        state = self._ready(state, now_ms, pieces)
+        return Planned(pieces, self._add_control(state, control, payload, now_ms, pieces))
+
+    def end(self, state: ChainState, now_ms: int) -> Planned:
+        """Send the partition's last end; nothing when no chain is open, or by a sender of headers only."""
+        pieces: list[RecordColumns] = []
+        if state.is_open and not self.headers_only:
+            state = self._end(state, now_ms, pieces, flags=FINAL)
+        return Planned(pieces, state)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _ready(self, state: ChainState, now_ms: int, pieces: list[RecordColumns]) -> ChainState:
+        """An open chain with room for one more record."""
+        if state.is_open:
+            limits = self.limits
+            too_old = limits.age_ms > 0 and now_ms - state.started_ms > limits.age_ms
+            full = state.sequence > limits.max_records
+            if self.headers_only or (not too_old and not full):
+                return state
+            state = self._end(state, now_ms, pieces, flags=0)
+        if state.chain >= MAX_SEQUENCE:
+            raise InvalidError(f"the sender {self.guid.hex()} has used up its chain numbers; make a new one")
+        opened = ChainState(chain=state.chain + 1, is_open=True, started_ms=now_ms, records=state.records)
+        if self.headers_only:
+            return opened
+        payload = start_of_chain_bytes(self.checksum_type)
+        begun = self._add_control(opened, ControlType.START_OF_CHAIN, payload, now_ms, pieces)
+        if self.origin is not None:
+            pieces[-1] = with_header(pieces[-1], ORIGIN_HEADER_KEY, self.origin.to_bytes())
+        return begun
+
+    def _end(self, state: ChainState, now_ms: int, pieces: list[RecordColumns], *, flags: int) -> ChainState:
+        certified = EndOfChain(self.checksum_type, state.checksum, state.sequence, state.stamp_sum)
+        stamp = self._stamp(state, now_ms, ControlType.END_OF_CHAIN, flags)
+        self._control_piece(stamp, certified.to_bytes(), now_ms, pieces)
+        return state._replace(sequence=state.sequence + 1, is_open=False)
+
+    def _add_control(
+        self,
+        state: ChainState,
+        control: ControlType,
+        payload: bytes | None,
+        now_ms: int,
+        pieces: list[RecordColumns],
+    ) -> ChainState:
+        stamp = self._control_piece(self._stamp(state, now_ms, control), payload, now_ms, pieces)
+        summand = 0
+        if self.checksum_type is ChecksumType.ADHASH2:
+            summand = stamp.crc
+        elif self.checksum_type is ChecksumType.ADHASH:
+            summand = field_sum(stamp, None, None)
+        return state._replace(
+            sequence=state.sequence + 1,
+            checksum=(state.checksum + summand) % 2**64,
+            stamp_sum=(state.stamp_sum + stamp.stamp_summand) % 2**64,
+        )
+
+    def _control_piece(
+        self, stamp: Stamp, payload: bytes | None, now_ms: int, pieces: list[RecordColumns]
+    ) -> Stamp:
+        key = control_key(stamp, self.nonce)
+        stamp = stamp._replace(crc=control_checksum(stamp, key, CONTROL_VALUE, payload))
+        pieces.append(control_row(stamp, nonce=self.nonce, payload=payload, log_time_ms=now_ms))
+        return stamp
+
+    def _stamp(self, state: ChainState, now_ms: int, control: int = NO_CONTROL, flags: int = 0) -> Stamp:
+        kind = RecordKind.PUT if control == NO_CONTROL else RecordKind.CONTROL
+        return Stamp(kind, control, flags, self.guid, state.chain, state.sequence, now_ms, 0)
+
+
+# --- sender: A log writer that numbers and check-sums what it writes, so that receivers see loss, change …
 
 CHECKSUMS: Final = {kind.name.lower(): kind for kind in ChecksumType}
 JOINED_BYTES: Final = 1 << 20

@@ -9,20 +9,60 @@ S1  `next_offset` and the producers describe the same records: they are copied, 
 S2  `index` finds every row below `count` and nothing else.
 
 Thread rule: one thread per state; `copy` shares nothing.
+
+checkpoint:
+A receiver's state as bytes, and how old a producer in it may be.
+
+Owns the encoding; where the bytes go is the store's business, in the same commit as the data and
+the offset they describe. Only the drainer's state is ever saved (`roles`).
+
+Bytes, big-endian; anything else is a `CorruptError`:
+
+    4 bytes "TGIV" | u8 version, 1 | u8 phase, plus 128 once producers were forgotten
+    i64 next offset | i64 offset of the end of push, -1 none
+    u32 producers | per producer, in order of GUID:
+        16 bytes GUID | u64 checksum | u64 stamp sum | i64 records | i64 data records, -1 uncounted
+        i64 producer's time | i64 log time | i64 offset | i32 chain | i32 sequence
+        u8 flags: bit 0 registered, 1 ended, 2 final, 3 tainted | u8 checksum type
+    u32 CRC-32C of all before
+
+Thread rule: values and pure functions.
+
+manifest:
+The completeness manifest of a push: what each partition must have received, carried by its end of push.
+
+Owns the manifest's bytes and the comparison with what arrived. Sequences and checksums cannot see that the last
+records of a chain, or a whole producer, never arrived; the manifest can, because it is written by whoever
+knows which senders took part (and only their last attempts).
+
+Bytes, big-endian (they are the `divc` of an end of push):
+
+    u8 version, 1 | u64 data records | u32 producers | per producer, in order of GUID:
+        16 bytes GUID | i32 last chain | i32 last sequence | u64 checksum of the last chain | u64 data records
+
+Thread rule: values and pure functions.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
+from tidegate.durations import DurationLike, duration_ms
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.header import ChecksumType
 from tidegate.kernels.producer_index import PRODUCER_ROW, find_producer, index_producers
+
+# --- state: What a receiver knows of one partition: its producers, and where the partition stands in its …
 
 NO_TIME: Final = -1
 UNCOUNTED: Final = -1
@@ -247,3 +287,260 @@ def _halves(guid: bytes) -> tuple[int, int]:
 
 def _index_size(rows: int) -> int:
     return 1 << (2 * rows).bit_length()
+
+
+# --- checkpoint: A receiver's state as bytes, and how old a producer in it may be.
+
+MAGIC: Final = b"TGIV"
+VERSION: Final = 1
+_FORGOT: Final = 128
+_HEAD: Final = struct.Struct(">4sBBqqI")
+_CRC: Final = struct.Struct(">I")
+_FLAGS: Final = ("registered", "ended", "final", "tainted")
+_NUMBERS: Final = [
+    name for name in PRODUCER_ROW.names or () if name not in _FLAGS and name != "checksum_type"
+]
+_ROW: Final = np.dtype(
+    [(name, ">" + PRODUCER_ROW[name].str[1:]) for name in _NUMBERS]
+    + [("flags", "u1"), ("checksum_type", "u1")]
+)
+_ALL_FLAGS: Final = (1 << len(_FLAGS)) - 1
+
+
+def encode_state(state: PartitionState) -> bytes:
+    """The state as bytes; the same state always gives the same ones."""
+    rows = state.producers.ordered()
+    packed = np.zeros(len(rows), _ROW)
+    for name in (*_NUMBERS, "checksum_type"):
+        packed[name] = rows[name]
+    for bit, name in enumerate(_FLAGS):
+        packed["flags"] |= rows[name] << bit
+    phase = state.phase | (_FORGOT if state.forgot else 0)
+    head = _HEAD.pack(MAGIC, VERSION, phase, state.next_offset, state.end_of_push, len(rows))
+    body = head + packed.tobytes()
+    return body + _CRC.pack(crc32c(body))
+
+
+def decode_state(data: bytes) -> PartitionState:
+    """The state in these bytes."""
+    if len(data) < _HEAD.size + _CRC.size:
+        raise _corrupt(f"{len(data)} bytes are too few")
+    magic, version, phase, next_offset, end_of_push, count = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise _corrupt(f"it begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise _corrupt(f"version {version} is unknown, this release reads {VERSION}")
+    if len(data) != _HEAD.size + count * _ROW.itemsize + _CRC.size:
+        raise _corrupt(f"{len(data)} bytes do not hold {count} producers")
+    if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != crc32c(bytes(data[: -_CRC.size])):
+        raise _corrupt("its CRC-32C does not match")
+    packed = np.frombuffer(data, _ROW, count, _HEAD.size)
+    forgot, phase = phase & _FORGOT != 0, phase & ~_FORGOT
+    if phase not in list(Phase) or next_offset < 0 or end_of_push < -1 or not _is_sane(packed):
+        raise _corrupt("it says what no receiver writes")
+    rows = np.zeros(count, PRODUCER_ROW)
+    for name in (*_NUMBERS, "checksum_type"):
+        rows[name] = packed[name]
+    for bit, name in enumerate(_FLAGS):
+        rows[name] = packed["flags"] >> bit & 1
+    return PartitionState(ProducerTable(rows), Phase(phase), next_offset, end_of_push, forgot)
+
+
+def _is_sane(packed: NDArray[Any]) -> bool:
+    high, low = packed["guid_high"], packed["guid_low"]
+    ascends = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
+    known = np.isin(packed["checksum_type"], [int(kind) for kind in ChecksumType])
+    numbered = (packed["chain"] >= 0) & (packed["sequence"] >= 0) & (packed["flags"] <= _ALL_FLAGS)
+    return bool(ascends.all() and known.all() and numbered.all())
+
+
+def _corrupt(why: str) -> CorruptError:
+    return CorruptError(
+        f"this is not a receiver's checkpoint: {why}; delete it and validate the partition from its beginning"
+    )
+
+
+# -- how old a producer may be -------------------------------------------------------------------
+
+
+def max_age_of(given: DurationLike | None) -> int:
+    """A maximum age as users give it, in milliseconds; None and -1 are never."""
+    return NEVER if given is None or given == NEVER else duration_ms(given)
+
+
+def effective_max_age_ms(configured_ms: int, rewind_ms: int | None = None) -> int:
+    """The maximum age to use: at least the time a hybrid table rewinds by, or replayed records of producers that
+    were forgotten would not be known as repeats; -1 stays never."""
+    if configured_ms < NEVER:
+        raise InvalidError(f"a maximum age of {configured_ms} ms: choose 0 or more, -1 for never")
+    if rewind_ms is not None and rewind_ms < 0:
+        raise InvalidError(f"a rewind of {rewind_ms} ms: choose 0 or more")
+    return configured_ms if configured_ms == NEVER else max(configured_ms, rewind_ms or 0)
+
+
+def take_checkpoint(state: PartitionState, *, now_ms: int, max_age_ms: int = NEVER) -> bytes:
+    """The state as bytes, after producers that are too old have left it, in memory too."""
+    state.expire(max_age_ms, now_ms=now_ms)
+    return encode_state(state)
+
+
+def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> PartitionState:
+    """The state in a checkpoint, without producers that are too old by now's limit."""
+    state = decode_state(data)
+    state.expire(max_age_ms, now_ms=now_ms)
+    return state
+
+
+# --- manifest: The completeness manifest of a push: what each partition must have received, carried by its …
+
+MANIFEST_VERSION: Final = 1
+MOST_TOLD: Final = 5
+"""Producers that are named when a push falls short."""
+_MANIFEST_HEAD = struct.Struct(">BQI")
+_SENT = struct.Struct(">16siiQQ")
+
+
+class Sent(NamedTuple):
+    """What one sender sent to one partition: its last position, its last chain's checksum, its data records."""
+
+    guid: bytes
+    chain: int
+    sequence: int
+    checksum: int
+    records: int
+
+
+class Received(NamedTuple):
+    """What a receiver knows of one producer; None where it cannot tell."""
+
+    chain: int
+    sequence: int
+    checksum: int | None = None
+    records: int | None = None
+
+
+class Manifest(NamedTuple):
+    """Everything one partition must have received before its end of push."""
+
+    producers: tuple[Sent, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """Data records of all producers, repeats counted once."""
+        return sum(sent.records for sent in self.producers)
+
+    @classmethod
+    def of(cls, sent: Iterable[Sent]) -> Manifest:
+        """The senders whose work counts. Attempts that share a GUID are one sender, and must agree."""
+        known: dict[bytes, Sent] = {}
+        for one in sent:
+            if known.setdefault(one.guid, one) != one:
+                raise InvalidError(
+                    f"sender {one.guid.hex()} says it sent {one[1:]} and {known[one.guid][1:]}; attempts that "
+                    f"share a GUID must send the same records: use one GUID per attempt otherwise"
+                )
+        return cls(tuple(known[guid] for guid in sorted(known)))
+
+    def to_bytes(self) -> bytes:
+        head = _MANIFEST_HEAD.pack(MANIFEST_VERSION, self.records, len(self.producers))
+        return head + b"".join(_SENT.pack(*sent) for sent in self.producers)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """Any other bytes than `to_bytes` writes are an `InvalidError`."""
+        if len(data) < _MANIFEST_HEAD.size:
+            raise InvalidError(f"a manifest has at least {_MANIFEST_HEAD.size} bytes, this one {len(data)}")
+        version, records, count = _MANIFEST_HEAD.unpack_from(data)
+        if version != MANIFEST_VERSION:
+            raise InvalidError(
+                f"manifest version {version} is unknown, this release reads {MANIFEST_VERSION}"
+            )
+        if len(data) != _MANIFEST_HEAD.size + count * _SENT.size:
+            raise InvalidError(
+                f"a manifest of {count} producers has {_MANIFEST_HEAD.size + count * _SENT.size} bytes, this one "
+                f"{len(data)}"
+            )
+        manifest = cls(tuple(Sent(*fields) for fields in _SENT.iter_unpack(data[_MANIFEST_HEAD.size :])))
+        guids = [sent.guid for sent in manifest.producers]
+        if guids != sorted(set(guids)) or manifest.records != records:
+            raise InvalidError("a manifest names each producer once, in order, and its records add up")
+        if any(sent.chain < 0 or sent.sequence < 0 for sent in manifest.producers):
+            raise InvalidError("a manifest has no negative chain or sequence")
+        return manifest
+
+
+class Shortfall(NamedTuple):
+    """One producer that did not arrive as the manifest says."""
+
+    guid: bytes
+    expected: Sent
+    found: Received | None
+    reason: str
+
+
+class Completeness(NamedTuple):
+    """A manifest against what arrived. `unlisted` producers (attempts that lost) are not a fault."""
+
+    shortfalls: tuple[Shortfall, ...]
+    unlisted: tuple[bytes, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.shortfalls
+
+    def __str__(self) -> str:
+        """What is short, in words; of many producers the first few."""
+        told = "; ".join(shortfall.reason for shortfall in self.shortfalls[:MOST_TOLD])
+        more = len(self.shortfalls) - MOST_TOLD
+        return f"{told}; and {more} more producers" if more > 0 else told or "all that was sent arrived"
+
+
+def check_manifest(manifest: Manifest, received: Mapping[bytes, Received]) -> Completeness:
+    """Compare exactly: fewer is lost, more or other is damage; both are a shortfall."""
+    shortfalls = []
+    for sent in manifest.producers:
+        found = received.get(sent.guid)
+        reason = _difference(sent, found)
+        if reason is not None:
+            shortfalls.append(Shortfall(sent.guid, sent, found, reason))
+    listed = {sent.guid for sent in manifest.producers}
+    return Completeness(tuple(shortfalls), tuple(sorted(set(received) - listed)))
+
+
+def compare_manifest(
+    payload: bytes | None, known: Callable[[bytes], Producer | None]
+) -> Completeness | str | None:
+    """A push's manifest against what is known of its producers: None when they agree, else how they do not."""
+    try:
+        manifest = Manifest.from_bytes(payload or b"")
+    except InvalidError as error:
+        return str(error)
+    listed = ((sent.guid, known(sent.guid)) for sent in manifest.producers)
+    received = {guid: _received(producer) for guid, producer in listed if producer is not None}
+    completeness = check_manifest(manifest, received)
+    return None if completeness.is_complete else completeness
+
+
+def _received(producer: Producer) -> Received:
+    """What a manifest is compared with; where a chain has a known gap its sum says nothing."""
+    is_whole = producer.registered and not producer.tainted
+    records = None if producer.data_records == UNCOUNTED else producer.data_records
+    return Received(producer.chain, producer.sequence, producer.checksum if is_whole else None, records)
+
+
+def _difference(sent: Sent, found: Received | None) -> str | None:
+    if found is None:
+        return f"producer {sent.guid.hex()} never arrived; it sent {sent.records} records"
+    if (found.chain, found.sequence) != (sent.chain, sent.sequence):
+        return (
+            f"producer {sent.guid.hex()} arrived up to chain {found.chain} sequence {found.sequence}; it sent "
+            f"up to chain {sent.chain} sequence {sent.sequence}"
+        )
+    if found.records is not None and found.records != sent.records:
+        return f"producer {sent.guid.hex()} sent {sent.records} records, {found.records} arrived"
+    if found.checksum is not None and found.checksum != sent.checksum:
+        return (
+            f"producer {sent.guid.hex()} certified {sent.checksum:016x} for chain {sent.chain}, "
+            f"{found.checksum:016x} arrived"
+        )
+    return None

@@ -36,8 +36,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.checksum import computed_checksums
-from tidegate.integrity.columns import IntegrityColumns, read_columns, source_of, times_of
+from tidegate.integrity.columns import IntegrityColumns, computed_checksums, read_columns, source_of, times_of
 from tidegate.integrity.header import FINAL, MAX_SEQUENCE, ChecksumType, EndOfChain
 from tidegate.kernels.range_runs import (
     BAD_HEARTBEAT,

@@ -9,36 +9,74 @@ V2  a batch that stops the partition at a record leaves the state as it was befo
 V3  an error raised here (a batch of another shape) has changed nothing.
 
 Thread rule: one thread per validator; the kernels run without the interpreter lock.
+
+rules:
+What a receiver is told about a partition before it looks at records: the settings of both validators.
+
+Owns `ValidationRules` and `OnError`; what else they mean is said where they are used: `judge`, `tolerance`, `policy`.
+
+Two kinds of faults are told apart. A *faulty record* (CORRUPT, AFTER_END, UNSUPPORTED) is not what its producer sent,
+so it never goes on: it stops the partition, is dropped, or is set aside. A *gap* (MISSING, UNREGISTERED_PRODUCER)
+is about records that are not there: it stops the partition or is counted, and the record that shows it goes on, unless
+that record does not match its own checksum (Note.DAMAGED) and so is a faulty one, too.
+
+Thread rule: values.
+
+counters:
+What validation counts for `tidegate.metrics`: the names, their labels, and who adds to them.
+
+    tidegate_judged_records_total     verdict   records by verdict; `unmanaged` are those without metadata
+    tidegate_integrity_faults_total   phase     records with a fault, before a push had ended and otherwise
+    tidegate_integrity_notes_total    note      records that passed for a reason: gaps tolerated, and so on
+    tidegate_tracked_producers                  gauge: producers that a receiver holds in memory
+    tidegate_expired_producers_total            producers forgotten because of their age
+    tidegate_checkpoints_total                  checkpoints taken
+    tidegate_checkpoint_bytes                   gauge: the size of the last one
+
+All have the labels topic, partition and stage, which says who looked: `validator`, `consumer`, `drainer` or
+`audit`; a record that passes several of them is counted by each. Added to once per batch, never per record.
+
+Thread rule: one thread per `Counters`; the metrics behind them are shared by all.
+
+policy:
+What is said and counted about faults: every fault counts, few are told.
+
+Owns the counters of a partition and the throttle of its warnings; what a fault does to the partition is
+`rules`'. A leader that takes over can meet one fault per producer at once, so there is at most one line per
+kind of fault and minute; the next line says how many were not told.
+
+Thread rule: one thread per `FaultLog`.
 """
+
+# FOLDED: the docstring above is joined from 4 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, overload
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.errors import InvalidError
-from tidegate.integrity.checksum import computed_checksums, computed_field_sums
+from tidegate.errors import IntegrityError, InvalidError
 from tidegate.integrity.columns import (
-    MANAGED,
     IntegrityColumns,
+    computed_checksums,
+    computed_field_sums,
     control_payload,
     int64s,
     read_columns,
     times_of,
 )
-from tidegate.integrity.counters import VALIDATOR, Counters
-from tidegate.integrity.findings import Finding
-from tidegate.integrity.manifest import compare_manifest
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState, Phase
-from tidegate.integrity.tolerance import INCOMING
-from tidegate.integrity.verdicts import FATAL, GAPS, Note, Rule, Verdict
+from tidegate.integrity.state import PartitionState, Phase, compare_manifest
+from tidegate.integrity.verdicts import FATAL, GAPS, INCOMING, Finding, Note, Rule, Tolerance, Verdict
 from tidegate.kernels.decision_table import Settings
+from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.kernels.judge import (
     COUNT,
     DONE,
@@ -58,10 +96,164 @@ from tidegate.kernels.judge import (
 from tidegate.kernels.producer_index import PRODUCER_ROW
 from tidegate.metrics import Metrics
 
+# --- rules: What a receiver is told about a partition before it looks at records: the settings of both …
+
+DEFAULT_MOST_PRODUCERS: Final = 2_000_000
+OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip": "drop"}
+
+
+class OnError(StrEnum):
+    """What a fault does: the partition stops (FAIL), or goes on without the faulty record, which is only counted
+    (DROP) or set aside as a dead letter, too (KEEP). After a gap there is no faulty record: DROP and KEEP count it."""
+
+    FAIL = "fail"
+    DROP = "drop"
+    KEEP = "keep"
+
+    @classmethod
+    def of(cls, word: str) -> OnError:
+        """The policy of this word; an old spelling is refused with the new one."""
+        try:
+            return cls(word)
+        except ValueError:
+            instead = f": say {OLD_WORDS[word]!r}" if word in OLD_WORDS else ""
+            raise InvalidError(f"{word!r}{instead}; choose 'fail', 'drop' or 'keep'") from None
+
+
+def require_new_names(
+    call: str,
+    given: Mapping[str, object],
+    new: Mapping[str, str],
+    words: Mapping[str, str] = OLD_WORDS,
+) -> None:
+    """Refuse keywords of a call that have another name now, and name it; `words` are the old words for its values."""
+    for name, said in given.items():
+        if name not in new:
+            raise TypeError(f"{call.partition('(')[0]}() got an unexpected keyword argument {name!r}")
+        word = words.get(said, said) if isinstance(said, str) else said
+        raise InvalidError(f"{call}{name}={said!r}) has another name now: {call}{new[name]}={word!r})")
+
+
+Policy: TypeAlias = OnError | Mapping[Verdict, OnError]
+"""One answer to every fault, or one for each verdict; a verdict that is not named is KEEP."""
+
+
+def policy_of(said: str | Mapping[str, str]) -> Policy:
+    """A policy from words: `"keep"`, or `{"missing": "fail", "corrupt": "drop"}`."""
+    if isinstance(said, str):
+        return OnError.of(said)
+    known = {verdict.label: verdict for verdict in sorted(FATAL)}
+    for label in said:
+        if label not in known:
+            raise InvalidError(f"{label!r} is no kind of fault; choose from {', '.join(known)}")
+    return {known[label]: OnError.of(word) for label, word in said.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRules:
+    """How the records of one partition are judged.
+
+    `during_push` and `otherwise` say what a fault does before a push has ended, and after it or where there is
+    none. `head_may_be_gone`: the log no longer begins at its first record, so unknown producers may be met in
+    the middle of a chain. `strict` makes a record without metadata a fault. `batch_only`: nothing but a push
+    belongs here. `payloads=False` trusts the data records' own checksums and reads no payload.
+    """
+
+    during_push: Policy = OnError.FAIL
+    otherwise: Policy = OnError.KEEP
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    head_may_be_gone: bool = False
+    strict: bool = False
+    batch_only: bool = False
+    payloads: bool = True
+    max_producers: int = DEFAULT_MOST_PRODUCERS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_producers <= 2**29:
+            raise InvalidError(f"max_producers={self.max_producers}: choose 1 to {2**29}")
+
+    def action(self, verdict: Verdict, phase: Phase) -> OnError:
+        """What this fault does; a record without metadata where all must have it counts as UNSUPPORTED."""
+        policy = self.otherwise if phase.is_settled else self.during_push
+        if isinstance(policy, OnError):
+            return policy
+        return policy.get(Verdict.UNSUPPORTED if verdict is Verdict.UNMANAGED else verdict, OnError.KEEP)
+
+    def verdicts_with(self, action: OnError, phase: Phase) -> int:
+        """The fatal verdicts with this policy, as a set of bits."""
+        judged = (*FATAL, Verdict.UNMANAGED)
+        return sum(1 << verdict for verdict in judged if self.action(verdict, phase) is action)
+
+
+# --- counters: What validation counts for `tidegate.metrics`: the names, their labels, and who adds to them.
+
+VALIDATOR: Final = "validator"
+CONSUMER: Final = "consumer"
+DRAINER: Final = "drainer"
+AUDIT: Final = "audit"
+COUNTED_NOTES: Final = (Note.TOLERATED, Note.TOLERATED_SUSPECT, Note.IGNORED, Note.UNEXPECTED)
+_PLACE: Final = ("topic", "partition", "stage")
+
+
+class Counters:
+    """The instruments of one partition at one stage."""
+
+    def __init__(self, metrics: Metrics, topic: str, partition: int, stage: str) -> None:
+        self._place = {"topic": topic, "partition": partition, "stage": stage}
+        self._records = metrics.counter(
+            "tidegate_judged_records_total", "records by integrity verdict", (*_PLACE, "verdict")
+        )
+        self._faults = metrics.counter(
+            "tidegate_integrity_faults_total", "records with an integrity fault", (*_PLACE, "phase")
+        )
+        self._notes = metrics.counter(
+            "tidegate_integrity_notes_total", "records that integrity validation let pass", (*_PLACE, "note")
+        )
+        self._tracked = metrics.gauge("tidegate_tracked_producers", "producers held in memory", _PLACE)
+        self._expired = metrics.counter(
+            "tidegate_expired_producers_total", "producers forgotten because of their age", _PLACE
+        )
+        self._checkpoints = metrics.counter("tidegate_checkpoints_total", "checkpoints taken", _PLACE)
+        self._bytes = metrics.gauge("tidegate_checkpoint_bytes", "size of the last checkpoint", _PLACE)
+
+    def take(self, judged: Judged, tracked: int) -> None:
+        """A batch; `tracked` producers are held after it."""
+        for verdict, count in judged.counts.items():
+            if count:
+                self._records.add(count, verdict=verdict.label, **self._place)
+        fatal = judged.is_fatal
+        if fatal.any():
+            during = int(((judged.notes[fatal] & Note.DURING_PUSH) != 0).sum())
+            for phase, count in (("push", during), ("settled", int(fatal.sum()) - during)):
+                if count:
+                    self._faults.add(count, phase=phase, **self._place)
+        if judged.notes.any():
+            for note in COUNTED_NOTES:
+                if count := judged.noted(note):
+                    self._notes.add(count, note=str(note.name).lower(), **self._place)
+        self._tracked.set(tracked, **self._place)
+
+    def checkpointed(self, size: int, tracked: int) -> None:
+        """A checkpoint of so many bytes, with the producers that are left."""
+        self._checkpoints.add(1, **self._place)
+        self._bytes.set(size, **self._place)
+        self._tracked.set(tracked, **self._place)
+
+    def expired(self, count: int) -> None:
+        """Producers that were forgotten."""
+        if count:
+            self._expired.add(count, **self._place)
+
+    def released(self) -> None:
+        """Nothing is held any more."""
+        self._tracked.set(0, **self._place)
+
+
+# --- validator: One partition's records judged batch by batch: Arrow in, one verdict per record out.
+
 MOST_FINDINGS: Final = 1000
 """Findings of one batch that are told in full: the first sixth of them of each kind, so that a flood of one kind hides
 no other; verdicts and counts are always complete."""
-
 _NO_SUMS: Final = np.zeros(0, np.uint64)
 _IS_FATAL: Final = np.array([verdict in FATAL for verdict in Verdict])
 _IS_GAP: Final = np.array([verdict in GAPS for verdict in Verdict])
@@ -300,3 +492,83 @@ def reasons_of(rows: NDArray[np.int64], judged: Judged, batch: pa.RecordBatch) -
 def _fatal(verdicts: NDArray[np.uint8], rules: NDArray[np.uint8]) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = _IS_FATAL[verdicts] | (rules == Rule.U3)
     return found
+
+
+# --- policy: What is said and counted about faults: every fault counts, few are told.
+
+QUIET_MS: Final = 60_000
+logger = logging.getLogger(__name__)
+
+
+class Throttle:
+    """Lets one of a kind through per interval, and counts what it held back."""
+
+    def __init__(self, quiet_ms: int = QUIET_MS) -> None:
+        self._quiet_ms = quiet_ms
+        self._last: dict[str, int] = {}
+        self._held: Counter[str] = Counter()
+
+    def held_back(self, kind: str, now_ms: int, count: int = 1) -> int | None:
+        """Of `count` new ones, whether to speak: the number not told since the last time; None to stay quiet."""
+        last = self._last.get(kind)
+        if last is not None and 0 <= now_ms - last < self._quiet_ms:
+            self._held[kind] += count
+            return None
+        held = self._held.pop(kind, 0) + count - 1
+        self._last[kind] = now_ms
+        return held
+
+
+@dataclass(slots=True)
+class FaultCounts:
+    """What a partition's records were found to be; `faults` are the fatal ones, `expired` and `tracked` producers."""
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    notes: Counter[Note] = field(default_factory=Counter)
+    faults: int = 0
+    expired: int = 0
+    tracked: int = 0
+
+    @property
+    def records(self) -> int:
+        return sum(self.verdicts.values())
+
+
+class FaultLog:
+    """Counts the verdicts of one partition and warns about faults, at most once a minute for each kind."""
+
+    def __init__(self, *, throttle: Throttle | None = None) -> None:
+        """With a `throttle` that outlives it, a log made anew does not say again what was just said."""
+        self.counts = FaultCounts()
+        self._throttle = throttle or Throttle()
+
+    def take(self, judged: Judged, now_ms: int) -> None:
+        """Count a batch; warn about its faults."""
+        fatal = judged.is_fatal
+        for verdict, count in judged.counts.items():
+            self.counts.verdicts[verdict] += count
+            faults = int((judged.verdicts[fatal] == verdict).sum()) if count and fatal.any() else 0
+            if faults:
+                self.counts.faults += faults
+                self._warn(judged, verdict, faults, now_ms)
+        for note in COUNTED_NOTES:
+            self.counts.notes[note] += judged.noted(note)
+        if judged.noted(Note.IGNORED):
+            held = self._throttle.held_back("push", now_ms)
+            if held is not None:
+                logger.warning("a start or end of push that came again, or too late, was ignored")
+
+    def _warn(self, judged: Judged, verdict: Verdict, count: int, now_ms: int) -> None:
+        held = self._throttle.held_back(verdict.label, now_ms, count)
+        if held is None:
+            return
+        finding = next((found for found in judged.findings if found.verdict is verdict), None)
+        logger.warning("%s%s", finding or verdict.name, f" (and {held} more like it)" if held else "")
+
+
+def stopping_error(judged: Judged) -> IntegrityError | None:
+    """The error of a partition that stopped at a fault; None when it goes on."""
+    if judged.stop_at is None:
+        return None
+    finding: Finding = judged.findings[-1]
+    return finding.error()

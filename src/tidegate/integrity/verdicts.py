@@ -3,12 +3,45 @@
 A verdict is a value, never an exception. *Fatal* verdicts stop a partition before the end of a push; after it they
 are counted, and a faulty record is left out (`rules`). DUPLICATE is benign, UNMANAGED and HEARTBEAT say that there was
 nothing to judge.
+
+tolerance:
+When a gap in a producer's numbering may be log compaction's work, and so is no loss.
+
+Compaction leaves a record alone until it is `min.compaction.lag.ms` old; a gap in front of a younger record is loss.
+The age is that of the *incoming* record, as in Venice. With the *previous* record's age a producer that was silent for
+longer than the lag could hide loss; gaps that pass only because of it carry a note of their own (TOLERATED_SUSPECT).
+
+Where it is known how far a partition was compacted (`compacted_below`, see `log.checkpoints`), a gap
+behind a record at or above that offset is loss whatever its age. A gap that begins below that offset and ends above it
+is tolerated as suspect: compaction keeps the last record of what it cleans, unless another producer wrote its key.
+
+Time is the log's (the record's timestamp; a negative one is none); now is the round's one fixed time, handed in.
+
+Thread rule: values and pure functions; `compacted_below` may read a file.
+
+findings:
+One fault, with all that helps to find its cause.
+
+A `Finding` is a value with the facts; its text is made only when somebody reads it, because a flood of faults
+must not cost more than counting them.
+
+Thread rule: values.
 """
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final
+from typing import Any, Final
+
+from tidegate.durations import format_duration
+from tidegate.errors import IntegrityError, InvalidError
+from tidegate.integrity.header import Stamp
+
+# --- verdicts: The outcome of looking at one record: a verdict, the rule that gave it, and what else is …
 
 
 class Verdict(IntEnum):
@@ -91,3 +124,201 @@ class Note(IntFlag):
     UNEXPECTED = 32  # data after the end of a push in a partition that takes nothing else
     DURING_PUSH = 64  # on faults: judged before the push had ended
     DAMAGED = 128  # on gaps: the record that shows the gap does not match its own checksum either
+
+
+# --- tolerance: When a gap in a producer's numbering may be log compaction's work, and so is no loss.
+
+NOT_COMPACTED: Final = -1
+INTEGRITY_LAG_MS: Final = 86_400_000
+"""What `min.compaction.lag.ms` is set to where Tidegate makes a compacted topic of numbered records."""
+UNKNOWN_BOUND: Final = -1
+"""Of an offset below which compaction has been: nobody knows it."""
+PREVIOUS: Final = "previous"
+INCOMING: Final = "incoming"
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """`compaction_lag_ms` is -1 where the topic is not compacted; `always` is for a stage behind something that
+    removes records by design, such as conflict resolution before the store. `compacted_below` answers the offset
+    below which compaction may have removed records; ask it after the records were read, because it moves on."""
+
+    compaction_lag_ms: int = NOT_COMPACTED
+    anchor: str = INCOMING
+    always: bool = False
+    compacted_below: Callable[[], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.anchor not in (PREVIOUS, INCOMING):
+            raise InvalidError(f"anchor={self.anchor!r}: choose {PREVIOUS!r} or {INCOMING!r}")
+        if self.compaction_lag_ms < NOT_COMPACTED:
+            raise InvalidError(f"compaction_lag_ms={self.compaction_lag_ms}: choose 0 or more, -1 for none")
+
+    def bound(self) -> int:
+        """The offset below which compaction may have removed records; UNKNOWN_BOUND: anywhere."""
+        if self.compaction_lag_ms == NOT_COMPACTED or self.always or self.compacted_below is None:
+            return UNKNOWN_BOUND
+        return self.compacted_below()
+
+    def note(
+        self, offset: int, log_time: int, now_ms: int, *, known_offset: int = -1, known_time: int = -1
+    ) -> Note:
+        """NONE when a gap before the record at `offset` is loss; `known_…` is its producer's last record before."""
+        if self.always:
+            return Note.TOLERATED
+        if self.compaction_lag_ms == NOT_COMPACTED:
+            return Note.NONE
+        bound = self.bound()
+        if bound != UNKNOWN_BOUND and known_offset + 1 >= bound:
+            return Note.NONE
+        incoming_is_old = self._is_old(log_time, now_ms)
+        by_previous = self.anchor == PREVIOUS and known_time >= 0
+        if not (self._is_old(known_time, now_ms) if by_previous else incoming_is_old):
+            return Note.NONE
+        reaches_beyond = UNKNOWN_BOUND < bound <= offset
+        if reaches_beyond or not incoming_is_old:
+            return Note.TOLERATED | Note.TOLERATED_SUSPECT
+        return Note.TOLERATED
+
+    def doubt(self, log_start: int = 0) -> str:
+        """Where loss would not show, as a clause; empty where every gap is a fault."""
+        if self.always:
+            return "every gap is tolerated here, so loss would not show"
+        if self.compaction_lag_ms == NOT_COMPACTED:
+            return ""
+        bound = self.bound()
+        if bound != UNKNOWN_BOUND:
+            if bound <= log_start:
+                return ""
+            return f"compaction may have removed records below offset {bound}, so loss there would not show"
+        if self.compaction_lag_ms == 0:
+            return (
+                "the topic is compacted and its min.compaction.lag.ms is 0, so no gap proves loss "
+                f"(set it, for example to {INTEGRITY_LAG_MS})"
+            )
+        age = format_duration(self.compaction_lag_ms)
+        return f"compaction may have removed records older than {age}, so loss among them would not show"
+
+    def _is_old(self, time: int, now_ms: int) -> bool:
+        return time >= 0 and now_ms - time >= self.compaction_lag_ms
+
+
+def tolerance_of(log: Any, topic: str, partition: int) -> Tolerance:
+    """How gaps in a partition of a log, embedded or a cluster, are judged: by its topic's settings."""
+    config = log.describe(topic).config
+    if not config.compacts:
+        return Tolerance(NOT_COMPACTED)
+    return Tolerance(config.min_compaction_lag_ms, compacted_below=log.compacted_below(topic, partition))
+
+
+# --- findings: One fault, with all that helps to find its cause.
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fatal verdict: where, whose, and what was known before. None where nothing was known."""
+
+    topic: str
+    partition: int
+    verdict: Verdict
+    rule: Rule
+    offset: int
+    log_time: int
+    stamp: Stamp | None
+    previous_chain: int | None = None
+    previous_sequence: int | None = None
+    previous_offset: int | None = None
+    registered: bool | None = None
+    detail: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        partition: int,
+        verdict: Verdict,
+        rule: Rule,
+        *,
+        offset: int,
+        log_time: int,
+        stamp: Stamp | None,
+        before: Any,
+        record: Any,
+        computed_crc: int,
+        shortfall: str,
+    ) -> Finding:
+        """From the rows of the kernel: `before` is the producer's state in front of the record, or None."""
+        detail = shortfall
+        if stamp is not None and computed_crc != stamp.crc:
+            detail = f"its checksum is {computed_crc:08x}, its header says {stamp.crc:08x}"
+        elif rule is Rule.U4:
+            detail = (
+                "the partition has as many producers as it may; a shorter max_age forgets silent ones earlier"
+            )
+        elif rule is Rule.C6 and before is not None:
+            detail = _broken_chain(before, record)
+        if before is None:
+            return cls(topic, partition, verdict, rule, offset, log_time, stamp, detail=detail)
+        return cls(
+            topic,
+            partition,
+            verdict,
+            rule,
+            offset,
+            log_time,
+            stamp,
+            previous_chain=int(before["chain"]),
+            previous_sequence=int(before["sequence"]),
+            previous_offset=int(before["offset"]),
+            registered=bool(before["registered"]),
+            detail=detail,
+        )
+
+    @property
+    def producer(self) -> str | None:
+        """The producer's GUID in hexadecimal digits."""
+        return None if self.stamp is None else self.stamp.guid.hex()
+
+    def __str__(self) -> str:
+        where = f"{self.topic}-{self.partition} offset {self.offset}"
+        parts = [f"{self.verdict.name} ({self.rule.name}) at {where}"]
+        if self.stamp is not None:
+            stamp = self.stamp
+            parts.append(f"producer {stamp.guid.hex()} chain {stamp.chain} sequence {stamp.sequence}")
+            parts.append(f"kind {stamp.kind}, producer time {stamp.timestamp}, log time {self.log_time}")
+        if self.previous_offset is None:
+            parts.append("nothing was known of this producer")
+        else:
+            parts.append(
+                f"last good offset {self.previous_offset}, chain {self.previous_chain} sequence "
+                f"{self.previous_sequence}, {'registered' if self.registered else 'not registered'}"
+            )
+        if self.detail:
+            parts.append(self.detail)
+        return "; ".join(parts)
+
+    def error(self) -> IntegrityError:
+        """As the exception that ends an ingestion."""
+        return IntegrityError(
+            str(self),
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.offset,
+            producer=self.producer,
+            kind=self.verdict.label,
+        )
+
+
+def _broken_chain(before: Any, record: Any) -> str:
+    """What the end of a chain certifies and what came; equal contents mean that only headers were changed."""
+    came, certified = int(before["checksum"]), int(record["certified_checksum"])
+    counts = int(before["records"]), int(record["certified_records"])
+    if (came, counts[0]) == (certified, counts[1]):
+        return (
+            f"keys and values of all {counts[0]} records are as certified, but their headers (numbers, producer's "
+            "times) do not sum up to what the chain's end certifies"
+        )
+    return (
+        f"the chain's records sum up to {came:016x} ({counts[0]} records), its end certifies {certified:016x} "
+        f"({counts[1]} records)"
+    )

@@ -1,4 +1,4 @@
-"""The checksums of many records at once, over Arrow buffers (what they cover: `integrity/checksum.py`).
+"""The checksums of many records at once, over Arrow buffers (what they cover: `integrity/columns.py`).
 
 Owns the loop; the arithmetic is `crc32`'s. A library computes one CRC per call, and a call per record from
 Python costs more than the checksum.

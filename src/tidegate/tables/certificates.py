@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.auditing import Runner
+from tidegate.integrity.audit import Runner
 from tidegate.integrity.certificates import make_certificate, range_members
-from tidegate.integrity.reading_ranges import TopicAt
+from tidegate.integrity.digests import TopicAt
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.versions.catalog import Versions, version_named
 

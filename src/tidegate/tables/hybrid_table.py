@@ -24,7 +24,7 @@ from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.integrity import Role
-from tidegate.integrity.checkpoint import CheckpointCadence
+from tidegate.integrity.replica import CheckpointCadence
 from tidegate.integrity.state import NEVER
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler
@@ -145,7 +145,7 @@ def hybrid_table(
     """
     owns_log = isinstance(log, str | Path)
     if owns_log:
-        from tidegate.log.access.connect import open_log
+        from tidegate.log.log import open_log
 
         log = open_log(str(log))
     clock = clock or getattr(log, "clock", None) or SystemClock()

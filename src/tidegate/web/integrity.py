@@ -33,7 +33,7 @@ from tidegate.web.schemas import (
 from tidegate.web.site import Site, is_given_up
 
 if TYPE_CHECKING:
-    from tidegate.integrity.audit_report import PartitionAudit
+    from tidegate.integrity.report import PartitionAudit
 
 MOST_SECONDS: Final = 120.0
 AGAIN_MS: Final = 30_000
@@ -107,9 +107,9 @@ class Audits:
             return list(self._known.values())
 
     def _run(self, audit: _Audit) -> None:
-        from tidegate.integrity.audit import audit_partition
-        from tidegate.integrity.audit_report import AuditReport, PartitionAudit
-        from tidegate.integrity.broker_audit import audit_broker_partition
+        from tidegate.integrity.audit import audit_broker_partition
+        from tidegate.integrity.partition_audit import audit_partition
+        from tidegate.integrity.report import AuditReport, PartitionAudit
 
         site, report = self._site, AuditReport()
         try:
@@ -224,7 +224,7 @@ def _document(site: Site, found: _Audit) -> IntegrityDocument:
 def _python(site: Site, topic: str) -> str:
     if isinstance(site.log_path, str):
         lines = (
-            "import time", "", "from tidegate.integrity.broker_audit import audit_broker", "",
+            "import time", "", "from tidegate.integrity.audit import audit_broker", "",
             f"report = audit_broker({site.log_path!r}, {topic!r}, now_ms=time.time_ns() // 1_000_000)",
             "print(report.metadata.as_dict())",
         )  # fmt: skip
@@ -237,7 +237,7 @@ def _not_shown(site: Site) -> list[str]:
     """What an audit through a broker cannot know."""
     if not site.cluster:
         return []
-    from tidegate.integrity.broker_audit import NOT_SHOWN
+    from tidegate.integrity.audit import NOT_SHOWN
 
     return [NOT_SHOWN]
 
@@ -315,7 +315,7 @@ def measured_first(producers: list[ProducerShown]) -> list[ProducerShown]:
 
 
 def _faults(audit: _Audit, parts: list[dict[str, Any]]) -> list[FaultShown]:
-    from tidegate.integrity.audit_findings import KIND_OF, REMEDY, remedy_of
+    from tidegate.integrity.report import KIND_OF, REMEDY, remedy_of
     from tidegate.integrity.verdicts import Verdict
 
     found = [

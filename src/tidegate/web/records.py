@@ -629,7 +629,7 @@ def _record(row: dict[str, Any], stamp: Stamp | None, format: KeyFormat, most: i
 def _fault(site: Site, topic: str, row: dict[str, Any]) -> str | None:
     """What is wrong with a record by its own checksum, or by the last audit of its topic."""
     from tidegate.errors import InvalidError
-    from tidegate.integrity.checksum import checksum_of
+    from tidegate.integrity.columns import checksum_of
     from tidegate.integrity.header import CONTROL_HEADER_KEY, HEADER_KEY
     from tidegate.integrity.header import Stamp as Header
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.rules import require_new_names
+from tidegate.integrity.state import max_age_of
+from tidegate.integrity.validator import require_new_names
 from tidegate.pipeline.definition.checking import Shape, check_step, source_shape
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import described, key_serde_for
@@ -45,9 +45,9 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.tables.serdes.plain import Serde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
+from tidegate.windows.operators.windowed_operator import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.errors import InvalidError
-from tidegate.integrity.auditing import Runner
+from tidegate.integrity.audit import Runner
 from tidegate.integrity.certificates import make_certificate, range_members
-from tidegate.integrity.reading_ranges import TopicAt
+from tidegate.integrity.digests import TopicAt
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.storage.backends.port import StorageBackend
 

@@ -32,7 +32,8 @@ import pyarrow.compute as pc
 
 from tidegate.durations import MomentLike, moment_ms
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
-from tidegate.integrity.columns import MANAGED, read_columns
+from tidegate.integrity.columns import read_columns
+from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.pipeline.definition.inferring import value_schema
 from tidegate.pipeline.definition.steps import Dedupe
 from tidegate.pipeline.reading.result_table import ResultTable

@@ -23,15 +23,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.integrity import Tolerance, ValidationRules
-from tidegate.integrity.checkpoint import restore_checkpoint, take_checkpoint
-from tidegate.integrity.columns import MANAGED, read_columns
-from tidegate.integrity.findings import Finding
-from tidegate.integrity.policy import FaultLog, Throttle
-from tidegate.integrity.rules import OnError, policy_of
-from tidegate.integrity.state import NEVER, PartitionState
-from tidegate.integrity.tolerance import tolerance_of
-from tidegate.integrity.validator import PartitionValidator, reasons_of
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.columns import read_columns
+from tidegate.integrity.state import NEVER, PartitionState, restore_checkpoint, take_checkpoint
+from tidegate.integrity.validator import (
+    FaultLog,
+    OnError,
+    PartitionValidator,
+    Throttle,
+    policy_of,
+    reasons_of,
+)
+from tidegate.integrity.verdicts import Finding, Verdict, tolerance_of
+from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 

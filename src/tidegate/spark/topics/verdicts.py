@@ -25,15 +25,12 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.rules import OnError, ValidationRules
-from tidegate.integrity.state import PartitionState
-from tidegate.integrity.tolerance import tolerance_of
-from tidegate.integrity.validator import PartitionValidator
-from tidegate.integrity.verdicts import Note, Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.state import PartitionState, decode_state, encode_state
+from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import Note, Verdict, tolerance_of
+from tidegate.log.catalog import TopicDescription
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topics import TopicDescription
+from tidegate.log.log import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import OffsetRange
 

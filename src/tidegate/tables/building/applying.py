@@ -26,12 +26,12 @@ import pyarrow.compute as pc
 
 from tidegate.dropped_records import warn_dropped
 from tidegate.errors import WindowedKeyFormatError
-from tidegate.integrity.rules import OnError
+from tidegate.integrity.validator import OnError
 from tidegate.tables.building.partition_state import PAYLOAD, Counts, PartitionState
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DeadLetters
 from tidegate.tables.serdes.plain import Bytes
-from tidegate.windows.keys.columns import decode_keys
+from tidegate.windows.keys import decode_keys
 from tidegate.windows.stores.segmented_store import PutResult
 
 Int64s = npt.NDArray[np.int64]

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from tidegate.durations import DurationLike
 from tidegate.errors import InvalidError
-from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.rules import OnError, policy_of, require_new_names
+from tidegate.integrity.state import max_age_of
+from tidegate.integrity.validator import OnError, policy_of, require_new_names
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
 

@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, OverloadError, UnavailableError
-from tidegate.integrity.rules import OnError
-from tidegate.integrity.validator import Judged, reasons_of
+from tidegate.integrity.validator import Judged, OnError, reasons_of
 from tidegate.metrics import Metrics
 from tidegate.tables.building.applying import Int64s, Letters, Taken, count_put, take_records, warn_about
 from tidegate.tables.building.buffer import DEFAULT_LIMIT_BYTES, BoundedBuffer, Piece

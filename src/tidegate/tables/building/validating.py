@@ -21,11 +21,9 @@ import pyarrow as pa
 
 from tidegate.errors import InternalError
 from tidegate.integrity import Replica, ValidationRules
-from tidegate.integrity.checkpoint import max_age_of
-from tidegate.integrity.rules import policy_of
-from tidegate.integrity.tolerance import tolerance_of
-from tidegate.integrity.validator import Judged
-from tidegate.integrity.verdicts import Verdict
+from tidegate.integrity.state import max_age_of
+from tidegate.integrity.validator import Judged, policy_of
+from tidegate.integrity.verdicts import Verdict, tolerance_of
 from tidegate.metrics import Metrics
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.partition_state import PartitionState

@@ -24,7 +24,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.integrity.columns import IntegrityColumns
-from tidegate.integrity.leadership import Leadership, leadership_stamps
+from tidegate.integrity.control_records import Leadership, leadership_stamps
 
 NOBODY: Final = Leadership(0, b"")
 

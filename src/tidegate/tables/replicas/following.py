@@ -29,8 +29,8 @@ import pyarrow as pa
 from tidegate.errors import IntegrityError, InvalidError
 from tidegate.integrity import CheckpointCadence, Judged, Replica
 from tidegate.integrity.columns import control_payload, read_columns
+from tidegate.integrity.control_records import TopicSwitch, upstream_offsets
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.leadership import TopicSwitch, upstream_offsets
 from tidegate.integrity.state import NEVER, Phase
 from tidegate.integrity.verdicts import Note, Verdict
 from tidegate.metrics import Metrics

@@ -39,11 +39,10 @@ from numpy.typing import NDArray
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, TidegateError
 from tidegate.integrity import Judged, Replica, Role
-from tidegate.integrity.checkpoint import decode_state, encode_state
-from tidegate.integrity.leadership import Leadership, TopicSwitch
-from tidegate.integrity.policy import FaultLog
-from tidegate.integrity.roles import LeaderSource
-from tidegate.integrity.state import PartitionState, Phase
+from tidegate.integrity.control_records import Leadership, TopicSwitch
+from tidegate.integrity.replica import LeaderSource
+from tidegate.integrity.state import PartitionState, Phase, decode_state, encode_state
+from tidegate.integrity.validator import FaultLog
 from tidegate.integrity.verdicts import Verdict
 from tidegate.randomness import Randomness
 from tidegate.tables.building.lease import Lease

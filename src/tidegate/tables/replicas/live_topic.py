@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
 from tidegate.integrity.columns import read_columns
+from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.leadership import TopicSwitch
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
+from tidegate.log.log import Log
 from tidegate.tables.replicas.following import Following
 
 COMPACTED_MS: Final = 240_000

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tidegate.errors import CorruptError
-from tidegate.integrity.leadership import Leadership, TopicSwitch
+from tidegate.integrity.control_records import Leadership, TopicSwitch
 
 VERSION: Final = 2
 _READABLE: Final = (1, VERSION)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.integrity.rules import OnError
+from tidegate.integrity.validator import OnError
 
 DEAD_LETTER_SCHEMA: Final = pa.schema(
     [

@@ -34,17 +34,13 @@ import pyarrow as pa
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, CorruptError, IntegrityError, TidegateError
 from tidegate.integrity import Replica, ValidationRules
-from tidegate.integrity.checkpoint import CheckpointCadence, encode_state
 from tidegate.integrity.columns import control_payload, read_columns
-from tidegate.integrity.findings import Finding
 from tidegate.integrity.header import ControlType
-from tidegate.integrity.manifest import Manifest
-from tidegate.integrity.rules import OnError
-from tidegate.integrity.state import Phase
-from tidegate.integrity.tolerance import tolerance_of
-from tidegate.integrity.validator import Judged
-from tidegate.integrity.verdicts import Note, Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.integrity.replica import CheckpointCadence
+from tidegate.integrity.state import Manifest, Phase, encode_state
+from tidegate.integrity.validator import Judged, OnError
+from tidegate.integrity.verdicts import Finding, Note, Verdict, tolerance_of
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler

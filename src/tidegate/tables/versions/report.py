@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.errors import IntegrityError
-from tidegate.integrity.columns import MANAGED, IntegrityColumns, read_columns
-from tidegate.integrity.findings import Finding
+from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
-from tidegate.integrity.verdicts import Rule, Verdict
+from tidegate.integrity.verdicts import Finding, Rule, Verdict
+from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.tables.versions.record import Fault, TableVersion
 
 UNFINISHED: Final = "unfinished"

@@ -1,0 +1,362 @@
+"""The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and heartbeats.
+
+In one partition a push reads
+
+    start of chain, start of push (the driver's sender) | start, data, end (each task's) | end of push, end
+
+Owns the driver's records, and the identity and settings of senders whose every attempt sends the same rows in
+the same order. What the records mean to a receiver is `policy`'s.
+
+A *sorted* task shares its GUID with its other attempts, so that repeats are duplicates; a nonce per attempt in
+the control records' keys keeps compaction from taking one attempt's start for another's. All that is in a
+header must then be the same too: the driver hands out one time for all attempts, and chains do not end by time.
+Tasks whose order may differ get a GUID per attempt, which is what a plain `Sender` does.
+
+leadership:
+What the leader of a hybrid partition writes beside data: who leads, from where it reads, whence each record came.
+
+Owns three layouts; what receivers conclude from them is `tables.replicas`'. All numbers are big-endian.
+
+*Leadership stamp*: says that from here on one leader's records count. Like a heartbeat it is outside all numbering, a
+start of chain with the heartbeat flag, by a well-known producer; what it says stands in its key, which its checksum
+covers and which is unique, so that no compaction takes one stamp for another:
+
+    00 "DIV" 00 | GUID of the leader's sender, 16 bytes | epoch >> 31, i32 | epoch & 2^31-1, i32 | nonce u32
+
+*Topic switch*: a control record of the leader's own chain. The first one says where reading the live topic begins; a
+later one says how far it went, and with which validation state, so that the next leader need not read it all again. Its
+`divc`:
+
+    u8 version, 1 | i64 time rewound to, ms | i64 next offset of the live topic | u16 length, topic in UTF-8
+    then the live topic's validation state at that offset as `checkpoint` writes it, or nothing: none seen yet
+
+A state that is too large for one record is cut into parts, one record each, one after the other. Version 2 is version 1
+with `u8 length, id of the topic | u64 generation | u32 part, from 0 on | u32 parts` behind the topic; the state is that
+of the parts joined. Parts of one state share a generation, which no other state of the partition has. A state counts
+when all its parts came. Version 1 is written where there is one part and the topic has no id.
+
+*Upstream position*: the header `divu` of every record that a leader copies from the live topic, 8 bytes: the record's
+offset there. Any number of a leader's records that arrived says exactly how far it came.
+
+Thread rule: values and pure functions, but for `send_leadership`.
+"""
+
+# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.clock import Clock
+from tidegate.errors import InvalidError
+from tidegate.integrity.columns import (
+    IntegrityColumns,
+    control_checksum,
+    control_key,
+    control_payload,
+    control_row,
+    single,
+)
+from tidegate.integrity.header import (
+    CONTROL_VALUE,
+    HEARTBEAT,
+    ChecksumType,
+    ControlKey,
+    ControlType,
+    RecordKind,
+    Stamp,
+    start_of_chain_bytes,
+    start_of_push_bytes,
+)
+from tidegate.integrity.sender import ChainLimits, RecordWriter, Sender, outlet_of
+from tidegate.integrity.state import Manifest
+from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.writer import Written
+
+# --- lifecycle: The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and …
+
+NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
+HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes
+"""The well-known producer of heartbeats."""
+
+
+def stable_guid(name: str, topic: str, partition: int) -> bytes:
+    """The same GUID for the same push or application, topic and partition, on every machine."""
+    return uuid.uuid5(NAMESPACE, f"{name}\0{topic}\0{partition}").bytes
+
+
+def sorted_sender(
+    writer: RecordWriter,
+    *,
+    push: str,
+    partition: int,
+    attempt: int,
+    started_ms: int,
+    limits: ChainLimits | None = None,
+    **settings: Any,
+) -> Sender:
+    """The sender of one attempt at a task whose rows have one total order.
+
+    `push`, `partition`, `started_ms` and `limits` must be the same for all attempts; `attempt` tells them apart.
+    """
+    bounds = limits if limits is not None else ChainLimits(max_age=0)
+    if bounds.age_ms > 0:
+        raise InvalidError(
+            "chains of a sorted sender must not end by time: attempts would differ; use max_age=0"
+        )
+    return Sender(
+        writer,
+        guid=stable_guid(push, writer.topic, partition),
+        nonce=attempt,
+        fixed_time_ms=started_ms,
+        limits=bounds,
+        **settings,
+    )
+
+
+class _Call:
+    """A call that, made again after an error, is the same call."""
+
+
+class Push:
+    """The driver's side of a bulk load, through a sender of its own.
+
+    `start()`, then the tasks, then `end(manifests)`; an error in between means no end, and a receiver that waits.
+    Both may be called again, also after an error: what was sent is not sent twice.
+    """
+
+    def __init__(self, sender: Sender, *, is_sorted: bool = False) -> None:
+        self.sender = sender
+        self.is_sorted = is_sorted
+        self._starting, self._ending = _Call(), _Call()
+        self._started = False
+        self._ended = False
+
+    def start(self) -> list[Written]:
+        """Say to every partition that a push begins; returns when that is stored."""
+        if self._started:
+            return []
+        payload = start_of_push_bytes(is_sorted=self.is_sorted)
+        written = self.sender.send_control(
+            ControlType.START_OF_PUSH,
+            dict.fromkeys(range(self.sender.partitions), payload),
+            source=self._starting,
+        )
+        self._started = True
+        return written
+
+    def end(self, manifests: Mapping[int, Manifest]) -> list[Written]:
+        """Say to every partition what it must have received; a partition not named must have received nothing."""
+        if self._ended:
+            return []
+        unknown = set(manifests) - set(range(self.sender.partitions))
+        if unknown:
+            raise InvalidError(f"topic {self.sender.topic} has no partition {min(unknown)}")
+        payloads: dict[int, bytes | None] = {
+            number: manifests.get(number, Manifest()).to_bytes() for number in range(self.sender.partitions)
+        }
+        written = self.sender.send_control(ControlType.END_OF_PUSH, payloads, final=True, source=self._ending)
+        self._ended = True
+        return written
+
+
+def send_heartbeat(writer: RecordWriter, partitions: Iterable[int], *, clock: Clock) -> list[Written]:
+    """One record per partition that says somebody is there: outside all numbering, ignored by validators."""
+    now_ms = clock.now_ms()
+    payload = start_of_chain_bytes(ChecksumType.NONE)
+    stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, HEARTBEAT_GUID, 0, 0, now_ms, 0)
+    crc = control_checksum(stamp, control_key(stamp, 0), CONTROL_VALUE, payload)
+    row = control_row(stamp._replace(crc=crc), nonce=0, payload=payload, log_time_ms=now_ms)
+    outlet = outlet_of(writer)
+    written: list[Written] = []
+    numbers = list(partitions)
+    for number in numbers:
+        written += outlet.prepare([row], number).append()
+    outlet.acknowledge(numbers)
+    return written
+
+
+# --- leadership: What the leader of a hybrid partition writes beside data: who leads, from where it reads …
+
+UPSTREAM_KEY: Final = "divu"
+UPSTREAM_BYTES: Final = 8
+NO_OFFSET: Final = -1
+LEADERSHIP_GUID: Final = uuid.uuid5(NAMESPACE, "leadership").bytes
+"""The well-known producer of leadership stamps."""
+LARGEST_EPOCH: Final = 2**62 - 1
+_SWITCH: Final = struct.Struct(">BqqH")
+_WHOLE, _IN_PARTS = 1, 2
+_PART: Final = struct.Struct(">QII")
+_LONGEST_ID: Final = 255
+_HALF: Final = 31
+
+
+class Leadership(NamedTuple):
+    """Who leads a partition: the fencing epoch, and the GUID of the sender whose records count."""
+
+    epoch: int
+    guid: bytes
+
+
+class TopicSwitch(NamedTuple):
+    """From where a live topic is read, or how far it was, and what was known of its producers there.
+
+    `state` is all of it, or part `part` of `parts`; `generation` tells states apart. Offsets count in the topic with
+    `topic_id`; empty where it is not known.
+    """
+
+    topic: str
+    start_ms: int
+    offset: int
+    state: bytes = b""
+    part: int = 0
+    parts: int = 1
+    generation: int = 0
+    topic_id: str = ""
+
+    def to_bytes(self) -> bytes:
+        name, topic_id = self.topic.encode(), self.topic_id.encode()
+        is_plain = self.parts == 1 and not topic_id
+        head = _SWITCH.pack(_WHOLE if is_plain else _IN_PARTS, self.start_ms, self.offset, len(name)) + name
+        if is_plain:
+            return head + self.state
+        if len(topic_id) > _LONGEST_ID:
+            raise InvalidError(f"topic {self.topic} has an id of {len(topic_id)} bytes: {self.topic_id}")
+        place = _PART.pack(self.generation, self.part, self.parts)
+        return head + bytes([len(topic_id)]) + topic_id + place + self.state
+
+    def in_parts(self, most: int, generation: int) -> list[TopicSwitch]:
+        """The switches to write, none with more than `most` bytes of state: this one, or its parts in order."""
+        if len(self.state) <= most:
+            return [self]
+        pieces = [self.state[start : start + most] for start in range(0, len(self.state), most)]
+        return [
+            self._replace(state=piece, part=part, parts=len(pieces), generation=generation)
+            for part, piece in enumerate(pieces)
+        ]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TopicSwitch:
+        if len(data) < _SWITCH.size or data[0] not in (_WHOLE, _IN_PARTS):
+            raise InvalidError(
+                f"a topic switch has version {_WHOLE} or {_IN_PARTS} and at least {_SWITCH.size} bytes; these "
+                f"{len(data)} are something else, or of a later release"
+            )
+        version, start_ms, offset, length = _SWITCH.unpack_from(data)
+        end = _SWITCH.size + length
+        topic, rest = data[_SWITCH.size : end].decode(errors="replace"), data[end:]
+        if len(data) < end or offset < 0:
+            raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
+        if version == _WHOLE:
+            return cls(topic, start_ms, offset, rest)
+        start = 1 + (rest[0] if rest else 0)
+        if len(rest) < start + _PART.size:
+            raise InvalidError(f"a topic switch of {len(data)} bytes at offset {offset} cannot be read")
+        generation, part, parts = _PART.unpack_from(rest, start)
+        if not 0 <= part < parts:
+            raise InvalidError(f"a topic switch says to be part {part} of {parts}")
+        topic_id, state = rest[1:start].decode(errors="replace"), rest[start + _PART.size :]
+        return cls(topic, start_ms, offset, state, part, parts, generation, topic_id)
+
+
+# -- leadership stamps ---------------------------------------------------------------------------
+
+
+def send_leadership(
+    writer: RecordWriter, partition: int, leadership: Leadership, *, nonce: int, now_ms: int
+) -> Written:
+    """Write a leadership stamp; where it is. A repeat needs another nonce."""
+    outlet = outlet_of(writer)
+    written = outlet.prepare([leadership_row(leadership, nonce=nonce, now_ms=now_ms)], partition).append()
+    outlet.acknowledge([partition])
+    return written[-1]
+
+
+def leadership_row(leadership: Leadership, *, nonce: int, now_ms: int) -> RecordColumns:
+    """A leadership stamp as it goes out."""
+    epoch, guid = leadership
+    if not 0 < epoch <= LARGEST_EPOCH or len(guid) != 16:
+        raise InvalidError(f"epoch {epoch} of a sender with {len(guid)} bytes of GUID: no leadership")
+    key = ControlKey(guid, epoch >> _HALF, epoch & (1 << _HALF) - 1, nonce).to_bytes()
+    payload = start_of_chain_bytes(ChecksumType.NONE)
+    stamp = Stamp(RecordKind.CONTROL, ControlType.START_OF_CHAIN, HEARTBEAT, LEADERSHIP_GUID, 0, 0, now_ms, 0)
+    stamp = stamp._replace(crc=control_checksum(stamp, key, CONTROL_VALUE, payload))
+    row = control_row(stamp, nonce=nonce, payload=payload, log_time_ms=now_ms)
+    return RecordColumns(pa.array([key], pa.binary()), row.value, row.timestamp, row.headers)
+
+
+def leadership_stamps(batch: pa.RecordBatch, columns: IntegrityColumns) -> Iterator[tuple[int, Leadership]]:
+    """Row and content of every sound leadership stamp in a batch; a damaged one says nothing."""
+    high, low = (int.from_bytes(half, "big") for half in (LEADERSHIP_GUID[:8], LEADERSHIP_GUID[8:]))
+    is_stamp = columns.is_heartbeat & (columns.guid_high == high) & (columns.guid_low == low)
+    for row in np.flatnonzero(is_stamp).tolist():
+        key = batch.column("key")[row].as_py()
+        found = None if key is None else ControlKey.from_bytes(key)
+        stamp = columns.stamp(row)
+        payload = control_payload(batch.column("headers"), row)
+        crc = control_checksum(stamp, key, batch.column("value")[row].as_py(), payload)
+        if found is not None and crc == stamp.crc and found.chain >= 0 and found.sequence >= 0:
+            yield row, Leadership(found.chain << _HALF | found.sequence, found.guid)
+
+
+# -- upstream positions --------------------------------------------------------------------------
+
+
+def with_upstream(headers: pa.ListArray, offsets: NDArray[np.int64]) -> pa.ListArray:
+    """A headers column with the upstream position of each record last among its headers, in place of an older one."""
+    column = single(headers)
+    rows = len(column)
+    entries, parents = column.flatten(), pc.list_parent_indices(column).to_numpy(zero_copy_only=False)
+    older = pc.equal(entries.field("key"), UPSTREAM_KEY)
+    if older.true_count:
+        others = pc.invert(older)
+        entries, parents = entries.filter(others), parents[others.to_numpy(zero_copy_only=False)]
+    counts = np.bincount(parents, minlength=rows) + 1
+    ends = np.zeros(rows + 1, np.int32)
+    np.cumsum(counts, out=ends[1:])
+    fresh = pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(UPSTREAM_KEY), rows), _positions(offsets)], fields=list(HEADER_TYPE)
+    )
+    chosen = np.empty(len(entries) + rows, np.int64)
+    is_fresh = np.zeros(len(chosen), np.bool_)
+    is_fresh[ends[1:] - 1] = True
+    chosen[is_fresh] = np.arange(len(entries), len(entries) + rows)
+    chosen[~is_fresh] = np.arange(len(entries))
+    together = pa.concat_arrays([entries.cast(HEADER_TYPE), fresh]).take(pa.array(chosen))
+    return pa.Array.from_buffers(HEADERS_TYPE, rows, [None, pa.py_buffer(ends)], children=[together])
+
+
+def upstream_offsets(headers: pa.ListArray) -> NDArray[np.int64]:
+    """The upstream position of each record, -1 where it has none."""
+    column = single(headers)
+    found = np.full(len(column), NO_OFFSET, np.int64)
+    entries = column.flatten()
+    values = entries.field("value")
+    good = pc.and_(
+        pc.equal(entries.field("key"), UPSTREAM_KEY), pc.equal(pc.binary_length(values), UPSTREAM_BYTES)
+    )
+    good = good.fill_null(False)
+    if good.true_count:
+        chosen = values.filter(good)
+        parents = pc.list_parent_indices(column).filter(good).to_numpy(zero_copy_only=False)
+        start = chosen.offset * 4
+        first = int(np.frombuffer(chosen.buffers()[1], np.int32)[start // 4])
+        numbers = np.frombuffer(chosen.buffers()[2], ">i8", len(chosen), first)
+        found[parents] = numbers
+    return found
+
+
+def _positions(offsets: NDArray[np.int64]) -> pa.Array:
+    ends = np.arange(len(offsets) + 1, dtype=np.int32) * UPSTREAM_BYTES
+    content = offsets.astype(">i8")
+    return pa.Array.from_buffers(
+        pa.binary(), len(offsets), [None, pa.py_buffer(ends), pa.py_buffer(content.tobytes())]
+    )

@@ -1,0 +1,610 @@
+"""The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+
+Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
+behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
+
+An audit never stops at a fault and counts everything. Every record is looked at, so that a share of metadata is
+counted and not estimated; records without any cost their decoding. Damage that keeps a batch from being read is
+the native audit's finding; here it is stepped over, and the records lost in it show as MISSING.
+
+Gaps are tolerated where the topic is compacted, by its `min.compaction.lag.ms` (0 where a broker's checkpoint
+says that it is compacted, but not how), and only below the offset to which compaction has come; where it is unknown
+whether a folder is compacted, they are faults. The head of a partition may be gone when its log does not start at
+offset 0.
+
+Thread rule: one partition, one thread; different partitions may be audited at once.
+
+carry:
+A partition's state carried over a range that was summed up elsewhere, without looking at its records.
+
+Owns `advance`: whether every record of a range is sound behind the state before it, and the state after it. It knows
+the rows of the decision table by which a sound stream moves on (A1, A7, B1, C4, and ends of chains whose sums are not
+tested any more); whatever needs another row is not decided here: the range is read again, with its carry, by the
+validator.
+
+Y1  where `advance` answers a state, the validator says of every record of the range that it is sound (OK, UNMANAGED or
+    a heartbeat) and leaves that very state.
+Y2  where it answers None nothing has changed.
+
+Not for compacted partitions, whose gaps are judged by the age of records.
+
+Thread rule: pure.
+
+range_audit:
+A partition audited in ranges, anywhere and in any order, to the very report that one pass gives.
+
+Owns the two halves of `verify` in parallel, for native evidence and producers' metadata alike: `audit_range` looks at
+a range and brings back what is left of it, `fold` puts a partition's ranges together in order. The first range is
+judged as it is, because nothing comes before it; of all others a summary is made, which `carry.advance` joins to the
+state before it.
+
+P1  the report is the serial one's. What a summary cannot decide (a fault, a repeat, a push, a manifest) is read
+    again with its carry, that range only.
+P2  files whose records a reader would not meet as they lie there (damage, a torn tail, skipped or falling offsets, old
+    formats) have their metadata judged through the reader, the partition as a whole; likewise where compaction shows
+    only on the way.
+
+Thread rule: values and pure functions over files that are only read.
+"""
+
+# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.errors import CorruptError, TidegateError
+from tidegate.files import Files
+from tidegate.integrity.columns import int64s
+from tidegate.integrity.header import MAX_SEQUENCE, ChecksumType, EndOfChain
+from tidegate.integrity.report import AuditReport, PartitionAudit
+from tidegate.integrity.state import NO_TIME, UNCOUNTED, PartitionState, Producer
+from tidegate.integrity.summary import NOWHERE, RangeSummary, Run, extend
+from tidegate.integrity.validator import AUDIT, Counters, OnError, PartitionValidator, ValidationRules
+from tidegate.integrity.verdicts import NOT_COMPACTED, Tolerance
+from tidegate.log.catalog import TopicDescription
+from tidegate.log.checkpoints import CompactedBelow
+from tidegate.log.log import Log
+from tidegate.log.reader import Reader
+from tidegate.log.topic_config import TopicConfig
+from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_range
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import Audit, PartitionReport
+
+# --- audit: The integrity metadata of records at rest, checked: whole partitions through the validator …
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called after each batch with its records and its faults."""
+
+
+def audit_topic(log: Log, topic: str, *, now_ms: int | None = None) -> AuditReport:
+    """Every partition of a topic; `now_ms` is the audit's one time, the log's clock without it."""
+    now_ms = log.clock.now_ms() if now_ms is None else now_ms
+    report = AuditReport()
+    for number in log.describe(topic).partition_numbers:
+        report.partitions.append(PartitionAudit(topic, number))
+        audit_partition(log, report.partitions[-1], now_ms=now_ms)
+    return report
+
+
+def audit_partition(
+    log: Log,
+    audit: PartitionAudit,
+    *,
+    now_ms: int,
+    compacts: bool | None = None,
+    because: str = "",
+    progress: Progress | None = None,
+) -> None:
+    """Judge one partition and fill `audit` as it goes, so that an interrupted one is worth something, too.
+
+    `compacts` says what other evidence knows of a folder without settings, and `because` what evidence.
+    """
+    rules = prepare(log, audit, compacts=compacts, because=because)
+    if rules is None:
+        return
+    validator = PartitionValidator(audit.topic, audit.partition, rules=rules)
+    counters = Counters(log.metrics, audit.topic, audit.partition, AUDIT)
+    with log.reader(audit.topic, [audit.partition], control_records=True) as reader:
+        for batch in _around_damage(log, reader, audit):
+            before = audit.total.faults
+            judged = validator.validate(batch, now_ms)
+            audit.take(judged, int64s(batch, "offset"))
+            counters.take(judged, len(validator.state.producers))
+            if progress is not None:
+                progress(batch.num_rows, audit.total.faults - before)
+    counters.released()
+    finish(audit, validator.state)
+
+
+def prepare(
+    log: Log, audit: PartitionAudit, *, compacts: bool | None = None, because: str = ""
+) -> ValidationRules | None:
+    """How the partition is to be judged, with the reasons put into `audit`; None when it cannot be read at all."""
+    try:
+        description = log.describe(audit.topic)
+        bounds = log.view(audit.topic, audit.partition, description=description).bounds()
+    except TidegateError as error:
+        audit.unread = str(error)
+        return None
+    audit.log_start = bounds.log_start
+    below = log.compacted_below(audit.topic, audit.partition)
+    tolerance, audit.compaction = _tolerance(description, compacts, because, below)
+    return rules_of(audit, tolerance)
+
+
+def rules_of(audit: PartitionAudit, tolerance: Tolerance) -> ValidationRules:
+    """The rules of an audit: it never stops. `audit` knows its log's start and why gaps are tolerated."""
+    audit.doubt, audit.compacted_below = tolerance.doubt(audit.log_start), tolerance.bound()
+    audit.compacted.reason = audit.compaction
+    audit.suspect.reason = (
+        f"{audit.compaction}; but the gap ends above what was compacted, "
+        "or at a young record: loss could hide"
+    )
+    audit.head.reason = (
+        f"the log starts at offset {audit.log_start}: the producer's first records aged out"
+        if audit.log_start
+        else "the push had ended: a producer may be met in the middle of a chain"
+    )
+    return ValidationRules(
+        during_push=OnError.KEEP,
+        otherwise=OnError.KEEP,
+        tolerance=tolerance,
+        head_may_be_gone=audit.log_start > 0,
+    )
+
+
+def finish(audit: PartitionAudit, state: PartitionState) -> None:
+    """All records were judged; `state` is what is known after the last."""
+    audit.open_chains = int((state.producers.known["ended"] == 0).sum())
+
+
+def open_beside(folder: Path) -> Log:
+    """The log a partition folder lies in, for reading only."""
+    return Log(folder.resolve().parent, read_only=True)
+
+
+def _around_damage(log: Log, reader: Reader, audit: PartitionAudit) -> Iterator[pa.RecordBatch]:
+    """All that can be read: what lies behind damage, too."""
+    while True:
+        try:
+            yield from reader
+            return
+        except CorruptError as error:
+            at = reader.positions()[audit.partition] if error.offset is None else error.offset
+            resumed = log.view(audit.topic, audit.partition).next_sound_offset(at)
+            if resumed is not None and not at < resumed < reader.end_offsets()[audit.partition]:
+                resumed = None
+            audit.skipped.append((at, resumed))
+            if resumed is None:
+                return
+            reader.seek(audit.partition, resumed)
+        except TidegateError as error:  # such as records that age out while they are read
+            audit.unread = f"not read to its end: {error}"
+            return
+
+
+def _tolerance(
+    description: TopicDescription, compacts: bool | None, because: str, below: CompactedBelow
+) -> tuple[Tolerance, str]:
+    """How gaps are judged, and why."""
+    config = description.config
+    if not description.assumed:
+        return tolerance_by_settings(config, below)
+    if compacts:
+        return Tolerance(0, compacted_below=below), because or "the partition is compacted"
+    return Tolerance(NOT_COMPACTED), f"{because or 'compaction is not known of'}: every gap is a fault"
+
+
+def tolerance_by_settings(
+    config: TopicConfig, below: Callable[[], int] | None = None
+) -> tuple[Tolerance, str]:
+    """How gaps are judged by a topic's settings, and why."""
+    policy = ",".join(sorted(config.cleanup_policy))
+    if not config.compacts:
+        return Tolerance(NOT_COMPACTED), f"cleanup.policy={policy}: every gap is a fault"
+    lag_ms = config.min_compaction_lag_ms
+    tolerance = Tolerance(lag_ms, compacted_below=below)
+    return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
+
+
+# --- carry: A partition's state carried over a range that was summed up elsewhere, without looking at its …
+
+_SUMMED = 2**64
+
+
+def advance(state: PartitionState, summary: RangeSummary, rules: ValidationRules) -> PartitionState | None:
+    """The state behind a range; None when the range must be judged record by record (Y1, Y2)."""
+    if summary.malformed or summary.has_push or summary.bad_heartbeats or rules.strict or rules.batch_only:
+        return None
+    if not summary.records:
+        return state
+    if summary.first_offset < state.next_offset:
+        return None
+    moved: list[Producer] = []
+    for guid, runs in sorted(summary.runs.items(), key=lambda item: item[1][0].first_offset):
+        producer = state.producers.get(guid)
+        for run in runs:
+            producer = _follow(producer, guid, run)
+            if producer is None:
+                return None
+        if producer is not None:
+            moved.append(producer)
+    after = state.copy()
+    after.producers.put_all(moved)
+    if len(after.producers) > rules.max_producers:
+        return None
+    after.next_offset = summary.last_offset + 1
+    return after
+
+
+def _follow(known: Producer | None, guid: bytes, run: Run) -> Producer | None:
+    """The producer behind a run of sound records; None when they are not, or it cannot be told."""
+    if run.bad_offset != NOWHERE:
+        return None
+    if run.announced >= 0:
+        producer = _opened(known, guid, run)
+    else:
+        producer = None if known is None or known.ended else _continued(known, run)
+    if producer is None:
+        return None
+    if run.end is None:
+        return producer
+    if producer.registered and not producer.tainted and run.end != _certified(producer):
+        return None
+    return replace(producer, ended=True, final=run.final)
+
+
+def _opened(known: Producer | None, guid: bytes, run: Run) -> Producer | None:
+    is_first = known is None and run.chain == 0
+    is_next = known is not None and known.ended and run.chain == known.chain + 1
+    if not is_first and not is_next:
+        return None
+    blank = Producer(
+        guid=guid,
+        chain=run.chain,
+        sequence=run.first_sequence,
+        registered=True,
+        checksum_type=run.announced,
+        data_records=0 if known is None else known.data_records,
+        producer_time=NO_TIME if known is None else known.producer_time,
+    )
+    return _moved(blank, run)
+
+
+def _continued(known: Producer, run: Run) -> Producer | None:
+    if run.chain != known.chain or run.first_sequence != known.sequence + 1:
+        return None
+    if known.registered and known.checksum_type == ChecksumType.ADHASH:
+        return None  # its sums are spared where a chain begins elsewhere
+    if not known.registered:
+        return None  # whether the records are of headers only, which makes it registered, is not in a run
+    return _moved(known, run)
+
+
+def _moved(producer: Producer, run: Run) -> Producer:
+    counted = producer.data_records
+    sums = {ChecksumType.ADHASH2: run.crc_sum, ChecksumType.ADHASH: run.field_sum}
+    added = sums.get(ChecksumType(producer.checksum_type), 0)
+    moved = replace(
+        producer,
+        sequence=run.last_sequence,
+        data_records=counted if counted == UNCOUNTED else counted + run.data_records,
+        producer_time=max(producer.producer_time, run.newest_time),
+        log_time=run.log_time,
+        offset=run.last_offset,
+    )
+    return replace(
+        moved,
+        checksum=(producer.checksum + added) % _SUMMED,
+        stamp_sum=(producer.stamp_sum + run.stamp_sum) % _SUMMED,
+        records=producer.records + run.records,
+        ended=producer.ended or run.last_sequence == MAX_SEQUENCE,
+    )
+
+
+def _certified(producer: Producer) -> EndOfChain:
+    return EndOfChain(
+        ChecksumType(producer.checksum_type), producer.checksum, producer.records, producer.stamp_sum
+    )
+
+
+# --- range_audit: A partition audited in ranges, anywhere and in any order, to the very report that one …
+
+_NOTHING: Final = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """One partition: what is known before it is read, and the ranges it is cut into.
+
+    `rules` are None where metadata is not judged; `audit` then says why, or is None as well. `first` and `end` bound
+    what a reader sees.
+    """
+
+    target: PartitionTarget
+    tasks: tuple[RangeTask, ...]
+    now_ms: int
+    deep: bool
+    rules: ValidationRules | None
+    audit: PartitionAudit | None
+    first: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """Ranges of one partition that lie behind each other, looked at by one task. Travels."""
+
+    place: tuple[int, int]
+    """The partition's number in the audit, the task's in the partition."""
+    topic: str
+    partition: int
+    ranges: tuple[RangeOrder, ...]
+    size_bytes: int
+    now_ms: int
+    rules: ValidationRules | None
+    audit: PartitionAudit | None
+    first: int
+    end: int
+
+    @property
+    def judges(self) -> bool:
+        return self.place[1] == 0
+
+
+@dataclass(slots=True)
+class RangeOutcome:
+    """What is left of a task's ranges. One of `summary` and `judged` is there where metadata was wanted."""
+
+    place: tuple[int, int]
+    evidence: list[RangeEvidence] = field(default_factory=list)
+    summary: RangeSummary | None = None
+    judged: tuple[PartitionAudit, PartitionState] | None = None
+    spoiled: bool = False
+    size_bytes: int = 0
+    records: int = 0
+    faults: int = 0
+
+
+class SummingTap:
+    """Records into a summary."""
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
+        self.summary = RangeSummary()
+        self.is_spoiled = False
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if not self.is_spoiled:
+            self.summary = extend(self.summary, batch, spares_fields=True)
+
+    def spoiled(self) -> None:
+        self.is_spoiled = True
+
+
+class JudgingTap:
+    """Records through the validator, from the partition's first on or behind a `state`."""
+
+    def __init__(
+        self,
+        audit: PartitionAudit,
+        rules: ValidationRules,
+        now_ms: int,
+        *,
+        first: int,
+        end: int,
+        state: PartitionState | None = None,
+    ) -> None:
+        self.first, self.end = first, end
+        self.audit = audit
+        self.is_spoiled = False
+        self._now_ms = now_ms
+        self._validator = PartitionValidator(audit.topic, audit.partition, rules=rules, state=state)
+
+    @property
+    def state(self) -> PartitionState:
+        return self._validator.state
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if not self.is_spoiled:
+            self.audit.take(self._validator.validate(batch, self._now_ms), int64s(batch, "offset"))
+
+    def spoiled(self) -> None:
+        self.is_spoiled = True
+
+    def finish(self) -> None:
+        """All records were judged."""
+        finish(self.audit, self.state)
+
+
+def audit_range(task: RangeTask, files: Files | None = None) -> RangeOutcome:
+    """Look at a task's ranges."""
+    files = files if files is not None else Files()
+    outcome = RangeOutcome(task.place)
+    tap: SummingTap | JudgingTap | None = None
+    if task.rules is not None and task.audit is not None:
+        tap = SummingTap(task.first, task.end)
+        if task.judges:
+            tap = JudgingTap(deepcopy(task.audit), task.rules, task.now_ms, first=task.first, end=task.end)
+    for order in task.ranges:
+        evidence = scan_range(order, files=files, tap=tap)
+        outcome.evidence.append(evidence)
+        outcome.size_bytes += max(0, evidence.end - order.start)
+        outcome.records += int(evidence.rows["count"].sum())
+        outcome.faults += len(evidence.damages) + len(evidence.unparsed)
+    if tap is not None:
+        outcome.spoiled = tap.is_spoiled
+    if isinstance(tap, JudgingTap):
+        outcome.judged = tap.audit, tap.state
+        outcome.faults += tap.audit.total.faults
+    elif tap is not None:
+        outcome.summary = tap.summary
+    return outcome
+
+
+# -- putting together ------------------------------------------------------------------------------
+
+
+class ReadAgain(Exception):
+    """Records must be read to go on, and the caller did not want that here."""
+
+
+def fold(
+    plan: PartitionPlan,
+    outcomes: Sequence[RangeOutcome],
+    *,
+    files: Files | None = None,
+    may_read: bool = True,
+) -> tuple[PartitionReport, PartitionAudit | None]:
+    """One partition's reports from its outcomes, in order (P1)."""
+    files = files if files is not None else Files()
+    report = PartitionReport(plan.target)
+    gathered, extents, as_given = _gathered(outcomes, files, may_read)
+    native = Audit(report, files, plan.deep, gathered=gathered)
+    native.run()
+    if plan.rules is None or plan.audit is None:
+        return report, plan.audit
+    spoiled = any(outcome.spoiled for outcome in outcomes)
+    is_plain = native.is_regular and not spoiled and report.compaction is plan.target.compaction
+    if not is_plain:
+        if not may_read:
+            raise ReadAgain
+        return report, judged_through_reader(report, plan.now_ms)
+    audit = _fold_files(plan, plan.rules, plan.audit, outcomes, extents, as_given, may_read)
+    return report, audit
+
+
+def judged_through_reader(report: PartitionReport, now_ms: int) -> PartitionAudit:
+    """The metadata of a partition whose native audit is done, as any reader meets it (P2)."""
+    place = report.target.place
+    audit = PartitionAudit(place.topic, place.partition)
+    with open_beside(report.target.folder) as log:
+        audit_partition(
+            log,
+            audit,
+            now_ms=now_ms,
+            compacts=report.compaction is Compaction.YES,
+            because=report.compaction_because,
+        )
+    return audit
+
+
+def _gathered(
+    outcomes: Sequence[RangeOutcome], files: Files, may_read: bool
+) -> tuple[dict[int, list[RangeEvidence] | None], list[tuple[int, int]], list[bool]]:
+    """The evidence of each log segment; each task's offsets, and whether its evidence stood."""
+    by_base: dict[int, list[tuple[int, RangeEvidence]]] = {}
+    for number, outcome in enumerate(outcomes):
+        for evidence in outcome.evidence:
+            by_base.setdefault(evidence.order.base_offset, []).append((number, evidence))
+
+    def again(order: RangeOrder) -> RangeEvidence:
+        if not may_read:
+            raise ReadAgain
+        return scan_range(order, files=files)
+
+    gathered: dict[int, list[RangeEvidence] | None] = {}
+    ends, as_given = [0] * len(outcomes), [True] * len(outcomes)
+    for base, parts in by_base.items():
+        found = gather([part for _, part in parts], again)
+        has_messages = any(part.evidence.has_messages for part in found)
+        gathered[base] = None if has_messages else [part.evidence for part in found]
+        for part in found:
+            number = parts[part.number][0]
+            as_given[number] = as_given[number] and part.stood
+            if len(part.evidence.rows):
+                ends[number] = max(ends[number], part.evidence.next_offset)
+    extents, before = list[tuple[int, int]](), 0
+    for end in ends:
+        extents.append((before, max(before, end)))
+        before = max(before, end)
+    return gathered, extents, as_given
+
+
+def fold_metadata(
+    audit: PartitionAudit,
+    rules: ValidationRules,
+    outcomes: Sequence[RangeOutcome | None],
+    read: Callable[[int, PartitionAudit, PartitionState], PartitionState],
+) -> PartitionAudit:
+    """The metadata of one partition, range by range (P1); `read` judges a range behind a state, None is one to read."""
+    state = PartitionState()
+    for number, outcome in enumerate(outcomes):
+        after: PartitionState | None = None
+        if outcome is not None and outcome.judged is not None:
+            audit, after = (
+                deepcopy(outcome.judged[0]),
+                outcome.judged[1],
+            )  # a fold may be tried again elsewhere
+        elif outcome is not None and outcome.summary is not None:
+            after = advance(state, outcome.summary, rules)
+            if after is not None:
+                audit.take_sound(outcome.summary)
+        try:
+            state = read(number, audit, state) if after is None else after
+        except TidegateError as error:  # such as records that aged out meanwhile
+            audit.unread = f"not read to its end: {error}"
+            break
+    finish(audit, state)
+    return audit
+
+
+def _fold_files(
+    plan: PartitionPlan,
+    rules: ValidationRules,
+    audit: PartitionAudit,
+    outcomes: Sequence[RangeOutcome],
+    extents: Sequence[tuple[int, int]],
+    as_given: Sequence[bool],
+    may_read: bool,
+) -> PartitionAudit:
+    with ExitStack() as opened:
+        log: Log | None = None
+
+        def read(number: int, audit: PartitionAudit, state: PartitionState) -> PartitionState:
+            nonlocal log
+            first, end = extents[number]
+            if first >= end:  # a range within one batch of the range before it has nothing of its own
+                return state
+            if not may_read:
+                raise ReadAgain
+            first, end = max(first, plan.first), min(end, plan.end)
+            if first >= end:
+                return state
+            log = log or opened.enter_context(open_beside(plan.target.folder))
+            tap = JudgingTap(audit, rules, plan.now_ms, first=first, end=end, state=state.copy())
+            with log.reader(
+                audit.topic, [audit.partition], start=first, stop=end, control_records=True
+            ) as reader:
+                for batch in reader:
+                    tap.take(batch)
+            return tap.state
+
+        stood = [outcome if given else None for outcome, given in zip(outcomes, as_given, strict=True)]
+        return fold_metadata(deepcopy(audit), rules, stood, read)
+
+
+def plan_metadata(
+    target: PartitionTarget, *, files: Files
+) -> tuple[PartitionAudit, ValidationRules | None, int, int]:
+    """How a partition's metadata is to be judged, and which offsets a reader sees."""
+    audit = PartitionAudit(target.place.topic, target.place.partition)
+    with open_beside(target.folder) as log:
+        rules = prepare(
+            log,
+            audit,
+            compacts=target.compaction is Compaction.YES,
+            because=target.compaction_because,
+        )
+        if rules is None:
+            return audit, None, *_NOTHING
+        bounds = log.view(audit.topic, audit.partition).bounds()
+        return audit, rules, bounds.log_start, bounds.high_watermark
