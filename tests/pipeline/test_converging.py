@@ -23,8 +23,8 @@ from tidegate.pipeline.query import Run
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import TEMPORARY
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.port import TEMPORARY
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates.definitions import count

@@ -16,7 +16,7 @@ from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.messages import Tick
 from tidegate.pipeline.topology import Aggregate, Dedupe, Source, Step, To, Validate
 from tidegate.storage import StorageConfig
-from tidegate.storage.packs.garbage import collect_garbage
+from tidegate.storage.manifest import collect_garbage
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates import definitions as agg

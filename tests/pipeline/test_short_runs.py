@@ -22,8 +22,8 @@ from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.launcher import start_run
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
 from tidegate.storage import open_backend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling

@@ -27,7 +27,7 @@ from tidegate.pipeline.topology import Aggregate, AsTable, Dedupe, KeyBy, Sink, 
 from tidegate.pipeline.transforms import Timings
 from tidegate.pipeline.worker import last_of_each
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_name
+from tidegate.storage.backends.base import check_name
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.windows.aggregates import definitions as agg

@@ -27,7 +27,7 @@ from tidegate.spark.errors import Failure, describe, rebuild
 from tidegate.spark.exchange import Outbox, clear, exchange_folder
 from tidegate.spark.round_task import places, share_of
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import MissingObjectError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.windows.events import EventBatch
 
 RAISED = [

@@ -21,9 +21,8 @@ from tidegate.pipeline.checkpoint import Records, app_folder
 from tidegate.pipeline.dead_letters import chain_of
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.query import Summary
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.manifest import Token, reachable
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind

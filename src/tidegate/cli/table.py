@@ -36,7 +36,7 @@ from tidegate.errors import InvalidError
 if TYPE_CHECKING:
     from tidegate.pipeline.table import ResultTable
     from tidegate.pipeline.table_catalog import RecordedTable
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- tidegate table serve --------------------------------------------------------------------------

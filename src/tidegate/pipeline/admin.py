@@ -30,7 +30,7 @@ from tidegate.pipeline.planner import RECREATED, held_of
 from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_faults, read_once, stopped_of
 from tidegate.pipeline.recovery import REPLAYED
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import ObjectInfo, StorageBackend
+from tidegate.storage.backends.base import ObjectInfo, StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
 
 # -- positions ------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ from tidegate.pipeline.topology import (
     Validate,
     sink_name,
 )
-from tidegate.storage.backends.port import MAX_COMPONENT_BYTES
+from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.json_serde import Json, encode_objects
 from tidegate.tables.serdes.plain import Bytes, Long, Serde
 from tidegate.tables.serdes.windowed import require_raw

@@ -61,7 +61,7 @@ from tidegate.pipeline.messages import (
     decode,
     encode,
 )
-from tidegate.storage.backends.port import StorageBackend, check_name, check_state_name
+from tidegate.storage.backends.base import StorageBackend, check_name, check_state_name
 
 # -- records --------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ from tidegate.pipeline.progress import RoundMetrics
 from tidegate.pipeline.recovery import Opened, partitions_added
 from tidegate.pipeline.settings import RunSettings
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 # -- engine ---------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from tidegate.errors import CorruptError
 from tidegate.pipeline.messages import Held
 from tidegate.pipeline.transforms import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec, Time, WorkerStorageRuntime
-from tidegate.storage.runs.assembling import int64_column
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
 from tidegate.windows.kinds import LATEST
 

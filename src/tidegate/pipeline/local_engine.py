@@ -31,7 +31,7 @@ from tidegate.pipeline.messages import (
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.worker import Worker
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import EventBatch
 
 Done = TypeVar("Done")

@@ -32,7 +32,7 @@ from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.topology import Lookup
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.claim import Claim
 from tidegate.tables.building.commits import CommitList, load_commits
 from tidegate.tables.building.consumed import Consumed

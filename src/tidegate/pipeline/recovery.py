@@ -47,7 +47,7 @@ from tidegate.pipeline.messages import Tick
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.topology import To, serde, window
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited

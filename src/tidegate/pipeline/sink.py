@@ -82,7 +82,7 @@ from tidegate.pipeline.messages import BadRecord, Delivery, Parcel, Section, Tic
 from tidegate.pipeline.topology import KeyBy, To
 from tidegate.pipeline.transforms import Stage, Timings, bad_records
 from tidegate.storage import BucketIndex, Merge, StoreSpec
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.waiting import waiting
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys import KeyFormat, encode_keys, partitions_of_inner_keys

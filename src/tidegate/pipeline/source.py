@@ -74,7 +74,7 @@ from tidegate.pipeline.sink import settled_times
 from tidegate.pipeline.topology import Validate
 from tidegate.pipeline.transforms import Stateless, Timings, raise_if_transient
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, RowChanges, weights
 from tidegate.windows.kinds import LATEST
 

@@ -44,7 +44,7 @@ from tidegate.pipeline.operator_chain import TaskChain, WindowOperators
 from tidegate.pipeline.transforms import Around
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.source import Snapshot
 from tidegate.tables.commit_follower import TRIES, CommitFollower, PinnedCommit
 from tidegate.tables.queries.reading import KeyEnds

@@ -44,7 +44,7 @@ from tidegate.pipeline.topology import (
     Validate,
     document,
 )
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.json_fields import field_of
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String

@@ -52,8 +52,8 @@ from tidegate.pipeline.source import FetchBuffers, Reading, SourceParts, source_
 from tidegate.pipeline.transforms import Around, Timings, raise_if_transient
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime, open_backend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.runs.assembling import list_bytes
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.runs.columns import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
 from tidegate.windows.keys import partitions_of_inner_keys

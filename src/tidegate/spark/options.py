@@ -71,7 +71,7 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log, folder_path, is_kafka, open_log
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.serdes.plain import Serde
 
 

@@ -78,7 +78,7 @@ from tidegate.errors import CommitGoneError, InvalidError, UnavailableError
 from tidegate.spark.options import TableOptions
 from tidegate.spark.workers import freeze_once
 from tidegate.storage import Time
-from tidegate.storage.backends.port import MissingObjectError, StorageBackend
+from tidegate.storage.backends.base import MissingObjectError, StorageBackend
 from tidegate.tables.building.commits import Commit, CommitList, load_commits, stored_tables
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.partition_state import EARLIEST
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
     from tidegate.pipeline.flow import Flow
     from tidegate.spark.app_tables import AppTableRead
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- plan -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tidegate.pipeline.flow import Flow
 from tidegate.pipeline.settings import log_address, state_address
 from tidegate.pipeline.topology import Document, OnError, Sink, Source, digest, sink_name
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_state_name
+from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.tables.serdes.windowed import windowed
 from tidegate.windows.operators.windowed_operator import Emit
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.progress import Progress
     from tidegate.pipeline.query import Run, Summary
     from tidegate.pipeline.table import ResultTable
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.key_table import KeyTable
     from tidegate.tables.sessioned_table import SessionedTable
     from tidegate.tables.versions.catalog import Versions
@@ -443,7 +443,7 @@ class App:
     def _state_to_read(self) -> StorageBackend:
         """The state, opened to be read; made where there is none, so that it can be waited for."""
         from tidegate.storage import open_backend
-        from tidegate.storage.backends.port import NoStateError
+        from tidegate.storage.backends.base import NoStateError
 
         try:
             return open_backend(self.state, read_only=True)
