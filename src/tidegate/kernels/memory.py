@@ -26,6 +26,8 @@ types: Any = numba.types
 type_callable: Any = numba.extending.type_callable
 lower_builtin: Any = numba.extending.lower_builtin
 memcpy: Any = cgutils.raw_memcpy
+INTRINSICS: dict[Callable[..., Any], list[Callable[..., Any]]] = {}
+"""What `lowered` compiles each function to: part of the stamp of every kernel that calls it."""
 CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
 
 
@@ -36,6 +38,7 @@ def lowered(function: Callable[..., Any], signature: Callable[..., Any]) -> Call
     """
 
     def register(generate: Any) -> Any:
+        INTRINSICS.setdefault(function, []).extend((signature, generate))
         type_callable(function)(lambda context: signature)
         lower_builtin(function, types.VarArg(types.Any))(generate)
         return generate
