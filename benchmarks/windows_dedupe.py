@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from _report import Report, demand
+from tidegate.durations import duration_ms
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.operators.shapes import Moment
@@ -105,7 +105,7 @@ def main() -> None:
         runtime,
         TASK,
         "dedupe",
-        Deduplicate("order", ms(horizon), grace=0),
+        Deduplicate("order", duration_ms(horizon), grace=0),
         SCHEMA,
         randomness=SeededRandomness(2),
     )

@@ -15,7 +15,7 @@ from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.reading.lookup import span_of
 from tidegate.storage.runs.building import build_runs
 from tidegate.storage.spec import Cursor, Merge
-from tidegate.testing.workers import rows_batch, store
+from workers import rows_batch, store
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # plain Python wraps hashes around, and says so

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from threads import PATIENCE_S
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.overlap import overlap
 from tidegate.storage.backends.port import MissingObjectError, Part
 from tidegate.storage.index.state import PlainState
 from tidegate.storage.reading.plan import RangeRequest
-from tidegate.testing.threads import PATIENCE_S
-from tidegate.testing.workers import TASK, Worker, store
+from workers import TASK, Worker, store
 
 PACKS = 8
 

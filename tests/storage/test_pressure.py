@@ -13,7 +13,7 @@ from tidegate.storage.index.entries import Tenant
 from tidegate.storage.index.state import PlainState
 from tidegate.storage.reading.plan import RangeRequest
 from tidegate.storage.state.ports import BytesCodec
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 KIB = 1024
 

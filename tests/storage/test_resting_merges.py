@@ -14,7 +14,7 @@ from tidegate.storage.upkeep import supervisor
 from tidegate.storage.upkeep.compact import compact
 from tidegate.storage.upkeep.operations import RESTING, Operation
 from tidegate.storage.upkeep.tiers import is_crowded
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 STRIP = 4096
 

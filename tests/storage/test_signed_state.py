@@ -23,8 +23,7 @@ from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.backends.signed import HEAD_BYTES, MAGIC, SignedBackend
 from tidegate.storage.backends.state_keys import StateKeys, state_keys
 from tidegate.storage.backends.together import put_all
-from tidegate.testing.crash_states import crash_states
-from tidegate.testing.recording import Recorder
+from tidegate.testing.crash_states import Recorder, crash_states
 
 FIRST, SECOND = (bytes((7 * i + n) % 256 for i in range(32)) for n in (1, 2))
 OBJECTS = {"t/packs/a.pack": b"a pack" * 50, "t/packs/b.pack": b"b pack" * 50, "t/letters": b""}

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_oracles import keys_of_one_hash
+from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
@@ -24,8 +26,6 @@ from tidegate.storage.state.handle import StateCaches, StateHandle
 from tidegate.storage.state.named import NamedValues
 from tidegate.storage.state.ports import BytesCodec
 from tidegate.storage.state.residents import ENTRY_BYTES, hash_of
-from tidegate.testing.storage import keys_of_one_hash
-from tidegate.testing.threads import Beside, until
 
 STATE = Tenant.STATE_CACHE
 State = dict[str, int]

@@ -21,7 +21,7 @@ from tidegate.storage.stats import PREFIX, StorageStats
 from tidegate.storage.upkeep.pack_use import PackUse
 from tidegate.storage.upkeep.pins import BatchPins
 from tidegate.storage.upkeep.retirement import BatchRetirementQueue, CheckpointHolds
-from tidegate.testing.workers import TASK, Worker, store
+from workers import TASK, Worker, store
 
 T = ("t",)
 

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_oracles import VALUES, Record, batch_of, forwarded, operator_on
 from tidegate.errors import CorruptError, InvalidError, OverloadError
-from tidegate.testing.dedupe import VALUES, Record, batch_of, forwarded, operator_on
-from tidegate.testing.windows import ms
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.progress import OperatorState
 from tidegate.windows.operators.shapes import Moment
+from window_oracles import ms
+from workers import TASK, Worker
 
 NOW = Moment(now_ms=0)
 

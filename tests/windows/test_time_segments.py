@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.keys.columns import encode_keys
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
 from tidegate.windows.stores import time_segments
@@ -20,6 +19,7 @@ from tidegate.windows.stores.state import WindowsState
 from tidegate.windows.stores.store_rows import PAYLOAD
 from tidegate.windows.stores.time_segments import TimeSegments, segment_start_of
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I = 60_000  # noqa: E741 - the interval, as everywhere
 

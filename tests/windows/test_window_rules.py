@@ -11,7 +11,6 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.storage import Count, StorageConfig, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import ms
 from tidegate.windows.aggregates import definitions as aggregates
 from tidegate.windows.aggregates.resolving import resolve
 from tidegate.windows.events import EventBatch
@@ -20,6 +19,7 @@ from tidegate.windows.kinds import LATEST, Hopping, Session, Tumbling, Unlimited
 from tidegate.windows.operators.shapes import Moment, Output
 from tidegate.windows.operators.windows import WindowOperator
 from tidegate.windows.stores.window_store import WindowStore
+from window_oracles import ms
 
 
 def make(kind: Any, emit: str = "update", **options: Any) -> WindowOperator:

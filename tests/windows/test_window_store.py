@@ -13,7 +13,6 @@ import pytest
 from tidegate.errors import InvalidError, OverloadError, TidegateWarning, WindowedKeyFormatError
 from tidegate.metrics import Metrics
 from tidegate.storage import open_backend
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.keys.columns import encode_keys
 from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, Windowed
 from tidegate.windows.keys.timestamped import join_timestamp
@@ -21,6 +20,7 @@ from tidegate.windows.stores.positions import Position
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.store_rows import StoreIterator, TimestampedValue
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I, W = 60_000, 3  # noqa: E741 - the interval, as everywhere
 Log = list[tuple[bytes, bytes | None, int]]

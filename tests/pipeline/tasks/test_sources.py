@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig, last_of_each
 from tidegate.errors import CorruptError
 from tidegate.integrity.columns import read_columns
 from tidegate.pipeline.definition.flow import Flow
@@ -31,7 +32,6 @@ from tidegate.pipeline.tasks.source_state import SourceState, decode_state, enco
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.serdes.windowed import windowed
-from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys.columns import encode_keys
 from tidegate.windows.keys.layouts import KeyFormat

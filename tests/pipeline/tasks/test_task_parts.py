@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InternalError, InvalidError
 from tidegate.integrity import ChainState
@@ -30,7 +31,6 @@ from tidegate.storage import StorageConfig
 from tidegate.storage.backends.port import check_name
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
-from tidegate.testing.tasks import TaskRig
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys.layouts import KeyFormat
