@@ -15,7 +15,7 @@ from streams_fixtures import NAMES, STREAMS
 from streams_oracle import ask
 
 import tidegate as tg
-from tidegate.kernels.murmur2 import murmur2
+from tidegate.kernels.hashing import murmur2
 from tidegate.log.access.connect import open_log
 from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
 from tidegate.windows.keys.layouts import LATEST, LENIENT, KeyFormat

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import tidegate.kernels
-from tidegate.kernels import memory
+from tidegate.kernels import jit
 from tidegate.kernels.__main__ import warm
-from tidegate.kernels.compiling import INT64, INT64S, _parts, kernel, stamp_of
-from tidegate.kernels.decoding import decode_records
+from tidegate.kernels.jit import INT64, INT64S, _parts, kernel, stamp_of
+from tidegate.kernels.record_batch import decode_records
 
 PACKAGE = Path(tidegate.kernels.__file__).parent
 
@@ -33,8 +33,8 @@ def test_a_kernel_is_stamped_with_what_it_calls_and_nothing_else() -> None:
 
 
 STAMPED = """
-from tidegate.kernels.memory import load
-from tidegate.kernels.compiling import stamp_of
+from tidegate.kernels.jit import load
+from tidegate.kernels.jit import stamp_of
 
 SCALE = 2
 {extra}
@@ -76,14 +76,14 @@ def test_a_stamp_changes_with_the_code_that_is_compiled(before: str, after: str,
 
 def test_what_an_intrinsic_is_lowered_to_is_part_of_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     before = stamp_of(decode_records.py_func)
-    monkeypatch.setitem(memory.INTRINSICS, memory.load, [lambda source, index: None])
+    monkeypatch.setitem(jit.INTRINSICS, jit.load, [lambda source, index: None])
     assert stamp_of(decode_records.py_func) != before
 
 
 def test_stamps_are_the_same_in_every_process() -> None:
     script = (
-        "from tidegate.kernels.decoding import decode_records\n"
-        "from tidegate.kernels.compiling import stamp_of\n"
+        "from tidegate.kernels.record_batch import decode_records\n"
+        "from tidegate.kernels.jit import stamp_of\n"
         "print(stamp_of(decode_records.py_func))"
     )
     for seed in ("1", "2"):
@@ -162,8 +162,8 @@ def test_threads_that_call_first_at_once_load_it_once(doubling: tuple[Any, Any])
 
 def test_an_import_loads_no_kernel_and_warming_loads_all() -> None:
     script = (
-        "from tidegate.kernels import decoding, run_merge\n"
-        "from tidegate.kernels.compiling import Dispatcher, load_kernels\n"
+        "from tidegate.kernels import record_batch as decoding, run_merge\n"
+        "from tidegate.kernels.jit import Dispatcher, load_kernels\n"
         "ready = lambda: [bool(each.signatures) for module in (decoding, run_merge)"
         " for each in vars(module).values() if isinstance(each, Dispatcher) and hasattr(each, 'load')]\n"
         "before = ready()\n"

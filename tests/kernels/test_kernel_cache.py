@@ -15,7 +15,7 @@ import pytest
 SOURCE = """
 import json, sys
 from tidegate.kernels import compile_progress, kernel_cache
-from tidegate.kernels.compiling import INT64, all_kernels, kernel
+from tidegate.kernels.jit import INT64, all_kernels, kernel
 
 @kernel(INT64(INT64))
 def half(number):

@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import tidegate.kernels
-from tidegate.kernels.compiling import all_kernels, compile_kernels, kernels_to_compile, load_kernels
+from tidegate.kernels.jit import all_kernels, compile_kernels, kernels_to_compile, load_kernels
 from tidegate.kernels.kernel_cache import folder_to_write
 
 PACKAGE = Path(tidegate.kernels.__file__).parent

@@ -1,7 +1,7 @@
 """Append to a fold store and answer what the rows became: the merged state of everything the batch touched.
 
 The runs that were there before are captured, so the answer is the one content plus the other whatever maintenance does
-meanwhile; a sorted walk through each older run finds the few rows that matter (`kernels/run_matching.py`), and only
+meanwhile; a sorted walk through each older run finds the few rows that matter (`kernels/run_merge.py`), and only
 those are merged. The caller inserts the new runs. When there is no memory to merge in (`OverloadError`), nothing was
 taken.
 
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InternalError
-from tidegate.kernels.run_matching import match_runs
+from tidegate.kernels.run_merge import match_runs
 from tidegate.storage.context import RuntimeContext
 from tidegate.storage.index.entries import AppendBatch, RunEntry
 from tidegate.storage.index.state import BucketIndexState

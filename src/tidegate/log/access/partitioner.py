@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.murmur2 import murmur2, partitions_of_keys
+from tidegate.kernels.hashing import murmur2, partitions_of_keys
 from tidegate.log.format.records import RecordColumns
 
 RUN_ROWS = 4096

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.key_hash import fingerprint_keys, get_prints, move_prints, put_prints
+from tidegate.kernels.hashing import fingerprint_keys, get_prints, move_prints, put_prints
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -21,7 +21,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError
-from tidegate.kernels.record_filter import GROWTH_BYTES, REBUILD_ROW, copy_kept
+from tidegate.kernels.record_batch import GROWTH_BYTES, REBUILD_ROW, copy_kept
 from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     CODEC_MASK,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.client_messages import (
+from tidegate.kernels.librdkafka import (
     HEADER_ROW,
     MESSAGE_ROW,
     NONE,

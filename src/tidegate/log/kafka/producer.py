@@ -17,8 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.client_messages import DELIVERY_ROW, HEADER_ROW, NONE, look_at_deliveries
-from tidegate.kernels.client_sending import FLAGS, MOST_UNITS, TOPIC, UNIT_WORDS, send_rows
+from tidegate.kernels.librdkafka import (
+    DELIVERY_ROW,
+    FLAGS,
+    HEADER_ROW,
+    MOST_UNITS,
+    NONE,
+    TOPIC,
+    UNIT_WORDS,
+    look_at_deliveries,
+    send_rows,
+)
 from tidegate.log.format.records import RecordColumns
 from tidegate.log.kafka.client import translated
 from tidegate.log.kafka.librdkafka import ClientError, Library, library

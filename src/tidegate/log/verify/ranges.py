@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.files import File, Files
-from tidegate.kernels.headers import HEADER_ROW
+from tidegate.kernels.record_batch import HEADER_ROW
 from tidegate.log.dump.batches import WINDOW_BYTES
 from tidegate.log.segments.file_names import INDEX, offset_file
 from tidegate.log.segments.resync import next_sound_batch

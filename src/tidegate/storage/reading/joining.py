@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.run_join import BITS_A_KEY, leap_run, mark_hashes, stream_run
+from tidegate.kernels.run_merge import BITS_A_KEY, leap_run, mark_hashes, stream_run
 from tidegate.storage.index.entries import Bucket, RunEntry
 from tidegate.storage.reading.loading import RunLoader
 from tidegate.storage.runs.hashing import BinaryParts, UInt64s, binary_parts

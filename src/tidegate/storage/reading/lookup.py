@@ -1,7 +1,7 @@
 """From captured buckets to the rows of keys: the table of addresses, the searches, the merge by kind.
 
 A `Span` is what one critical section captured: buckets, and a line for every place a run can be read from
-(layout: `kernels/run_table.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the
+(layout: `kernels/run_lookup.py`). It keeps the hot runs alive whose addresses its table holds. `Found` is the
 answer for some keys: stretches of rows in reading order.
 
 Invariants:
@@ -23,10 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.kernels.run_lookup import UNKNOWN, point_lookup, search_runs
-from tidegate.kernels.run_order import PATCH, lay_out, order_rows, scatter_stretches
-from tidegate.kernels.run_point import point_read
-from tidegate.kernels.run_table import (
+from tidegate.kernels.run_lookup import (
     COMPLETE,
     DELETED,
     DELETED_OFFSET,
@@ -37,13 +34,21 @@ from tidegate.kernels.run_table import (
     MAX_TS,
     MIN_TS,
     PARTIAL,
+    PATCH,
     ROLE,
     ROWS,
     SEQ,
     STARTS,
     STORED,
     TS,
+    UNKNOWN,
     WIDTH,
+    lay_out,
+    order_rows,
+    point_lookup,
+    point_read,
+    scatter_stretches,
+    search_runs,
 )
 from tidegate.storage.index.entries import Bucket, RunEntry
 from tidegate.storage.memory.scratch import ScratchLimiter

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.row_keys import count_key_bytes, spread_keys
+from tidegate.kernels.run_merge import count_key_bytes, spread_keys
 from tidegate.storage.runs.hashing import binary_parts
 
 MOST_BYTES = 2**31 - 1

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.folding import add_numbers, count_rows
+from tidegate.kernels.aggregates import add_numbers, count_rows
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.storage.runs.exact_doubles import divide_sums, round_to_doubles, validity
 from tidegate.storage.runs.hashing import Int32s

@@ -1,4 +1,4 @@
-"""Columns of exact sums of doubles: made from values, merged, rounded (the bytes: `kernels/exact_sum.py`).
+"""Columns of exact sums of doubles: made from values, merged, rounded (the bytes: `kernels/aggregates.py`).
 
 A null is the sum of nothing. Thread rule: pure.
 """
@@ -12,20 +12,24 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.exact_sum import (
+from tidegate.kernels.aggregates import (
     HEADER,
+    MOST_BITS,
+    MOST_DIGITS,
     NO_POSITION,
     add_doubles,
+    add_narrow,
     add_sums,
     count_malformed,
     lay_out,
     round_sums,
     settle,
     span_doubles,
+    span_exponents,
     span_sums,
+    write_narrow,
     write_sums,
 )
-from tidegate.kernels.narrow_sum import MOST_BITS, MOST_DIGITS, add_narrow, span_exponents, write_narrow
 from tidegate.storage.runs.assembling import numbers_column, words
 from tidegate.storage.runs.hashing import Int32s, binary_parts
 from tidegate.storage.runs.run import Int64s

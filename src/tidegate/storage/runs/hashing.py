@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.mark_sort import SPARE_BITS, UNSORTED, sort_marks
-from tidegate.kernels.xxh64 import hash_values
+from tidegate.kernels.hashing import hash_values
+from tidegate.kernels.sorting import SPARE_BITS, UNSORTED, radix_sort
 
 UInt64s = npt.NDArray[np.uint64]
 Int32s = npt.NDArray[np.int32]
@@ -68,7 +68,7 @@ def hash_parts(parts: BinaryParts) -> UInt64s:
 def sorted_marks(marks: UInt64s, leading_bits: int, row_bits: int) -> UInt64s:
     """Ascending: numbers of `leading_bits`, then bits of a hash, then the row, in whose order they come; used up."""
     other = np.empty(len(marks), np.uint64)
-    where = sort_marks(marks, other, leading_bits + row_bits + SPARE_BITS)
+    where = radix_sort(marks, other, leading_bits + row_bits + SPARE_BITS)
     if where == UNSORTED:
         marks.sort()
     return other if where == 1 else marks

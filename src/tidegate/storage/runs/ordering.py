@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
-from tidegate.kernels.grouping import sort_cursors
 from tidegate.kernels.run_merge import gather_words
+from tidegate.kernels.sorting import arrange_rows, mark_rows, number_places, sort_cursors
 from tidegate.storage.runs.assembling import NO_NUMBERS, KeySource
 from tidegate.storage.runs.hashing import Int32s, sorted_marks
 from tidegate.storage.runs.run import Int64s

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.folding import pick_rows
+from tidegate.kernels.aggregates import pick_rows
 from tidegate.storage.runs.assembling import NO_NUMBERS, words
 from tidegate.storage.runs.exact_doubles import validity
 from tidegate.storage.runs.hashing import Int32s

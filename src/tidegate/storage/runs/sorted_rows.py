@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.run_spread import count_buckets, divide_rows, first_disorder, list_starts
+from tidegate.kernels.run_merge import count_buckets, divide_rows, first_disorder, list_starts
 from tidegate.storage.runs.assembling import (
     KeySource,
     assemble,

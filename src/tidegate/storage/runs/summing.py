@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.folding import add_wide
+from tidegate.kernels.aggregates import add_wide
 from tidegate.storage.runs.assembling import words
 from tidegate.storage.runs.exact_doubles import merge_sums, sum_doubles, validity, with_nulls_of
 from tidegate.storage.runs.hashing import Int32s

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, TidegateError, is_transient
-from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
+from tidegate.kernels.windows import note_in_order, note_records, rise_by_one
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.assembling import int64_column, words
 from tidegate.windows.aggregates.retractable import WEIGHT

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.kernels.folding import add_numbers
+from tidegate.kernels.aggregates import add_numbers
 from tidegate.storage import Mean, Sum
 from tidegate.storage.runs.aggregates import input_column
 from tidegate.storage.runs.assembling import int64_column, words

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
-from tidegate.kernels.murmur2 import partitions_of_keys
+from tidegate.kernels.hashing import partitions_of_keys
 from tidegate.windows.keys.binary_columns import Bytes, Flags, Int32s, binary_column, make_binary, room_for
 from tidegate.windows.keys.layouts import LATEST, STRICT, KeyChecks, KeyFormat, check_size, decode_key
 

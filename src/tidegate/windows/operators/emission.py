@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.kernels.assignment import list_windows
-from tidegate.kernels.hops import list_hops, reach_of_hops
+from tidegate.kernels.windows import list_hops, list_windows, reach_of_hops
 from tidegate.storage import ScratchLimiter
 from tidegate.storage.merged_append import MergedRows, TouchedRows
 from tidegate.storage.runs.assembling import (
