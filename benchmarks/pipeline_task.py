@@ -29,7 +29,7 @@ import pyarrow as pa
 from _report import Report, demand
 from _storage import roomy, scratch_folder
 from tidegate.integrity.columns import without_control
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, Sink, Source, Step, To, Validate
 from tidegate.pipeline.rounds.orders import Delivery, SourceOrder, TaskOrder, Tick
@@ -38,11 +38,9 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import DecodedColumn, String
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe import Deduplicate
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.keys import KeyFormat, decode_keys
+from tidegate.windows.kinds import Deduplicate, Tumbling
+from tidegate.windows.operators.base import WindowRows
 from windows_chain import (
     FIXED,
     MINUTE,

@@ -23,8 +23,9 @@ from tidegate.durations import duration_ms
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator
 
 TASK = "bench/dedupe/0"
 ALIVE = 2_500_000

@@ -27,7 +27,7 @@ from tidegate.storage import Count, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
 from tidegate.windows.operators.windows import WindowOperator
 
 KEYS, BATCH, START = 50_000, 250_000, 1_767_225_600_000

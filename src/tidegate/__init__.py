@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         UnavailableError,
         WindowedKeyFormatError,
     )
-    from tidegate.log.access.embedded import Log
-    from tidegate.log.topics.topics import TopicConfig
+    from tidegate.log.log import Log
+    from tidegate.log.topic_config import TopicConfig
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.definition.stream import Stream
     from tidegate.spark.push.driver import push
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
     from tidegate.windows.operators.late import LateSettings
-    from tidegate.windows.operators.windows import Emit, FutureGuard
+    from tidegate.windows.operators.windowed_operator import Emit, FutureGuard
 
 _HOMES = {
     "App": "tidegate.pipeline.definition.app",
@@ -71,16 +71,16 @@ _HOMES = {
     "Consumed": "tidegate.tables.building.consumed",
     "CorruptError": "tidegate.errors",
     "Double": "tidegate.tables.serdes.plain",
-    "Emit": "tidegate.windows.operators.windows",
+    "Emit": "tidegate.windows.operators.windowed_operator",
     "FencedError": "tidegate.errors",
-    "FutureGuard": "tidegate.windows.operators.windows",
+    "FutureGuard": "tidegate.windows.operators.windowed_operator",
     "Hopping": "tidegate.windows.kinds",
     "Int": "tidegate.tables.serdes.plain",
     "IntegrityError": "tidegate.errors",
     "InvalidError": "tidegate.errors",
     "Json": "tidegate.tables.serdes.json_serde",
     "LateSettings": "tidegate.windows.operators.late",
-    "Log": "tidegate.log.access.embedded",
+    "Log": "tidegate.log.log",
     "Long": "tidegate.tables.serdes.plain",
     "ManualClock": "tidegate.clock",
     "Materialized": "tidegate.tables.building.materialized",
@@ -93,7 +93,7 @@ _HOMES = {
     "String": "tidegate.tables.serdes.plain",
     "SystemClock": "tidegate.clock",
     "TidegateError": "tidegate.errors",
-    "TopicConfig": "tidegate.log.topics.topics",
+    "TopicConfig": "tidegate.log.topic_config",
     "Tumbling": "tidegate.windows.kinds",
     "UnavailableError": "tidegate.errors",
     "Unlimited": "tidegate.windows.kinds",

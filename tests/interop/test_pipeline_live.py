@@ -45,16 +45,15 @@ from tidegate.cli.main import run as command_line
 from tidegate.clock import SystemClock
 from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.storage import open_backend
 from tidegate.tables.topic_encoding import read_encoding
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

@@ -18,7 +18,7 @@ import pytest
 from task_oracles import START, expected, key_format, rows_of, said, stream
 from task_rig import last_of_each, window_rows
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
 from tidegate.pipeline.tasks.setup import WorkerSetup
@@ -28,9 +28,8 @@ from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
 from window_oracles import ms
 
 LATER = START + 86_400_000

@@ -21,12 +21,12 @@ from streams_cases import AGAIN, LATEST, RESTART, Counted, Event, Put, Read, Sto
 from table_records import Said, session_record, window_record, write_records
 from tidegate.errors import TidegateWarning
 from tidegate.storage import Count
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.layouts import SessionWindow, Windowed
+from tidegate.windows.keys import SessionWindow, Windowed
 from tidegate.windows.kinds import Session, Sliding
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 from tidegate.windows.stores.key_value_store import KeyValueStore

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from tidegate.randomness import SeededRandomness
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Session, Sliding, WindowKind
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Output
+from tidegate.windows.keys import KeyFormat
+from tidegate.windows.kinds import Deduplicate, Session, Sliding, WindowKind
+from tidegate.windows.operators.base import Output
+from tidegate.windows.operators.dedupe import DedupeOperator
 from window_oracles import Clock, WindowOracle, oracle_of
 from window_oracles import Record as WindowsRecord
 from workers import TASK, Worker

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import (
     Delivery,
@@ -35,8 +35,7 @@ from tidegate.storage import StorageConfig
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 
 
 @dataclass

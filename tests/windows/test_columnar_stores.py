@@ -21,8 +21,8 @@ from tidegate.storage import Count, Merge, SortedRows, StoreSpec, Sum
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.runs.hashing import hash_keys
 from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.segmented_store import StoreState
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.window_store import WindowStore
 from workers import TASK, Worker
 

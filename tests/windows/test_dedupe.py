@@ -12,10 +12,11 @@ import pytest
 from task_oracles import VALUES, Record, batch_of, forwarded, operator_on
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.clock import OperatorState
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.progress import OperatorState
-from tidegate.windows.operators.shapes import Moment
 from window_oracles import ms
 from workers import TASK, Worker
 

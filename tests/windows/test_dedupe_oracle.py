@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from task_oracles import VALUES, Oracle, Record, batch_of, forwarded, operator_on
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator
 from window_oracles import ms
 from workers import TASK, Worker
 

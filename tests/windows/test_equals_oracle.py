@@ -21,8 +21,8 @@ from tidegate.storage import Count, First, Last, Max, Min, Sum
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.base import Moment, Output, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 from window_oracles import CLOSE, UPDATE, Record, Row, WindowOracle, ms, oracle_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import TidegateWarning
 from tidegate.windows.stores.key_value_store import KeyValueStore
-from tidegate.windows.stores.store_rows import TimestampedValue
+from tidegate.windows.stores.value_store import TimestampedValue
 from workers import TASK, Worker
 
 KEYS = st.sampled_from([b"", b"\0", b"a", b"aa", b"ab", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\xff"])

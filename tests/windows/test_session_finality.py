@@ -14,8 +14,8 @@ from tidegate.storage import Count, Sum
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.session import SessionOperator
 from window_oracles import Record, SessionOracle
 from workers import TASK, Worker
 

@@ -7,9 +7,8 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndexState, ExtraState, Merge, StoreSpec
-from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import PAYLOAD
+from tidegate.windows.stores.segmented_store import Position, WindowsState
+from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
 from workers import TASK, Worker
 

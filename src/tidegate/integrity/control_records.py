@@ -81,8 +81,8 @@ from tidegate.integrity.header import (
 )
 from tidegate.integrity.sender import ChainLimits, RecordWriter, Sender, outlet_of
 from tidegate.integrity.state import Manifest
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.writer import Written
 
 # -- pushes and heartbeats -------------------------------------------------------------------------
 

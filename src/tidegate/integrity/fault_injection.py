@@ -62,8 +62,8 @@ from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import Manifest
 from tidegate.integrity.verdicts import UNKNOWN_BOUND, Tolerance, Verdict, tolerance_of
 from tidegate.kernels.integrity import MANAGED, STAMP_ROW
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.checkpoints import CleanerCheckpoint
+from tidegate.log.log import Log
 from tidegate.randomness import Randomness, SeededRandomness
 
 # -- what a fault does to the records --------------------------------------------------------------

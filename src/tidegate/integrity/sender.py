@@ -106,9 +106,8 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
 )
 from tidegate.integrity.state import Sent
-from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns, coerce
+from tidegate.log.writer import Partitioner, Written
 from tidegate.randomness import Randomness, SystemRandomness
 
 # -- output to a log -------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.base import Moment
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 from window_oracles import Record, ms, oracle_of

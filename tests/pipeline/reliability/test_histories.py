@@ -20,9 +20,8 @@ from tidegate.storage.packs.garbage import collect_garbage
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
 
 RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 KINDS: dict[str, WindowKind] = {

@@ -21,9 +21,8 @@ from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.kinds import Session, Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Session, Tumbling
+from tidegate.windows.operators.windowed_operator import Emit
 
 START = 1_767_225_600_000
 

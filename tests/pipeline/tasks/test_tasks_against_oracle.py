@@ -17,10 +17,9 @@ from tidegate.storage import StorageConfig
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.keys import KeyFormat
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
 
 VALUE = Json(id="string", n="int64", who="string")
 KINDS: dict[str, WindowKind] = {

@@ -13,8 +13,8 @@ from typing import Final
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 from tidegate.integrity.verdicts import INTEGRITY_LAG_MS
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.known_topics import find
@@ -23,7 +23,7 @@ from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
-from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
+from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 CLIENT_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of message.max.bytes

@@ -1,0 +1,62 @@
+"""Changelog topics as Kafka Streams names and sets them up: one for each store, named after application and store.
+
+| store | cleanup.policy | retention.ms |
+|---|---|---|
+| window, session | compact,delete | the store's retention + a day |
+| window, with duplicates kept | delete | the same |
+| key-value | compact | none |
+
+A store's retention is stream time and a topic's is wall clock, so the topic keeps a day more than the store needs;
+the sum never goes beyond 2**63 - 1. All have message.timestamp.type=CreateTime: a record's timestamp is that of the
+value, and a restored store needs it.
+
+Settings count in this order, the later over the earlier: `everywhere` (all topics of the application), what is
+reckoned here, `own` (this store's). So only a setting of the store itself changes the reckoned retention.
+
+Thread rule: pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from tidegate.durations import DurationLike, milliseconds
+from tidegate.errors import InvalidError
+from tidegate.windows.keys import LATEST
+
+StoreKind = Literal["window", "session", "key-value"]
+ADDITIONAL_MS: Final = 86_400_000
+
+
+def changelog_name(application: str, store: str) -> str:
+    """The topic of a store's changelog."""
+    if not application or not store:
+        raise InvalidError(
+            f"a changelog is named after an application and a store, not {application!r} and {store!r}"
+        )
+    return f"{application}-{store}-changelog"
+
+
+def changelog_settings(
+    kind: StoreKind,
+    *,
+    retention: int | DurationLike | None = None,
+    retain_duplicates: bool = False,
+    additional: int | DurationLike = ADDITIONAL_MS,
+    everywhere: Mapping[str, str] | None = None,
+    own: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The settings of a store's changelog topic, ready for `Log.create_topic`."""
+    reckoned = {"message.timestamp.type": "CreateTime"}
+    if kind == "key-value":
+        if retention is not None or retain_duplicates:
+            raise InvalidError("a key-value store keeps one value of each key for ever: it has no retention")
+        reckoned["cleanup.policy"] = "compact"
+    elif retention is None:
+        raise InvalidError(f"the changelog of a {kind} store needs the store's retention")
+    else:
+        kept = milliseconds(retention) + milliseconds(additional)
+        reckoned["cleanup.policy"] = "delete" if retain_duplicates else "compact,delete"
+        reckoned["retention.ms"] = str(min(kept, LATEST))
+    return {**(everywhere or {}), **reckoned, **(own or {})}

@@ -1,0 +1,251 @@
+"""An operator's clocks, and the progress that its checkpoint keeps.
+
+*Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time
+of all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It
+never falls; a partition that comes back behind it is judged by it.
+
+Partitions that are known from the start are named when the clocks are made, and hold the floor back until their
+first record; others join with it.
+
+A partition without records for `idle_ms` of the rounds' time no longer holds the floor back. When all are silent
+that long, the floor goes on as time does: the last windows of a stream that ended close when their end and grace
+have passed by the wall clock, too.
+
+Progress is the clocks, what was emitted for good and the counters, as MessagePack with a version in front:
+
+    version u8 (1) | MessagePack array of the fields below, in their order
+
+`StateHandle` keeps these bytes (`OperatorState`), under the name of the operator's store. Beside the store's runs the
+checkpoint has one byte, version 2, which says so; releases that kept version 1 there refuse it.
+
+Thread rule: one operator, one thread.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.errors import CorruptError
+from tidegate.kernels.stream_time import advance_clocks
+from tidegate.storage import PROGRESS, BytesCodec, RuntimeContext, StoreSpec
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s
+from tidegate.windows.keys import Bytes
+from tidegate.windows.kinds import LATEST
+from tidegate.windows.stores.segmented_store import StoreState
+
+# --- progress
+
+VERSION = 1
+IN_HANDLE: Final = b"\x02"  # beside a store's runs: the progress is in the handle
+
+
+class Clocks(msgspec.Struct, array_like=True):
+    """The stream time of each source partition, and how long it has been silent."""
+
+    partitions: list[int] = []
+    times: list[int] = []
+    active_at: list[int] = []  # the round time of the last record that counted
+    idle: list[bool] = []
+    floor: int = NO_TIME
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """Everything one window operator keeps beside its rows."""
+
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
+    closed: int = NO_TIME  # windows that end at or before this were emitted for good
+    counters: dict[str, int] = {}
+    late_bytes: dict[int, int] = {}  # of the late table, by the start of its time segment
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a counter."""
+        if number:
+            self.counters[name] = self.counters.get(name, 0) + int(number)
+
+
+def encode(progress: Progress) -> bytes:
+    return bytes([VERSION]) + msgspec.msgpack.encode(progress)
+
+
+def decode(data: bytes) -> Progress:
+    """What `encode` was given; nothing at all is a beginning."""
+    if not data:
+        return Progress()
+    if data[0] != VERSION:
+        raise CorruptError(
+            f"an operator's progress has format {data[0]}; this version knows {VERSION}: restore with the version"
+            " that wrote the checkpoint, or start anew"
+        )
+    try:
+        return msgspec.msgpack.decode(data[1:], type=Progress)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"an operator's progress cannot be read: {error}") from error
+
+
+class OperatorState(StoreState):
+    """The index of an operator's store, and the operator's progress in the task's `StateHandle`."""
+
+    def __init__(
+        self, context: RuntimeContext, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False
+    ) -> None:
+        super().__init__(spec)
+        self._handle = context.state_handle(PROGRESS, BytesCodec(), keyed=False)
+        self._forgets = forgets
+        self.clocks = clocks
+        self.progress = Progress()
+
+    @abstractmethod
+    def encode_progress(self) -> bytes:
+        """The progress as it is now."""
+
+    @abstractmethod
+    def roll_back(self, data: bytes) -> None:
+        """As it was when `encode_progress` returned this, or as at the beginning; the rows are as they are."""
+
+    def keep(self) -> None:
+        """Have the progress in every checkpoint from now on; once the store is attached."""
+        self._handle.keep(self._index.spec.name, self.encode_progress)
+
+    def encode_extra(self) -> bytes:
+        return IN_HANDLE
+
+    def restore_extra(self, data: bytes) -> None:
+        """`data` is the progress itself in a checkpoint of a release that kept it beside the rows."""
+        progress = self._kept() if data == IN_HANDLE else data
+        self.roll_back(progress)
+        if self._forgets or not progress:
+            self.clocks.forget()
+        self.restored()
+
+    def _kept(self) -> bytes:
+        name = self._index.spec.name
+        kept = self._handle.kept(name)
+        if kept is None:
+            raise CorruptError(
+                f"the checkpoint has the rows of store {name} and not its operator's progress; go back to an older"
+                " checkpoint",
+                kafka_name=None,
+            )
+        return kept
+
+
+# --- stream time
+
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_NUMBERS = np.empty(0, np.int64)
+
+
+class Stamped(NamedTuple):
+    """What the clocks say of every record of a batch."""
+
+    stream_time: Int64s  # of its partition, with it
+    judged: Int64s  # the same, or the floor where that is higher
+    verdicts: Bytes
+
+
+class StreamClocks:
+    """The clocks of one operator."""
+
+    def __init__(self, partitions: Sequence[int] = ()) -> None:
+        self._expected = tuple(partitions)
+        self.forget()
+
+    @property
+    def floor(self) -> int:
+        return int(self._floor[0])
+
+    def forget(self) -> None:
+        """As before any record."""
+        count = len(self._expected)
+        self._partitions = np.array(self._expected, np.int32)
+        self._times = np.full(count, NO_TIME, np.int64)
+        self._idle = np.zeros(count, np.uint8)
+        self._active_at = np.full(count, NO_TIME, np.int64)
+        self._floor = np.full(1, NO_TIME, np.int64)
+
+    def time_of(self, partition: int) -> int:
+        """The stream time of one partition, -1 before its first record."""
+        found = np.flatnonzero(self._partitions == partition)
+        return int(self._times[found[0]]) if len(found) else NO_TIME
+
+    def silent_since(self) -> dict[int, int]:
+        """The round time of each partition's last record; -1 for none."""
+        return dict(zip(self._partitions.tolist(), self._active_at.tolist(), strict=True))
+
+    def stamp(
+        self, batch: EventBatch, now_ms: int, *, latest: int = LATEST, trusted: bool = False
+    ) -> Stamped:
+        """Move the clocks through a batch, record by record. Records after `latest` move none.
+
+        `trusted`: the batch's own stream times come from clocks like these before a shuffle, and count.
+        """
+        rows = len(batch)
+        stamped = Stamped(np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.uint8))
+        valid, start = _NO_BYTES, 0
+        if batch.key.null_count:
+            valid, start = np.frombuffer(batch.key.buffers()[0], np.uint8), batch.key.offset
+        ts, partition = np.ascontiguousarray(batch.ts), np.ascontiguousarray(batch.partition)
+        times = np.ascontiguousarray(batch.stream_time) if trusted else _NO_NUMBERS
+        seen = np.zeros(len(self._partitions), np.uint8)
+        done = 0
+        while True:
+            done = advance_clocks(
+                done, ts, partition, valid, start, times, int(batch.changes is not None), latest,
+                self._partitions, self._times, self._idle, seen, self._floor, *stamped,
+            )  # fmt: skip
+            if done == rows:
+                break
+            seen = self._meet(int(partition[done]), now_ms, seen)
+        self._active_at[seen == 1] = now_ms
+        return stamped
+
+    def advance_idle(self, now_ms: int, idle_ms: int) -> None:
+        """Leave out partitions that were silent for so long; when all were, let time pass."""
+        if not len(self._partitions):
+            return
+        self._active_at[self._active_at == NO_TIME] = (
+            now_ms  # an expected one is awaited from the first round on
+        )
+        self._idle[now_ms - self._active_at >= idle_ms] = 1
+        moving = self._idle == 0
+        if moving.any():
+            self.raise_floor(int(self._times[moving].min()))
+        elif self._times.max() > NO_TIME:
+            self.raise_floor(int(self._times.max()) + now_ms - int(self._active_at.max()))
+
+    def raise_floor(self, time: int) -> None:
+        """Nothing before this time is waited for any more."""
+        self._floor[0] = max(int(self._floor[0]), min(time, LATEST))
+
+    def saved(self) -> Clocks:
+        return Clocks(
+            self._partitions.tolist(),
+            self._times.tolist(),
+            self._active_at.tolist(),
+            [bool(each) for each in self._idle],
+            self.floor,
+        )
+
+    def restore(self, saved: Clocks) -> None:
+        self._partitions = np.array(saved.partitions, np.int32)
+        self._times = np.array(saved.times, np.int64)
+        self._active_at = np.array(saved.active_at, np.int64)
+        self._idle = np.array(saved.idle, np.uint8)
+        self._floor = np.array([saved.floor], np.int64)
+        for partition in self._expected:
+            if partition not in saved.partitions:
+                self._meet(partition, NO_TIME, np.zeros(len(self._partitions), np.uint8))
+
+    def _meet(self, partition: int, now_ms: int, seen: Bytes) -> Bytes:
+        self._partitions = np.append(self._partitions, np.int32(partition))
+        self._times = np.append(self._times, np.int64(NO_TIME))
+        self._active_at = np.append(self._active_at, np.int64(now_ms))
+        self._idle = np.append(self._idle, np.uint8(0))
+        widened: npt.NDArray[np.uint8] = np.append(seen, np.uint8(0))
+        return widened
