@@ -39,10 +39,10 @@ class JoinSide:
         )
         self.watermark = -(2**63)
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.watermark.to_bytes(8, "big", signed=True)
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.watermark = int.from_bytes(data, "big", signed=True)
 
 

@@ -33,13 +33,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.storage.index import BucketIndex, ExtraState, RunEntry, StoredRef
+from tidegate.storage.index import BucketIndex, ProgressState, RunEntry, StoredRef
 from tidegate.storage.maintenance.dump import dump
 from tidegate.storage.maintenance.operations import Operation
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
 from tidegate.storage.parts import AttachedStore, Mark, Standing, StorageParts, TaskStorage, mark_of
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
-from tidegate.storage.state import extras_of
+from tidegate.storage.state import extras_of, progress_name
 
 # -- checkpoint --------------------------------------------------------------------------------------
 
@@ -204,8 +204,8 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
             if changed is None:
                 return None, f"a bucket of store {name}"
             cut.touched[name] = changed
-            cut.stores[name] = state = _store_state(store, entries)
-            cut.stand[name] = mark_of(store, state.extra)
+            cut.stores[name] = _store_state(store, entries)
+            cut.stand[name] = mark_of(store)
             if index.max_cursor is not None:
                 cut.cursors[_cursor_name(name)] = _CURSOR.pack(*index.max_cursor)
             cut.marks.append((store, mark))
@@ -226,13 +226,11 @@ def _changed(index: BucketIndex) -> set[int] | None:
 
 
 def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
-    state = store.state
     return StoreState(
         fingerprint=store.spec.fingerprint,
         next_seq=store.next_seq,
         next_order=1 + max([entry.order for entry in entries], default=-1),
         entries=entries,
-        extra=state.encode_extra() if isinstance(state, ExtraState) else b"",
     )
 
 
@@ -274,8 +272,10 @@ def restore(
     for store in task.attached():
         if store.spec.name in task.restored:
             fill(task, store)
-        elif isinstance(store.state, ExtraState):
-            store.state.restore_extra(b"")  # it did not exist then: its clocks and counters begin anew, too
+        elif isinstance(store.state, ProgressState):
+            store.state.restore_progress(
+                b""
+            )  # it did not exist then: its clocks and counters begin anew, too
         task.standing.marks[store.spec.name] = mark_of(store)
     task.named.saved(task.named.ask())
     task.is_measured = False
@@ -322,8 +322,8 @@ def fill(task: TaskStorage, store: AttachedStore) -> None:
     store.state.index.load(state.entries, next_order=state.next_order, max_cursor=cursor)
     store.next_seq = state.next_seq
     del task.restored[name]
-    if isinstance(store.state, ExtraState):
-        store.state.restore_extra(state.extra)
+    if isinstance(store.state, ProgressState):
+        store.state.restore_progress(task.named.get(progress_name(name)) or b"")
 
 
 def check_fingerprint(task: TaskStorage, store: AttachedStore, state: StoreState) -> None:

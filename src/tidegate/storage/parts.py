@@ -27,7 +27,6 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import (
     BucketIndex,
     BucketIndexState,
-    ExtraState,
     HotCopy,
     RunEntry,
     StoredRef,
@@ -70,20 +69,16 @@ class AttachedStore:
 
 
 class Mark(NamedTuple):
-    """By what to tell that a store is as it was: nothing appended or pruned, no number used, the same extra."""
+    """By what to tell that a store is as it was: nothing appended or pruned, no number used."""
 
     rows_of: BucketIndex
     data_version: int
     next_seq: int
-    extra: bytes
 
 
-def mark_of(store: AttachedStore, extra: bytes | None = None) -> Mark:
-    """The store as it is now; on the operator's thread. `extra` when it was encoded at this moment anyway."""
-    state = store.state
-    if extra is None:
-        extra = state.encode_extra() if isinstance(state, ExtraState) else b""
-    return Mark(state.index, state.index.data_version, store.next_seq, extra)
+def mark_of(store: AttachedStore) -> Mark:
+    """The store as it is now; on the operator's thread."""
+    return Mark(store.state.index, store.state.index.data_version, store.next_seq)
 
 
 @dataclass(slots=True)

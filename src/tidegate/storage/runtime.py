@@ -26,7 +26,7 @@ from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.checkpoint import checkpoint, fill, forget, is_at, restore
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index import BucketIndexState
+from tidegate.storage.index import BucketIndexState, ProgressState
 from tidegate.storage.maintenance.compaction import compact, reclaim
 from tidegate.storage.maintenance.dump import Relief, dump, rehydrate, relieve
 from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operation, run_through
@@ -47,7 +47,7 @@ from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import PackCache
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
 from tidegate.storage.reader import StorageReader
-from tidegate.storage.state import PROGRESS, NamedValues, StateCaches, StateHandle
+from tidegate.storage.state import NamedValues, StateCaches, StateHandle, progress_name
 from tidegate.storage.state_cache import StateCodec, Value
 from tidegate.storage.state_store import StateShelf, shelf_state
 from tidegate.storage.writer import StorageWriter
@@ -276,6 +276,8 @@ class WorkerStorageRuntime:
         is_internal = spec.name.startswith(STATE_PREFIX)
         store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
         fill(storage, store)
+        if isinstance(state, ProgressState):
+            storage.named.keep(progress_name(spec.name), state.encode_progress)
         with storage.lock:
             storage.stores[spec.name] = store
         if storage.standing is not None:
@@ -295,7 +297,7 @@ class WorkerStorageRuntime:
             parts.drop_hot(storage, gone.hot)
             parts.retire(storage, gone.stored)
             parts.backlog.release(gone.charge, task=task)
-            storage.named.drop(f"{PROGRESS}/{store.spec.name}")
+            storage.named.drop(progress_name(store.spec.name))
             with storage.lock:
                 del storage.stores[store.spec.name]
             return

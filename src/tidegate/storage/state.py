@@ -39,6 +39,16 @@ PROGRESS = "progress"  # the namespace of operators' progress; the name is that 
 _PREFIX = "state/"
 
 
+def progress_name(store: str) -> str:
+    """Under which name the progress of a store's state is kept."""
+    return f"{PROGRESS}/{store}"
+
+
+def extra_name(store: str) -> str:
+    """What a manifest calls that value."""
+    return _PREFIX + progress_name(store)
+
+
 class NamedValues:
     """Blobs by `<namespace>/<name>`, and who keeps them."""
 

@@ -107,14 +107,12 @@ class DedupeOperator:
         types = [str(values.field(column).type) for column in definition.columns]
         context = runtime.context(task)
         self._state = state = DedupeState(
-            context,
             ids_spec(name, width),
             StreamClocks(partitions),
             secret,
             (list(definition.columns), types),
         )
         self._store = WindowStore(context, state, retention=definition.retention_ms)
-        state.keep()
         self.late_table = None
         if late_table is not None:
             self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)

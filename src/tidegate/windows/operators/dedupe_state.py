@@ -1,6 +1,6 @@
 """What makes records one event, and what an operator that finds them keeps: definition, store and progress.
 
-A `StateHandle` keeps in the checkpoint, beside the ids:
+The checkpoint has, as a named value beside the ids:
 
     version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.storage import Merge, RuntimeContext, StoreSpec
+from tidegate.storage import Merge, StoreSpec
 from tidegate.windows.kinds import LATEST
 from tidegate.windows.operators.progress import OperatorState, Progress
 from tidegate.windows.operators.stream_time import StreamClocks
@@ -80,13 +80,12 @@ class DedupeState(OperatorState):
 
     def __init__(
         self,
-        context: RuntimeContext,
         spec: StoreSpec,
         clocks: StreamClocks,
         secret: bytes,
         shape: tuple[list[str], list[str]],
     ) -> None:
-        super().__init__(context, spec, clocks)
+        super().__init__(spec, clocks)
         self._shape = shape
         self.secret = secret
 

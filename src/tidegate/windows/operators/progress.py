@@ -4,8 +4,7 @@ They are in the checkpoint with the rows they belong to, as MessagePack with a v
 
     version u8 (1) | MessagePack array of the fields below, in their order
 
-`StateHandle` keeps these bytes (`OperatorState`), under the name of the operator's store. Beside the store's runs the
-checkpoint has one byte, version 2, which says so; releases that kept version 1 there refuse it.
+Storage keeps these bytes as a named value of the task's `StateHandle`, under the name of the operator's store.
 
 Thread rule: values, owned by one operator.
 """
@@ -13,12 +12,12 @@ Thread rule: values, owned by one operator.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tidegate.errors import CorruptError
-from tidegate.storage import PROGRESS, BytesCodec, RuntimeContext, StoreSpec
+from tidegate.storage import StoreSpec
 from tidegate.windows.events import NO_TIME
 from tidegate.windows.stores.state import StoreState
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from tidegate.windows.operators.stream_time import StreamClocks
 
 VERSION = 1
-IN_HANDLE: Final = b"\x02"  # beside a store's runs: the progress is in the handle
 
 
 class Clocks(msgspec.Struct, array_like=True):
@@ -73,13 +71,10 @@ def decode(data: bytes) -> Progress:
 
 
 class OperatorState(StoreState):
-    """The index of an operator's store, and the operator's progress in the task's `StateHandle`."""
+    """The index of an operator's store, and the operator's progress."""
 
-    def __init__(
-        self, context: RuntimeContext, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False
-    ) -> None:
+    def __init__(self, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False) -> None:
         super().__init__(spec)
-        self._handle = context.state_handle(PROGRESS, BytesCodec(), keyed=False)
         self._forgets = forgets
         self.clocks = clocks
         self.progress = Progress()
@@ -92,28 +87,14 @@ class OperatorState(StoreState):
     def roll_back(self, data: bytes) -> None:
         """As it was when `encode_progress` returned this, or as at the beginning; the rows are as they are."""
 
-    def keep(self) -> None:
-        """Have the progress in every checkpoint from now on; once the store is attached."""
-        self._handle.keep(self._index.spec.name, self.encode_progress)
-
-    def encode_extra(self) -> bytes:
-        return IN_HANDLE
-
-    def restore_extra(self, data: bytes) -> None:
-        """`data` is the progress itself in a checkpoint of a release that kept it beside the rows."""
-        progress = self._kept() if data == IN_HANDLE else data
-        self.roll_back(progress)
-        if self._forgets or not progress:
-            self.clocks.forget()
-        self.restored()
-
-    def _kept(self) -> bytes:
-        name = self._index.spec.name
-        kept = self._handle.kept(name)
-        if kept is None:
+    def restore_progress(self, data: bytes) -> None:
+        if not data and self._index.bucket_count:
             raise CorruptError(
-                f"the checkpoint has the rows of store {name} and not its operator's progress; go back to an older"
-                " checkpoint",
+                f"the checkpoint has the rows of store {self._index.spec.name} and not its operator's progress; go"
+                " back to an older checkpoint",
                 kafka_name=None,
             )
-        return kept
+        self.roll_back(data)
+        if self._forgets or not data:
+            self.clocks.forget()
+        self.restored()
