@@ -251,9 +251,7 @@ def test_any_history_of_checkpoints_and_restores_comes_back_exactly(seed: int) -
             _change(chance, stores, extras)
         number += chance.randrange(1, 4)
         states = {
-            name: state(
-                [each for runs in cells.values() for each in runs], number, b"x" * chance.randrange(2)
-            )
+            name: state([each for runs in cells.values() for each in runs], number)
             for name, cells in stores.items()
         }
         manifest = Manifest(TASK, number, states, dict(extras))

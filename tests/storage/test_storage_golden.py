@@ -1,4 +1,4 @@
-"""Files of each format version, written once and kept: every later release must read them, and write the newest the same.
+"""Files of each format version, written once and kept: every later release reads them, and writes the newest alike.
 
 Packs and published objects are of version 1, manifests of version 1 or 2.
 
