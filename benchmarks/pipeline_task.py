@@ -38,11 +38,9 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import DecodedColumn, String
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe import Deduplicate
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.keys import KeyFormat, decode_keys
+from tidegate.windows.kinds import Deduplicate, Tumbling
+from tidegate.windows.operators.base import WindowRows
 from windows_chain import (
     FIXED,
     MINUTE,

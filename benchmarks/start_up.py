@@ -22,7 +22,7 @@ from _report import Report, best_of, demand
 from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.producers.producer_state import Origin
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 LIMIT_SECONDS = 0.3
 SEGMENTS = 10_000

@@ -11,18 +11,21 @@ The peer is the same thing with a tenth of the state. A restore reads a manifest
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import pyarrow as pa
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
 from _report import Report, demand
 from _storage import MINUTE, START_MS, TASK, Store, batches, events_spec, key_names, scratch_folder
+from backend_faults import BackendEffect, WatchedBackend
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.reader import RangeRequest, Time
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 
 KEYS, BATCH, ROUND = 100_000, 100_000, 50_000
 ROUNDS = 12

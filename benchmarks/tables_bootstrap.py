@@ -27,8 +27,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, encode_keys
 
 MINUTE = 60_000
 START_MS = 1_700_000_040_000

@@ -38,11 +38,11 @@ from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.serdes.json_columns import JsonDecoder
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.kinds import Deduplicate, Tumbling
+from tidegate.windows.operators.base import Moment, WindowRows
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.windows import WindowOperator
 
 KEYS, ROUND, START = 50_000, 250_000, 1_767_225_600_000

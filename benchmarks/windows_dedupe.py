@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from _report import Report, demand
+from tidegate.durations import duration_ms
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
-from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator
 
 TASK = "bench/dedupe/0"
 ALIVE = 2_500_000
@@ -105,7 +106,7 @@ def main() -> None:
         runtime,
         TASK,
         "dedupe",
-        Deduplicate("order", ms(horizon), grace=0),
+        Deduplicate("order", duration_ms(horizon), grace=0),
         SCHEMA,
         randomness=SeededRandomness(2),
     )

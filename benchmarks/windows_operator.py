@@ -25,10 +25,9 @@ from _storage import roomy
 from tidegate.durations import duration_ms
 from tidegate.storage import Count, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import ms
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
 from tidegate.windows.operators.windows import WindowOperator
 
 KEYS, BATCH, START = 50_000, 250_000, 1_767_225_600_000
@@ -140,7 +139,7 @@ def main() -> None:
     few = events(3, 3_600_000, key_count=100)
     costs = {}
     for advance in ("5m", "10s"):
-        costs[advance] = nanoseconds(few, Hopping("1h", ms(advance), grace="1m"), "close", 1)
+        costs[advance] = nanoseconds(few, Hopping("1h", duration_ms(advance), grace="1m"), "close", 1)
         panes = 3_600_000 // duration_ms(advance)
         report.figure(
             f"100 keys, hopping 1h by {advance} ({panes} panes a window), emit on close",

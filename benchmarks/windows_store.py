@@ -22,8 +22,7 @@ import pyarrow as pa
 from _report import Report, best_of, demand
 from _storage import START_MS, TASK, RocksPeer, key_names, roomy, scratch_folder
 from tidegate.storage import WorkerStorageRuntime, open_backend
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, encode_keys
 from tidegate.windows.stores.window_store import WindowStore
 
 WINDOW_MS = 60_000

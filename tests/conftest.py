@@ -3,6 +3,7 @@ when real Kafka was not met."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent / "interop"))
 sys.path.insert(0, str(Path(__file__).parent / "spark"))
 sys.path.insert(0, str(Path(__file__).parent / "web"))
 sys.path.insert(0, str(Path(__file__).parent / "browser"))
+
+# Processes that tests start (Spark's Python workers, scripts that are killed) import tests/support too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH")])
+)
 
 from chromium import find_chromium
 from kafka_home import find_kafka

@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from simulated_replicas import counting, leaders, led, undisturbed
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA
@@ -25,7 +26,6 @@ from tidegate.log.access.embedded import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.status import ReplicaStatus, read_statuses
-from tidegate.testing.simulated_replicas import counting, leaders, led, undisturbed
 
 VERSION, LIVE, KEYS = "users_v1", "user-updates", 40
 NAMES = ("a", "b", "c")

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from push_kit import push_here
 
 import tidegate as tg
+from table_records import Said, session_record, window_record, write_records
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
@@ -22,7 +23,6 @@ from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.versions.reading import VersionedTable
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, write_records
 
 KEYS, PARTITIONS = 40, 2
 SLOW = "slow-reader"

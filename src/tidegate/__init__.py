@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
     from tidegate.windows.operators.late import LateSettings
-    from tidegate.windows.operators.windows import Emit, FutureGuard
+    from tidegate.windows.operators.windowed_operator import Emit, FutureGuard
 
 _HOMES = {
     "App": "tidegate.pipeline.definition.app",
@@ -71,9 +71,9 @@ _HOMES = {
     "Consumed": "tidegate.tables.building.consumed",
     "CorruptError": "tidegate.errors",
     "Double": "tidegate.tables.serdes.plain",
-    "Emit": "tidegate.windows.operators.windows",
+    "Emit": "tidegate.windows.operators.windowed_operator",
     "FencedError": "tidegate.errors",
-    "FutureGuard": "tidegate.windows.operators.windows",
+    "FutureGuard": "tidegate.windows.operators.windowed_operator",
     "Hopping": "tidegate.windows.kinds",
     "Int": "tidegate.tables.serdes.plain",
     "IntegrityError": "tidegate.errors",

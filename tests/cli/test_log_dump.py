@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.testing.building import Rec, build_batch, canary_batch
+from tidegate.testing.batches import Rec, build_batch, canary_batch
 
 NAME = "00000000000000000000.log"
 

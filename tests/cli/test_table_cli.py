@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from table_records import session_record, window_record, write_records
 from tidegate.cli.main import run
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.consumed import Consumed
@@ -16,7 +17,6 @@ from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import session_record, window_record, write_records
 
 
 @pytest.fixture

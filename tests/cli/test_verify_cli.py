@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.log.access.embedded import Log
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 
 @pytest.fixture

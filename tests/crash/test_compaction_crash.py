@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from log_partitions import CompactedPartition, compacting
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.segments.segment import LogSegment
-from tidegate.testing.compacting import CompactedPartition, compacting
 from tidegate.testing.crash_states import Model
 from tidegate.testing.faults import (
     CrashAt,

@@ -21,7 +21,7 @@ from tidegate.log.format.batch import BatchHeader
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.testing.building import CANARY_START_MS
+from tidegate.testing.batches import CANARY_START_MS
 
 # A damaged hint is told as a warning, which the rest of the suite treats as an error.
 pytestmark = pytest.mark.filterwarnings("ignore::tidegate.errors.TidegateWarning")

@@ -22,7 +22,7 @@ from tidegate.integrity.sender import ChainLimits
 from tidegate.integrity.state import Manifest, Sent
 from tidegate.log.access.embedded import Log
 from tidegate.log.verify import ranges, scan
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 NOW_MS = 1_800_000_000_000
 TOPICS = 240

@@ -20,11 +20,11 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 import tidegate as tg
+from table_records import windows_in
 from tidegate.log.access.connect import open_log
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.storage import open_backend
-from tidegate.testing.tables import windows_in
-from tidegate.windows.keys.columns import partitions_of_inner_keys
+from tidegate.windows.keys import partitions_of_inner_keys
 
 PARTITIONS = 2
 MINUTE = 60_000

@@ -53,8 +53,7 @@ from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.storage import open_backend
 from tidegate.tables.topic_encoding import read_encoding
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from kafka_broker import Broker
 
+from simulated_replicas import counting, led, undisturbed
 from tidegate.clock import ManualClock
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
 from tidegate.log.access.connect import open_log
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
-from tidegate.testing.simulated_replicas import counting, led, undisturbed
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

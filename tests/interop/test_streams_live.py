@@ -17,8 +17,14 @@ from streams_oracle import ask
 import tidegate as tg
 from tidegate.kernels.murmur2 import murmur2
 from tidegate.log.access.connect import open_log
-from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys.layouts import LATEST, LENIENT, KeyFormat
+from tidegate.windows.keys import (
+    LATEST,
+    LENIENT,
+    KeyFormat,
+    decode_keys,
+    encode_keys,
+    partitions_of_inner_keys,
+)
 
 pytestmark = pytest.mark.interop
 

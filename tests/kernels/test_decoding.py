@@ -31,7 +31,7 @@ from tidegate.kernels.decoding import (
 )
 from tidegate.kernels.headers import HEADER_ROW
 from tidegate.kernels.measuring import MEASURED_ROW, Measured, measure_records
-from tidegate.testing.building import Rec, build_record, varint
+from tidegate.testing.batches import Rec, build_record, varint
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 

@@ -16,7 +16,7 @@ from tidegate.kernels.encoding import (
     encode_records,
     size_records,
 )
-from tidegate.testing.building import Rec, build_record
+from tidegate.testing.batches import Rec, build_record
 
 UNBOUNDED = 2**62
 

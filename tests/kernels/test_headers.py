@@ -18,7 +18,7 @@ from tidegate.kernels.headers import (
     read_headers,
     refusal,
 )
-from tidegate.testing.building import Rec, build_batch, canary_batch
+from tidegate.testing.batches import Rec, build_batch, canary_batch
 
 FIELDS = ["base_offset", "length", "leader_epoch", "magic", "crc", "attributes", "last_offset_delta"]
 FIELDS += ["base_timestamp", "max_timestamp", "producer_id", "producer_epoch", "base_sequence", "count"]

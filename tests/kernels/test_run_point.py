@@ -14,7 +14,7 @@ from tidegate.storage.lookup import span_of
 from tidegate.storage.memory.pool import WorkerMemoryPool, WriteBuffer
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.spec import Cursor, Merge
-from tidegate.testing.workers import rows_batch, store
+from workers import rows_batch, store
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # plain Python wraps hashes around, and says so

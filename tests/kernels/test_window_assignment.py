@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_oracles import keys_of_one_hash
 from tidegate.kernels.assignment import admit_sizes, assign_panes, list_late, list_windows, note_records
 from tidegate.kernels.run_matching import match_runs
 from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
@@ -18,9 +19,8 @@ from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import binary_parts
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.testing.storage import keys_of_one_hash
-from tidegate.testing.windows import ms
 from tidegate.windows.kinds import Hopping
+from window_oracles import ms
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 NO_NUMBERS, NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)

@@ -19,7 +19,7 @@ from tidegate.log.format.batch import (
     previous_sequence,
     stamp,
 )
-from tidegate.testing.building import CANARY_CRCS, Rec, build_batch, canary_batch
+from tidegate.testing.batches import CANARY_CRCS, Rec, build_batch, canary_batch
 
 TWO_RECORDS = bytes.fromhex(
     "0000000000000064 0000004c 00000003 02 c5dbc34b 0000 00000001"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from log_partitions import Place
 from tidegate.clock import ManualClock
 from tidegate.log.partitions.partition import PartitionLog
-from tidegate.testing.building import CANARY_CRCS, CANARY_START_MS, canary_batch, canary_timestamp
-from tidegate.testing.partitions import Place
+from tidegate.testing.batches import CANARY_CRCS, CANARY_START_MS, canary_batch, canary_timestamp
 
 FIRST, SECOND = f"{0:020d}", f"{109:020d}"
 

@@ -12,7 +12,7 @@ from tidegate.files import Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.topics.catalog import CATALOG_NAME, Catalog, LogFolder, TopicEntry
 from tidegate.log.topics.topic_config import Source
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 ENTRY = TopicEntry("AAAAAAAAAAAAAAAAAAAAAQ", 3, {"segment.bytes": "16384"})
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from log_partitions import CompactedPartition, compacting
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Effect
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.decode import DecodeLimits
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
-from tidegate.testing.building import CodecName, Rec, build_batch
-from tidegate.testing.compacting import CompactedPartition, compacting
+from tidegate.testing.batches import CodecName, Rec, build_batch
 
 DAY_MS = 86_400_000
 

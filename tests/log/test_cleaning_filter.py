@@ -13,7 +13,7 @@ from tidegate.log.format.batch import BatchHeader, check_batch, iter_headers
 from tidegate.log.format.decode import decode, scan_batches
 from tidegate.log.segments.transaction_index import AbortedTxn
 from tidegate.randomness import SeededRandomness
-from tidegate.testing.building import CODECS, CodecName, Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000

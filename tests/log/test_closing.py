@@ -30,7 +30,7 @@ from tidegate.log.partitions.checkpoints import (
 )
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.topics.topics import TopicPartition
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)
 

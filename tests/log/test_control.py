@@ -14,7 +14,7 @@ from tidegate.log.format.batch import (
     parse_control,
     read_control,
 )
-from tidegate.testing.building import CODECS, CodecName, Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 
 
 def test_the_golden_commit_marker() -> None:

@@ -19,7 +19,7 @@ from tidegate.log.format.decode import (
     scan_batches,
 )
 from tidegate.log.format.records import RECORD_SCHEMA
-from tidegate.testing.building import (
+from tidegate.testing.batches import (
     CODECS,
     CodecName,
     Rec,

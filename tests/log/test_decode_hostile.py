@@ -16,7 +16,7 @@ import pytest
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.format.batch import batch_crc
 from tidegate.log.format.decode import DecodeLimits, decode, decode_pieces, inspect_records
-from tidegate.testing.building import CODECS, COMPRESS, CodecName, Rec, build_batch, varint
+from tidegate.testing.batches import CODECS, COMPRESS, CodecName, Rec, build_batch, varint
 
 LIMITS = DecodeLimits(max_decompressed_bytes=1 << 16, max_piece_bytes=1 << 16, max_total_bytes=1 << 20)
 SMALL = [Rec(b"key", b"value", 1, (("h", b"x"), ("n", None))), Rec(None, b"", -1), Rec(b"", None, 2)]

@@ -7,7 +7,7 @@ import pytest
 
 from tidegate.errors import CorruptError
 from tidegate.log.format.decode import decode, inspect_records
-from tidegate.testing.building import CODECS, COMPRESS, CodecName, Rec, build_batch
+from tidegate.testing.batches import CODECS, COMPRESS, CodecName, Rec, build_batch
 
 ROWS = [Rec(b"k1", b"v1", 1000, (("h", b"x"), ("n", None))), Rec(b"k2", None, 1005), Rec(None, b"", 1003)]
 

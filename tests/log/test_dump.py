@@ -24,7 +24,7 @@ from tidegate.log.dump.json import JsonSink
 from tidegate.log.dump.text import TextSink
 from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, Codec
 from tidegate.log.format.compression import compress
-from tidegate.testing.building import CODECS, Rec, build_batch, canary_batch, end_transaction_batch
+from tidegate.testing.batches import CODECS, Rec, build_batch, canary_batch, end_transaction_batch
 
 BASE = "00000000000000000000"
 

@@ -23,7 +23,7 @@ from tidegate.log.topics.topic_config import Source
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 from tidegate.testing.faults import CrashAt, FailAt, SimulatedCrash, count_effects
 
 

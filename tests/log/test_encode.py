@@ -17,7 +17,7 @@ from tidegate.log.format.encode import (
     encode_together,
     encode_with_facts,
 )
-from tidegate.testing.building import (
+from tidegate.testing.batches import (
     CANARY_CRCS,
     CODECS,
     CodecName,

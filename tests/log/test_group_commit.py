@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from log_partitions import Place, one_record
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
@@ -16,7 +17,6 @@ from tidegate.log.partitions.fetching import Isolation, LogPoint
 from tidegate.log.partitions.syncing import GroupCommit
 from tidegate.log.producers.producer_state import ProducerStates
 from tidegate.testing.faults import EffectCounter, FailSync
-from tidegate.testing.partitions import Place, one_record
 
 
 class SlowDisk:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from log_partitions import START_MS, Place, one_record
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Effect, Files
 from tidegate.log.partitions.checkpoints import TopicId
@@ -22,9 +23,8 @@ from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.file_names import CLEANED, SWAP
 from tidegate.log.segments.segment import LogSegment
 from tidegate.randomness import SeededRandomness
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 from tidegate.testing.faults import CrashAt, SimulatedCrash, count_effects
-from tidegate.testing.partitions import START_MS, Place, one_record
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.topics.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler, ThreadScheduler
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 MINUTE_MS = 60_000
 FAR_AHEAD_MS = 4_000_000_000_000

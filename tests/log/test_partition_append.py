@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from log_partitions import START_MS, Place, one_record, records
 from tidegate.errors import CorruptError, FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Files
 from tidegate.log.format.batch import BatchHeader, Codec, RecordFacts
 from tidegate.log.format.decode import decode
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
-from tidegate.testing.building import CODECS, CodecName, Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 from tidegate.testing.faults import FailAt, ShortDisk
-from tidegate.testing.partitions import START_MS, Place, one_record, records
 
 
 @pytest.fixture

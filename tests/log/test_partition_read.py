@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import pytest
 
+from log_partitions import Place, one_record, records
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError
 from tidegate.log.format.batch import iter_headers
 from tidegate.log.partitions.fetching import Fetched, Isolation
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.transaction_index import AbortedTxn
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
-from tidegate.testing.partitions import Place, one_record, records
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 LOG_END, WATERMARK, COMMITTED = Isolation.LOG_END, Isolation.HIGH_WATERMARK, Isolation.TXN_COMMITTED
 

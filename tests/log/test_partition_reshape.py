@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from log_partitions import START_MS, Place, one_record, records
 from tidegate.errors import ConflictError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Files
 from tidegate.log.partitions.fetching import Isolation
@@ -16,7 +17,6 @@ from tidegate.log.segments.file_names import CLEANED
 from tidegate.log.segments.segment import LogSegment
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, SimulatedCrash, count_effects
-from tidegate.testing.partitions import START_MS, Place, one_record, records
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from log_partitions import PID
+from log_partitions import ProducerBench as Bench
 from tidegate.errors import FencedError, InvalidError, TidegateError
 from tidegate.log.producers.producer_snapshot import BatchMetadata
 from tidegate.log.producers.producer_state import Origin
-from tidegate.testing.producers import PID
-from tidegate.testing.producers import ProducerBench as Bench
 
 MAX = 2**31 - 1
 DAY_MS = 86_400_000

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from log_partitions import PID
+from log_partitions import ProducerBench as Bench
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.file_names import SNAPSHOT, offset_file
-from tidegate.testing.producers import PID
-from tidegate.testing.producers import ProducerBench as Bench
 
 DAY_MS = 86_400_000
 

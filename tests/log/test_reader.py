@@ -19,7 +19,7 @@ from tidegate.log.format.batch import iter_headers
 from tidegate.log.format.records import RECORD_SCHEMA
 from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, write_offsets
 from tidegate.log.producers.producer_state import Origin
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 START = 1_767_225_600_000
 

@@ -17,14 +17,14 @@ from tidegate.files import Effect, Files
 from tidegate.log.access.embedded import Log
 from tidegate.log.access.reader import Reader
 from tidegate.log.access.watermark import WATERMARK_NAME, WatermarkFile, boot_mark, read_watermark
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 WRITER = """
 import sys
 import pyarrow as pa
 from tidegate.log.access.embedded import Log
 from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 log = Log(sys.argv[1], durability="os")
 writer = log.writer("t", batch_records=10)

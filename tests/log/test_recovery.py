@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from log_partitions import Place, one_record
 from tidegate.errors import CorruptError
 from tidegate.log.access.embedded import Log
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.partitions.recovery import SafeRecovery
-from tidegate.testing.partitions import Place, one_record
 
 SIZE = 72  # one_record's
 

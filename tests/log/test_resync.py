@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.files import Files
 from tidegate.log.segments.resync import WINDOW_BYTES, next_sound_batch
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 FILES = Files()
 

@@ -30,7 +30,7 @@ from tidegate.log.partitions.partition import PartitionLog
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.testing.building import Rec, build_batch
+from tidegate.testing.batches import Rec, build_batch
 
 
 def row(number: str) -> pytest.MarkDecorator:

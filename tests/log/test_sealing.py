@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from log_partitions import Place, one_record
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError
 from tidegate.files import Effect, Files
@@ -18,8 +19,7 @@ from tidegate.log.partitions.sealing import Sealer, seal_as_found
 from tidegate.log.producers.producer_state import Origin
 from tidegate.log.segments.file_names import offset_file
 from tidegate.log.segments.seals import check_seals, read_seal
-from tidegate.testing.building import end_transaction_batch
-from tidegate.testing.partitions import Place, one_record
+from tidegate.testing.batches import end_transaction_batch
 
 SIZE = 72
 FILES = Files()

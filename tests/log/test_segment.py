@@ -24,7 +24,7 @@ from tidegate.log.segments.segment import LogSegment
 from tidegate.log.segments.transaction_index import AbortedTxn
 from tidegate.log.topics.topic_config import TopicConfig
 from tidegate.randomness import SeededRandomness
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 from tidegate.testing.faults import FailAt
 
 

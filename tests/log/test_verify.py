@@ -18,7 +18,7 @@ from tidegate.log.producers.producer_state import Origin
 from tidegate.log.verify.findings import MAX_KEPT_PER_KIND, Finding, Severity, parse_fail_on
 from tidegate.log.verify.folders import Compaction
 from tidegate.log.verify.verify import verify
-from tidegate.testing.building import (
+from tidegate.testing.batches import (
     CODECS,
     Rec,
     build_batch,

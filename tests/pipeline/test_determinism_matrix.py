@@ -15,7 +15,7 @@ import pytest
 
 import tidegate as tg
 from determinism import GROUPS, KINDS, WINDOWS, Line, Way, chains, defined, differing, lines, ran
-from tidegate.testing.windows import Clock, Record, oracle_of
+from window_oracles import Clock, Record, oracle_of
 
 PARTITIONS = (1, 3, 5)
 SIZES = (7, 12, 23, 45, 1000)

@@ -16,7 +16,7 @@ from tidegate.log.dump.dump import DumpOptions, Target, dump
 from tidegate.log.dump.json import JsonSink
 from tidegate.log.dump.text import TextSink
 from tidegate.log.verify.verify import verify
-from tidegate.testing.building import CODECS, Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import CODECS, Rec, build_batch, end_transaction_batch
 
 BASE = "00000000000000000000"
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from log_partitions import START_MS, Place, records
 from tidegate.log.format.batch import RecordFacts, iter_headers
 from tidegate.log.partitions.fetching import Isolation
 from tidegate.log.partitions.partition import PartitionLog
-from tidegate.testing.partitions import START_MS, Place, records
 
 
 @dataclass(frozen=True)

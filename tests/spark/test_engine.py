@@ -15,15 +15,15 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+import pipelines
 import tidegate as tg
+from meddling import Meddling
+from pipelines import COPARTITIONED, NOON, every_kind, records, run_all, stored
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.pipeline.rounds.orders import RoundOrder, TaskOrder, Tick
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.spark.engine import SparkEngine
-from tidegate.testing import pipelines
-from tidegate.testing.meddling import Meddling
-from tidegate.testing.pipelines import COPARTITIONED, NOON, every_kind, records, run_all, stored
 
 ROWS = 2400
 TOPICS = (*COPARTITIONED, "by-shop")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from push_kit import order_of, part_of, push_here, rows, sorted_batches
 
+from backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
@@ -29,7 +30,6 @@ from tidegate.tables.versions.ingesting import Ingested, IngestSettings, ingest_
 from tidegate.tables.versions.pushing import VersionPush
 from tidegate.tables.versions.reading import view_version
 from tidegate.tables.versions.record import State, TableVersion
-from tidegate.testing.backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.testing.faults import SimulatedCrash
 
 GIVEN = rows(120)

@@ -25,11 +25,11 @@ from kill_kit import Failing
 
 import replica_processes
 import tidegate as tg
+from pipelines import NOON, TEN, every_kind, named_objects, objects_of, run_all
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import Records
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.testing.pipelines import NOON, TEN, every_kind, named_objects, objects_of, run_all
 
 APP = "every-kind"
 WINDOWED = ("tumbling", "hopping", "sliding", "by-shop")
@@ -39,7 +39,7 @@ from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
 from kill_kit import ASKED, Failing, JumpingClock
-from tidegate.testing.pipelines import every_kind
+from pipelines import every_kind
 
 folder = Path(sys.argv[1])
 failing = Failing(folder / "faults")

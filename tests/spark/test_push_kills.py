@@ -29,7 +29,7 @@ from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
 from tidegate.spark.push import driver
-from tidegate.testing.meddling import Meddling
+from meddling import Meddling
 
 class Disturbing(Meddling):
     # Both jobs of a push, with places to act at. Who stalls does so until another attempt has begun, or for long.

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from push_kit import compact, damage, keys_of, order_of, part_of, push_here, rows, sorted_batches, stamps
 
+from backend_faults import BackendEffect, WatchedBackend
 from tidegate.clock import SystemClock
 from tidegate.errors import CommitGoneError, ConflictError, UnavailableError
 from tidegate.integrity import Sender
@@ -28,7 +29,6 @@ from tidegate.tables.versions.pushing import VersionPush
 from tidegate.tables.versions.reading import versioned_table
 from tidegate.tables.versions.record import State
 from tidegate.tables.versions.report import PushFailedError
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 
 LOST = (DamageKind.DROP, DamageKind.TRUNCATE_TAIL, DamageKind.FORGET_PRODUCER)
 

@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from cluster_kit import answers, run_script
 
-from tidegate.clock import SystemClock
-from tidegate.pipeline.rounds.collecting import Collector
-from tidegate.pipeline.rounds.records import Records
-from tidegate.storage.backends.folder import FolderBackend
-from tidegate.testing import pipelines
-from tidegate.testing.meddling import STEPS, Meddling
-from tidegate.testing.pipelines import (
+import pipelines
+from meddling import STEPS, Meddling
+from pipelines import (
     every_kind,
     named_objects,
     objects_of,
@@ -25,6 +21,10 @@ from tidegate.testing.pipelines import (
     run_all,
     stored,
 )
+from tidegate.clock import SystemClock
+from tidegate.pipeline.rounds.collecting import Collector
+from tidegate.pipeline.rounds.records import Records
+from tidegate.storage.backends.folder import FolderBackend
 
 APP = "every-kind"
 TOPICS = ("tumbling", "by-shop")
@@ -38,8 +38,8 @@ import json, os, sys
 from pathlib import Path
 import tidegate.spark
 from cluster_kit import two_hosts
-from tidegate.testing.meddling import Meddling
-from tidegate.testing.pipelines import NOON, every_kind
+from meddling import Meddling
+from pipelines import NOON, every_kind
 from tidegate.clock import ManualClock
 
 folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -79,7 +79,7 @@ from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.master import Master
 from tidegate.pipeline.rounds.records import Records
 from tidegate.spark.engine import SparkEngine
-from tidegate.testing.pipelines import every_kind, run_all
+from pipelines import every_kind, run_all
 
 folder, step, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 moment, _, step = step.rpartition("-")

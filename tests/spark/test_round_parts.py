@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipelines import every_kind
 from tidegate import errors
 from tidegate.errors import (
     CorruptError,
@@ -27,7 +28,6 @@ from tidegate.spark.rounds.failures import Failure, describe, rebuild
 from tidegate.spark.rounds.placing import places, share_of
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import MissingObjectError
-from tidegate.testing.pipelines import every_kind
 from tidegate.windows.events import EventBatch
 
 RAISED = [

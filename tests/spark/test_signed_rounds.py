@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+import pipelines
+from pipelines import every_kind, run_all
 from tidegate.errors import InvalidError
 from tidegate.spark.push.driver import _ingest_in_task
 from tidegate.spark.tables.options import TableOptions
 from tidegate.storage import state_key_id
 from tidegate.storage.backends.folder import OWN_FILES
 from tidegate.tables.versions.record import TableVersion
-from tidegate.testing import pipelines
-from tidegate.testing.pipelines import every_kind, run_all
 
 KEY = bytes((13 * i + 5) % 256 for i in range(32)).hex()
 ONLY = ("tumbling", "shops")
@@ -28,7 +28,7 @@ import sys, urllib.request
 from pathlib import Path
 import tidegate.spark
 from tidegate.spark.session import check_session
-from tidegate.testing.pipelines import every_kind, run_all
+from pipelines import every_kind, run_all
 folder, key = Path(sys.argv[1]), sys.argv[2]
 in_config = {"spark.executorEnv.TIDEGATE_STATE_KEY": key}
 spark = tidegate.spark.session("signed", master="local[2,2]", ui=True, config=in_config)

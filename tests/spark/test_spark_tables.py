@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
+from table_records import Said, session_record, window_record, write_records
 from tidegate.errors import InvalidError, TidegateWarning, UnavailableError
 from tidegate.log.access.embedded import Log
 from tidegate.spark.tables.filters import bounds_of
@@ -46,8 +47,7 @@ from tidegate.tables.serdes.named import require_serde, serde_from
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, write_records
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 MINUTE = 60_000
 WINDOWS, SESSIONS, KEYS, ENDLESS = "windows-changelog", "sessions-changelog", "accounts", "endless-changelog"

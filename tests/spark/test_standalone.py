@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.testing import pipelines
-from tidegate.testing.pipelines import every_kind, run_all, stored
+import pipelines
+from pipelines import every_kind, run_all, stored
 
 TOPICS = ("tumbling", "session", "by-shop")
 JOB = """
 import sys
 from pathlib import Path
 from pyspark.sql import SparkSession
-from tidegate.testing.pipelines import every_kind, run_all
+from pipelines import every_kind, run_all
 
 spark = SparkSession.builder.appName("standalone").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")

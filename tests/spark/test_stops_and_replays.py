@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import pipelines
+from pipelines import NOON, every_kind, run_all, stored
 from tidegate.cli.main import run as command_line
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.spark.engine import SparkEngine
 from tidegate.storage import open_backend
-from tidegate.testing import pipelines
-from tidegate.testing.pipelines import NOON, every_kind, run_all, stored
 
 TOPICS = ("tumbling", "session", "by-shop")
 CO_PARTITIONED = TOPICS[:2]

@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_oracles import START, expected, key_format, rows_of, said, stream
+from task_rig import last_of_each, window_rows
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.pipeline.definition.app import App
@@ -24,14 +26,11 @@ from tidegate.spark.engine import SparkEngine
 from tidegate.storage import StorageConfig, open_backend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.task_oracle import START, expected, key_format, rows_of, said, stream
-from tidegate.testing.tasks import last_of_each, window_rows
-from tidegate.testing.windows import ms
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
+from window_oracles import ms
 
 LATER = START + 86_400_000
 EVICTING = {

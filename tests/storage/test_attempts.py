@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from backend_faults import BackendRecorder, WatchedBackend
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.randomness import SeededRandomness
@@ -21,8 +22,7 @@ from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge
 from tidegate.storage.state_cache import BytesCodec
-from tidegate.testing.backend_faults import BackendRecorder, WatchedBackend
-from tidegate.testing.workers import TASK, Row, Worker, rows_batch, store
+from workers import TASK, Row, Worker, rows_batch, store
 
 ATTEMPT = """
 import sys
@@ -30,7 +30,7 @@ from pathlib import Path
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.runtime import WorkerStorageRuntime
-from tidegate.testing.workers import TASK, rows_batch, store
+from workers import TASK, rows_batch, store
 
 folder, token, first = Path(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
 with WorkerStorageRuntime.open(StorageConfig.for_tests(deleted_by="master"), FolderBackend(folder)) as runtime:

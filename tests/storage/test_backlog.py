@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.testing.threads import Beside, until
 
 NEVER_MS = 600_000  # longer than any test waits: who needs it is found hanging
 

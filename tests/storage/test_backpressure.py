@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from storage_oracles import batch_of, scan_all
 from tidegate.clock import SystemClock
 from tidegate.errors import OverloadError
 from tidegate.files import Files
@@ -24,7 +25,6 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.testing.storage import batch_of, scan_all
 
 TASK = "job/window/0"
 LIMIT = 64 << 10

@@ -6,13 +6,13 @@ from itertools import islice
 
 import pytest
 
+from backend_faults import RefuseAt, WatchedBackend
 from tidegate.errors import UnavailableError
 from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.index import Tenant
 from tidegate.storage.spec import Merge
-from tidegate.testing.backend_faults import RefuseAt, WatchedBackend
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 BUCKET = 1000
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
@@ -13,9 +14,8 @@ from tidegate.storage.index import BucketIndex
 from tidegate.storage.manifest import Token
 from tidegate.storage.spec import Merge
 from tidegate.storage.state_cache import BytesCodec
-from tidegate.testing.backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.testing.faults import SimulatedCrash
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 
 def rows(count: int, *, start: int = 0, ts: int = 1000) -> list[Row]:

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from storage_oracles import keys_of_one_hash
 from tidegate.kernels import group_order
 from tidegate.storage.reader import RangeRequest
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import binary_parts
 from tidegate.storage.spec import Merge
-from tidegate.testing.storage import keys_of_one_hash
-from tidegate.testing.workers import TASK, Row, Worker, rows_batch, store
+from workers import TASK, Row, Worker, rows_batch, store
 
 COUNT = 1024
 

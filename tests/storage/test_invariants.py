@@ -17,6 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from backend_faults import BackendEffect, RefuseAt, WatchedBackend
+from schedules import draw
+from simulated_worker import (
+    CONFIGS,
+    KEYS,
+    WEIGHTS,
+    SimulatedStore,
+    SimulatedTask,
+    SimulatedWorker,
+)
+from storage_oracles import fold, keys_of_one_hash, rows_of, scan_all
 from tidegate.errors import InternalError, InvalidError, UnavailableError
 from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
@@ -28,11 +39,6 @@ from tidegate.storage.reader import RangeRequest, Time
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge
-from tidegate.testing.backend_faults import BackendEffect, RefuseAt, WatchedBackend
-from tidegate.testing.schedules import draw
-from tidegate.testing.simulated_stores import CONFIGS, KEYS, WEIGHTS, SimulatedStore, SimulatedTask
-from tidegate.testing.simulated_worker import SimulatedWorker
-from tidegate.testing.storage import fold, keys_of_one_hash, rows_of, scan_all
 
 PATIENCE_S = 300
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from storage_oracles import keys_of_one_hash
 from tidegate.errors import InvalidError
 from tidegate.storage.index import PlainState
 from tidegate.storage.reader import All, RangeRequest, Time
 from tidegate.storage.runs.build import SortedRows
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.spec import Merge
-from tidegate.testing.storage import keys_of_one_hash
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 
 def joined(worker: Worker, state: PlainState, keys: list[bytes], bounds: Any = All()) -> list[Row]:  # noqa: B008

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_oracles import batch_of
+from threads import Beside
 from tidegate.errors import InternalError
 from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.memory import key_lru
@@ -22,8 +24,6 @@ from tidegate.storage.memory.key_lru import (
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.testing.storage import batch_of
-from tidegate.testing.threads import Beside
 
 SPEC = StoreSpec("events", Merge.APPEND, pa.schema([("value", pa.int64())]))
 

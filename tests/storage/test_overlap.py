@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from threads import PATIENCE_S
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.storage.backends.base import MissingObjectError, Part, overlap
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.index import PlainState
 from tidegate.storage.reader import RangeRequest
-from tidegate.testing.threads import PATIENCE_S
-from tidegate.testing.workers import TASK, Worker, store
+from workers import TASK, Worker, store
 
 PACKS = 8
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from threads import Beside
 from tidegate.errors import OverloadError
 from tidegate.storage.index import PlainState
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.reader import RangeRequest
-from tidegate.testing.threads import Beside
-from tidegate.testing.workers import TASK, Worker, store
+from workers import TASK, Worker, store
 
 ROWS = [(b"k%d" % number, 1000, number) for number in range(200)]
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import Tenant
 from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool, relief_shares
-from tidegate.testing.threads import Beside, until
 
 BUFFER, BASE, STATE = Tenant.WRITE_BUFFER, Tenant.BASE_RUNS, Tenant.STATE_CACHE
 

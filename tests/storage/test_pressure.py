@@ -12,7 +12,7 @@ from tidegate.errors import OverloadError
 from tidegate.storage.index import PlainState, Tenant
 from tidegate.storage.reader import RangeRequest
 from tidegate.storage.state_cache import BytesCodec
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 KIB = 1024
 

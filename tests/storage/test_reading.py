@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_oracles import TASK, LaidStore, batch_of, keys_of_one_hash, rows_of
 from tidegate.errors import InvalidError, OverloadError, TidegateError, UnavailableError
 from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
@@ -23,8 +24,6 @@ from tidegate.storage.reader import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Sum
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
-from tidegate.testing.laid_store import TASK, LaidStore
-from tidegate.testing.storage import batch_of, keys_of_one_hash, rows_of
 
 EVENTS = StoreSpec(
     "events", Merge.APPEND, pa.schema([("value", pa.int64()), ("text", pa.string())]), bucket_ms=1000

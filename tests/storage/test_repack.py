@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from backend_faults import RefuseAt, WatchedBackend
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.backends.sealed import pack_name, segment_of_pack
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import PlainState
 from tidegate.storage.spec import Merge
-from tidegate.testing.backend_faults import RefuseAt, WatchedBackend
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 SEGMENT = 10_000
 LATE = 9_000  # the bucket that stays

@@ -12,7 +12,7 @@ from tidegate.storage.maintenance import supervisor
 from tidegate.storage.maintenance.compaction import compact, is_crowded
 from tidegate.storage.maintenance.operations import RESTING, Operation
 from tidegate.storage.spec import Merge
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 STRIP = 4096
 

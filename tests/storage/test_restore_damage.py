@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from backend_faults import BackendEffect, WatchedBackend
+from simulated_worker import SimulatedWorker
 from tidegate.errors import CorruptError, InvalidError, TidegateError
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.manifest import Token, reachable
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
-from tidegate.testing.simulated_worker import SimulatedWorker
 
 TASK = "t"
 Saved = tuple[SimulatedWorker, "DamagedBackend"]

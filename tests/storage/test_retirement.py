@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from threads import Beside
 from tidegate.clock import ManualClock
 from tidegate.errors import InternalError, UnavailableError
 from tidegate.storage.index import StoredRef
@@ -17,7 +18,6 @@ from tidegate.storage.maintenance.retirement import (
     PackUse,
     Waiting,
 )
-from tidegate.testing.threads import Beside
 
 
 class Shelves:

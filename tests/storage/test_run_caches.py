@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from storage_oracles import batch_of
 from tidegate.clock import ManualClock
 from tidegate.errors import InternalError, OverloadError
 from tidegate.storage.config import StorageConfig
@@ -13,7 +14,6 @@ from tidegate.storage.memory.pool import BaseRuns, WorkerMemoryPool, WriteBuffer
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.testing.storage import batch_of
 
 SPEC = StoreSpec("events", Merge.APPEND, pa.schema([("value", pa.int64())]))
 

@@ -19,13 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from schedules import ScheduleFailure, Step, check_schedules, draw, shrink
+from simulated_worker import WEIGHTS, SimulatedWorker, run_schedule
 from tidegate.clock import ManualClock
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.schedules import ScheduleFailure, Step, check_schedules, draw, shrink
-from tidegate.testing.simulated_stores import WEIGHTS
-from tidegate.testing.simulated_worker import SimulatedWorker, run_schedule
 
 BLOCKS, SCHEDULES, LENGTH = 30, 75, 26
 FOLDER_SCHEDULES = 12

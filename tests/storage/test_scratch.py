@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import OverloadError
 from tidegate.storage.memory import scratch
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.testing.threads import Beside, until
 
 
 def limiter_of(clock: Clock | None = None, **changes: Any) -> ScratchLimiter:

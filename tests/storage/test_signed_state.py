@@ -21,8 +21,7 @@ from tidegate.storage import open_backend, resign, state_key_id
 from tidegate.storage.backends.base import StorageBackend, put_all
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.signed import HEAD_BYTES, MAGIC, SignedBackend, StateKeys, state_keys
-from tidegate.testing.crash_states import crash_states
-from tidegate.testing.recording import Recorder
+from tidegate.testing.crash_states import Recorder, crash_states
 
 FIRST, SECOND = (bytes((7 * i + n) % 256 for i in range(32)) for n in (1, 2))
 OBJECTS = {"t/packs/a.pack": b"a pack" * 50, "t/packs/b.pack": b"b pack" * 50, "t/letters": b""}

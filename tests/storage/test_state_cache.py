@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from storage_oracles import keys_of_one_hash
+from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
@@ -21,8 +23,6 @@ from tidegate.storage.memory.pool import WorkerMemoryPool
 from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.state import NamedValues, StateCaches, StateHandle
 from tidegate.storage.state_cache import ENTRY_BYTES, BytesCodec, StateCache, hash_of
-from tidegate.testing.storage import keys_of_one_hash
-from tidegate.testing.threads import Beside, until
 
 STATE = Tenant.STATE_CACHE
 State = dict[str, int]

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from backend_faults import BackendRecorder, DieAt, RefuseAt, WatchedBackend
+from schedules import Step, draw
+from simulated_worker import WEIGHTS, SimulatedWorker
 from tidegate.clock import ManualClock
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.files import Files
@@ -24,11 +27,7 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.manifest import Token, reachable
-from tidegate.testing.backend_faults import BackendRecorder, DieAt, RefuseAt, WatchedBackend
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, SimulatedCrash, dying_process
-from tidegate.testing.schedules import Step, draw
-from tidegate.testing.simulated_stores import WEIGHTS
-from tidegate.testing.simulated_worker import SimulatedWorker
 
 LATER_MS = 10**9
 A, B = 0, 1  # steps choose their task by a % 4, and its store by a // 7

@@ -17,7 +17,7 @@ from tidegate.storage.memory.pool import WorkerMemoryPool, WriteBuffer
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
 from tidegate.storage.metrics import PREFIX, StorageStats
 from tidegate.storage.state_cache import BytesCodec, StateCache
-from tidegate.testing.workers import TASK, Worker, store
+from workers import TASK, Worker, store
 
 T = ("t",)
 

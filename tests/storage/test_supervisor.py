@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from backend_faults import BackendRecorder, RefuseAt, WatchedBackend
+from threads import until
 from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.scheduling import ThreadScheduler
@@ -13,9 +15,7 @@ from tidegate.storage.maintenance.dump import relieve
 from tidegate.storage.memory.key_lru import OFTEN
 from tidegate.storage.reader import RangeRequest, Time
 from tidegate.storage.spec import Merge
-from tidegate.testing.backend_faults import BackendRecorder, RefuseAt, WatchedBackend
-from tidegate.testing.threads import until
-from tidegate.testing.workers import TASK, Row, Worker, store
+from workers import TASK, Row, Worker, store
 
 
 def rows(count: int, *, start: int = 0, ts: int = 1000) -> list[Row]:

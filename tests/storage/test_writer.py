@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from threads import Beside, until
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
@@ -17,8 +18,7 @@ from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor, Merge
 from tidegate.storage.state_cache import BytesCodec
-from tidegate.testing.threads import Beside, until
-from tidegate.testing.workers import TASK, Row, Worker, rows_batch, store
+from workers import TASK, Row, Worker, rows_batch, store
 
 
 def rows(count: int, *, start: int = 0, ts: int = 1000, key: bytes = b"k") -> list[Row]:

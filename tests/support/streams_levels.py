@@ -18,22 +18,22 @@ import pyarrow as pa
 
 import tidegate as tg
 from streams_cases import AGAIN, LATEST, RESTART, Counted, Event, Put, Read, StoreCase, WindowCase
+from table_records import Said, session_record, window_record, write_records
 from tidegate.errors import TidegateWarning
 from tidegate.storage import Count
-from tidegate.testing.tables import Said, session_record, window_record, write_records
-from tidegate.testing.windows import ms
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.layouts import SessionWindow, Windowed
+from tidegate.windows.keys import SessionWindow, Windowed
 from tidegate.windows.kinds import Session, Sliding
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 from tidegate.windows.stores.key_value_store import KeyValueStore
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.window_store import WindowStore
+from window_oracles import ms
+from workers import TASK, Worker
 
 LogLine = tuple[bytes, bytes | None, int]
 

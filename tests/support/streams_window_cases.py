@@ -10,7 +10,7 @@ from typing import Any
 
 import tidegate as tg
 from streams_cases import AGAIN, APP, STORE, TABLE, Counted, Event, WindowCase
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 K, A, B, C, D, X = b"k", b"a", b"b", b"c", b"d", b"x"
 GAP = 300_000

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.consumed import Consumed
@@ -14,8 +15,7 @@ from tidegate.tables.key_table import table as key_table
 from tidegate.tables.serdes.plain import Bytes, Long
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, write_records
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 MINUTE = 60_000
 TOPIC = "windows-changelog"

@@ -21,7 +21,7 @@ from tidegate.errors import InvalidError
 from tidegate.kernels import json_rows as kernel
 from tidegate.kernels.json_numbers import double_bits
 from tidegate.tables.serdes.json_columns import DecodedValues, JsonDecoder
-from tidegate.windows.keys.binary_columns import binary_column
+from tidegate.windows.keys import binary_column
 
 FIELDS: dict[str, Any] = {"text": "string", "whole": "int", "real": "double", "flag": "bool"}
 

@@ -14,7 +14,7 @@ from tidegate.tables.building import cells as module
 from tidegate.tables.building.cells import MOST_CELLS, Cell, OffsetCells
 from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import table_rules
-from tidegate.windows.stores.expiry import Expiry
+from tidegate.windows.stores.segments import Expiry
 
 MINUTE = 60_000
 NONE = np.empty(0, np.int64)

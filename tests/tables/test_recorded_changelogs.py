@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
+from table_records import Said, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import WindowedKeyFormatError
 from tidegate.log.access.embedded import Log
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, windows_in, write_records
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 SESSIONS = [name for name in NAMES if load_fixture(name).store_kind == "session"]
 TIMES = [name for name in NAMES if name not in SESSIONS and name != "papi-duplicates"]

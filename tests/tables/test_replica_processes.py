@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from replica_processes import NAMES, VERSION, Nursery, Stage, until
-from tidegate.testing.simulated_replicas import led
+from simulated_replicas import led
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from schedules import ScheduleFailure, Step, draw, shrink
+from simulated_replicas import LIVE, WEIGHTS, World
 from tidegate.errors import TidegateWarning
-from tidegate.testing.schedules import ScheduleFailure, Step, draw, shrink
-from tidegate.testing.simulated_replicas import LIVE, WEIGHTS, World
 
 LENGTH = 50
 SCHEDULES, PARTS = 1000, 4

@@ -20,7 +20,7 @@ from tidegate.tables.serdes import json_serde
 from tidegate.tables.serdes.json_serde import Json, encode_objects
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
 from tidegate.tables.serdes.windowed import WindowedSerde, windowed
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow, Windowed
+from tidegate.windows.keys import SessionWindow, TimeWindow, Windowed
 
 PLAIN: list[Serde[Any]] = [Bytes(), String(), Int(), Long(), Double(), Json(), Json(a="int")]
 

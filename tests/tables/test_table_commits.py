@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, IntegrityError, InvalidError, OverloadError, UnavailableError
 from tidegate.integrity import restore_checkpoint
@@ -18,8 +19,7 @@ from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.topic_table import TopicTable
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
-from tidegate.testing.building import Rec, build_batch, end_transaction_batch
-from tidegate.testing.tables import window_record, windows_in, write_records
+from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 TOPIC = "windows-changelog"
 
@@ -373,8 +373,8 @@ def test_a_following_table_sees_what_is_written(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_background_is_raised_to_whoever_asks(tmp_path: Path) -> None:
+    from table_records import Said
     from tidegate.errors import WindowedKeyFormatError
-    from tidegate.testing.tables import Said
 
     with Log(tmp_path / "log", durability="os") as log:
         log.create_topic(TOPIC)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from table_records import Said, window_record, windows_in, write_records
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.files import Files
 from tidegate.log.access.embedded import Log
@@ -27,8 +28,7 @@ from tidegate.scheduling import ManualScheduler
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.faults import CrashAt, EffectCounter, count_effects, dying_process
-from tidegate.testing.tables import Said, window_record, windows_in, write_records
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 TOPIC = "windows-changelog"
 ROUNDS, ROUND = 3, 12
@@ -222,7 +222,7 @@ import os, signal, sys
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 def build():
     with Log(sys.argv[1], read_only=True) as log:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import CommitGoneError, CorruptError
 from tidegate.log.access.embedded import Log
@@ -21,7 +22,6 @@ from tidegate.tables.key_table import table as key_table
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, write_records
 
 PARTITIONS, KEYS = 4, 40
 LAST = KEPT + 3

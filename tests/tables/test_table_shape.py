@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from table_records import Said, session_record, window_record, windows_in, write_records
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.consumed import Consumed
@@ -23,7 +24,6 @@ from tidegate.tables.serdes.plain import Int, Long, String
 from tidegate.tables.serdes.windowed import windowed
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, windows_in, write_records
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.access.embedded import Log
 from tidegate.tables.building.successor import Successor
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
-from tidegate.testing.tables import window_record, windows_in, write_records
 
 TOPIC = "windows-changelog"
 

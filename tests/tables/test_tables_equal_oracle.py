@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.log.access.embedded import Log
 from tidegate.scheduling import ManualScheduler
@@ -18,8 +19,7 @@ from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.key_table import table as key_table
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, write_records
-from tidegate.testing.windows import ms
+from window_oracles import ms
 
 MINUTE = 60_000
 RETENTION = 4 * MINUTE

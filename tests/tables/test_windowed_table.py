@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from table_records import Said, session_record, window_record, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import (
     CorruptError,
@@ -26,9 +27,8 @@ from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Int, Long, String
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
-from tidegate.testing.tables import Said, session_record, window_record, windows_in, write_records
-from tidegate.testing.windows import ms
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow
+from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow
+from window_oracles import ms
 
 MINUTE = 60_000
 
@@ -384,7 +384,7 @@ def test_a_table_drops_time_segments_by_the_rule_of_all_stores(
     """The drainer's put enters time segments as a store's does, and that is what cleans up; opening does it too."""
     import sys
 
-    from tidegate.windows.stores.time_segments import TimeSegments
+    from tidegate.windows.stores.segments import TimeSegments
 
     callers: list[list[str]] = []
     really = TimeSegments.cleanup_expired_segments

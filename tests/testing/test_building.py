@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tidegate.testing.building import (
+from tidegate.testing.batches import (
     CANARY_CRCS,
     CODECS,
     Rec,

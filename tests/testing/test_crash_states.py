@@ -9,8 +9,7 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.testing.crash_states import CrashState, Model, crash_states
-from tidegate.testing.recording import Recorder, Recording
+from tidegate.testing.crash_states import CrashState, Model, Recorder, Recording, crash_states
 
 OLD, NEW = b"old" * 400, b"new" * 500
 Protocol = Callable[[Files, Path], None]

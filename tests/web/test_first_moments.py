@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from served_shop import WINDOW_MS, shop
 
 import tidegate as tg
+from backend_faults import BackendEffect, WatchedBackend
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import Commits
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
 from tidegate.web import overview, tables
 from tidegate.web.endpoints import ENDPOINTS
 from tidegate.web.failures import failure_of

@@ -207,7 +207,7 @@ def test_visible_text_keeps_what_can_be_seen(text: str) -> None:
 
 @given(st.binary(min_size=1, max_size=20), st.integers(700_000_000_000, 4_000_000_000_000))
 def test_windowed_keys_are_read_back(inner: bytes, start: int) -> None:
-    from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, encode_key
+    from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
 
     for format, window in (
         ("changelog", TimeWindow(start, start + 1000)), ("topic", TimeWindow(start, start + 1000)),

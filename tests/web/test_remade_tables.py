@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 import tidegate as tg
+from table_records import Said, window_record, write_records
 from tidegate.errors import UnavailableError
-from tidegate.testing.tables import Said, window_record, write_records
-from tidegate.testing.windows import ms
 from tidegate.web import tables
 from tidegate.web.failures import NotThereError
 from tidegate.web.open_tables import opened
 from tidegate.web.schemas import FetchQuestion, ScanQuestion, TableQuestion
 from tidegate.web.site import Site
+from window_oracles import ms
 
 NAME, MINUTE, ROWS = "latest", 60_000, 6000
 

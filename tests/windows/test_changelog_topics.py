@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tidegate.windows.keys.changelog_topics import changelog_name, changelog_settings
+from tidegate.windows.changelog import changelog_name, changelog_settings
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage import Count, Merge, SortedRows, StoreSpec, Sum
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.runs.columns import hash_keys
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.segmented_store import StoreState
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 RETENTION, INTERVAL, BUCKET = 40, 16, 8
 KEYS = (b"a", b"aa", b"b", b"\x00", b"")

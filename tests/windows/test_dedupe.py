@@ -10,18 +10,19 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from task_oracles import VALUES, Record, batch_of, forwarded, operator_on
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.sealed import seal, unseal
 from tidegate.storage.manifest import KEPT_BY_NAME, MANIFEST, Body, Token, digest_of
 from tidegate.storage.state import extra_name
-from tidegate.testing.dedupe import VALUES, Record, batch_of, forwarded, operator_on
-from tidegate.testing.windows import ms
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.shapes import Moment
+from window_oracles import ms
+from workers import TASK, Worker
 
 NOW = Moment(now_ms=0)
 

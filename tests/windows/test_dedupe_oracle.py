@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.testing.dedupe import VALUES, Oracle, Record, batch_of, forwarded, operator_on
-from tidegate.testing.windows import ms
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.operators.dedupe import DedupeOperator, Deduplicate
-from tidegate.windows.operators.shapes import Moment
+from task_oracles import VALUES, Oracle, Record, batch_of, forwarded, operator_on
+from tidegate.windows.kinds import Deduplicate
+from tidegate.windows.operators.base import Moment
+from tidegate.windows.operators.dedupe import DedupeOperator
+from window_oracles import ms
+from workers import TASK, Worker
 
 NOW = Moment(now_ms=0)
 

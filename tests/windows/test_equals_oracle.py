@@ -1,6 +1,6 @@
 """Every kind of window, on random streams, against the slow way (WS-T89).
 
-The vector operators must answer what `tidegate.testing.windows` answers record by record: the table a reader of the
+The vector operators must answer what `window_oracles` answers record by record: the table a reader of the
 updates ends up with, every final window once and in order, every late record and how late it was. Wherever the
 stream is cut into batches, whatever maintenance does in between (dumps, evictions, compactions), and wherever the
 process dies and goes on from a checkpoint.
@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from tidegate.storage import Count, First, Last, Max, Min, Sum
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, WindowOracle, ms, oracle_of
-from tidegate.testing.workers import Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.base import Moment, Output, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
+from window_oracles import CLOSE, UPDATE, Record, Row, WindowOracle, ms, oracle_of
+from workers import Worker
 
 TASK = "app/orders/0"
 VALUES = pa.schema([pa.field("key", pa.int64())])  # a user's column called `key` is the user's

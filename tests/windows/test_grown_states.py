@@ -11,12 +11,12 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.storage import StorageConfig, WorkerStorageRuntime, open_backend
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling
+from tidegate.windows.operators.base import Moment
 from tidegate.windows.operators.layout import StateLayout, window_layout
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 

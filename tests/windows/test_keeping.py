@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.windows.events import EventBatch
-from tidegate.windows.keeping import keep_events
+from tidegate.windows.events import EventBatch, keep_events
 
 ROWS = 40
 

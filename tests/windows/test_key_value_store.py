@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import TidegateWarning
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.stores.key_value_store import KeyValueStore
-from tidegate.windows.stores.store_rows import TimestampedValue
+from tidegate.windows.stores.value_store import TimestampedValue
+from workers import TASK, Worker
 
 KEYS = st.sampled_from([b"", b"\0", b"a", b"aa", b"ab", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\xff"])
 PUTS = st.lists(st.tuples(KEYS, st.none() | st.binary(max_size=3)), max_size=25)

@@ -10,7 +10,7 @@ from tidegate.storage import Count, Max, StorageConfig, Sum, WorkerStorageRuntim
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
 from tidegate.windows.operators.windows import WindowOperator
 
 ROWS, KEYS = 900, 20

@@ -11,12 +11,11 @@ import pytest
 from tidegate.errors import OverloadError
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.windows.aggregates.distinct import CountDistinct
-from tidegate.windows.aggregates.lists import Collect
+from tidegate.windows.aggregates.collections import Collect, CountDistinct
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
 

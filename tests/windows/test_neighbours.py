@@ -12,8 +12,8 @@ from tidegate.clock import ManualClock
 from tidegate.storage import Count, Max, Min, ScratchLimiter, Sum
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import EventBatch
-from tidegate.windows.operators import neighbours
-from tidegate.windows.operators.neighbours import Stretches, merge_stretches, place_by_time
+from tidegate.windows.operators import merge_tree
+from tidegate.windows.operators.merge_tree import Stretches, merge_stretches, place_by_time
 
 INT = pa.int64()
 SCRATCH = ScratchLimiter(ManualClock(), reader_slots=1, maintenance_slots=1, timeout_ms=0)
@@ -53,7 +53,7 @@ def test_a_stretch_is_the_sum_of_the_rows_its_window_takes(
         away_before=np.concatenate([[0], np.cumsum(firsts[order] > 0)]).astype(np.int32),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "FEW", few)
+        patch.setattr(merge_tree, "FEW", few)
         merged = merge_stretches(FOLDS, partial(values), order, windows, SCRATCH, str)
     (counts, *_), results = FOLDS.finish(merged)
     assert counts.tolist() == [len(each) for each in taken]

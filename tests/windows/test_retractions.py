@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.kinds import Hopping, Tumbling, Unlimited
+from tidegate.windows.operators.base import Moment, Output
 from tidegate.windows.operators.layout import window_layout
 from tidegate.windows.operators.retractions import Retractions
-from tidegate.windows.operators.shapes import Moment, Output
 from tidegate.windows.operators.windows import WindowOperator
+from workers import TASK, Worker
 
 VALUES = pa.schema([("d", pa.float64()), ("i", pa.int64()), ("e", pa.decimal128(12, 2))])
 AGGREGATES = {

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from tidegate.durations import duration_ms
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage import Count, StorageConfig, Sum
-from tidegate.testing.kafka_sliding import KafkaSlidingOracle
-from tidegate.testing.windows import Record, SlidingOracle, WindowOracle, ms
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.base import Moment, Output, WindowRows
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
-from tidegate.windows.operators.windows import FutureGuard, WindowOperator
+from tidegate.windows.operators.windowed_operator import FutureGuard
+from tidegate.windows.operators.windows import WindowOperator
+from window_oracles import KafkaSlidingOracle, Record, SlidingOracle, WindowOracle, ms
+from workers import TASK, Worker
 
 VALUES = pa.schema([("value", pa.int64())])
 Emitted = tuple[int, int, int, int | None]  # start, end, timestamp, count (None: deleted)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tidegate.storage import Count, Sum
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import Record, SessionOracle
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.session import SessionOperator
+from window_oracles import Record, SessionOracle
+from workers import TASK, Worker
 
 Sessions = dict[tuple[bytes, int, int], tuple[int, int | None]]
 

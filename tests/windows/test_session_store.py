@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError, TidegateWarning
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow, Windowed
+from tidegate.windows.keys import SessionWindow, TimeWindow, Windowed
 from tidegate.windows.stores.key_value_store import KeyValueStore
-from tidegate.windows.stores.positions import Position
+from tidegate.windows.stores.segmented_store import Position
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.store_rows import StoreIterator, TimestampedValue
+from tidegate.windows.stores.value_store import StoreIterator, TimestampedValue
+from workers import TASK, Worker
 
 Bounds = tuple[int, int]
 

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.layouts import LENIENT, KeyFormat, decode_key
-from tidegate.windows.stores.expiry import Compat
+from tidegate.windows.keys import LENIENT, KeyFormat, decode_key
+from tidegate.windows.stores.segments import Compat
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.store_rows import TimestampedValue
+from tidegate.windows.stores.value_store import TimestampedValue
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 Row = tuple[bytes, int, bytes, int | None]
 

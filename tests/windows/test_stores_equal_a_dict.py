@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, Windowed, encode_key
-from tidegate.windows.stores.expiry import Compat
+from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, Windowed, encode_key
+from tidegate.windows.stores.segments import Compat
 from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 RETENTION, INTERVAL, SIZE, FAR = 40, 16, 5, 2**63 - 1
 KEYS = (b"a", b"aa", b"b", b"\x00", b"")

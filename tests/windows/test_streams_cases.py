@@ -49,10 +49,9 @@ from streams_levels import (
 from streams_store_cases import STORE_CASES
 from streams_window_cases import WINDOW_CASES
 from tidegate.errors import InvalidError, WindowedKeyFormatError
-from tidegate.testing.kafka_sliding import KafkaSlidingOracle
-from tidegate.testing.windows import Record
-from tidegate.testing.workers import Worker
 from tidegate.windows.kinds import Sliding
+from window_oracles import KafkaSlidingOracle, Record
+from workers import Worker
 
 CASES: list[StoreCase | WindowCase] = [*STORE_CASES, *WINDOW_CASES]
 DIFFERENCES = documented_differences()

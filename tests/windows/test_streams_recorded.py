@@ -7,9 +7,13 @@ import pyarrow as pa
 import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
-from tidegate.windows.keys.columns import decode_keys, encode_keys
-from tidegate.windows.keys.layouts import LENIENT, STRICT, KeyFormat
-from tidegate.windows.keys.timestamped import join_timestamp, split_timestamp
+from tidegate.windows.keys import (
+    LENIENT,
+    STRICT,
+    KeyFormat,
+    decode_keys,
+    encode_keys,
+)
 
 Row = tuple[bytes, int, int, bytes]
 
@@ -123,14 +127,14 @@ def test_a_timestamped_store_is_its_changelogs_values_with_the_records_timestamp
     keys = decode_keys(
         pa.array([record.key for record in recorded.changelog]), KeyFormat.CHANGELOG, size_ms=recorded.size_ms
     )
-    last: dict[tuple[bytes, int], bytes | None] = {}
+    last: dict[tuple[bytes, int], tuple[bytes | None, int]] = {}
     for inner, start, record in zip(
         keys.inner.to_pylist(), keys.start.tolist(), recorded.changelog, strict=True
     ):
         assert record.timestamp is not None
-        last[inner, start] = join_timestamp(record.value, record.timestamp)
+        last[inner, start] = (record.value, record.timestamp)
     for row in recorded.read("all"):
-        assert split_timestamp(last[row.key, row.start]) == (row.value, row.timestamp)
+        assert last[row.key, row.start] == (row.value, row.timestamp)
 
 
 def test_changelog_bytes_read_in_the_other_format_are_refused_in_every_topology() -> None:

@@ -10,17 +10,15 @@ import pytest
 from streams_fixtures import NAMES, Recorded, load_fixture
 
 from tidegate.storage import Count
-from tidegate.testing.kafka_sliding import KafkaSlidingOracle
-from tidegate.testing.windows import CLOSE, UPDATE, Record, Row, ms, oracle_of
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Hopping, Session, Sliding, WindowKind
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, WindowRows
+from tidegate.windows.operators.base import Moment, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
+from window_oracles import CLOSE, UPDATE, KafkaSlidingOracle, Record, Row, ms, oracle_of
+from workers import TASK, Worker
 
 Sent = tuple[bytes, int, int, int | None, int | None]  # key, start, end, timestamp, count (None: deleted)
 

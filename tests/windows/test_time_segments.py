@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
-from tidegate.windows.stores import time_segments
-from tidegate.windows.stores.expiry import Compat, Expiry, divide
+from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, encode_keys
+from tidegate.windows.stores import segments
+from tidegate.windows.stores.segmented_store import WindowsState
+from tidegate.windows.stores.segments import Compat, Expiry, TimeSegments, divide, segment_start_of
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import PAYLOAD
-from tidegate.windows.stores.time_segments import TimeSegments, segment_start_of
+from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I = 60_000  # noqa: E741 - the interval, as everywhere
 
@@ -192,21 +190,21 @@ def test_the_call_chain_of_a_put_is_the_one_of_the_diagram(calls: list[list[str]
 
 def test_nobody_else_in_the_code_calls_cleanup() -> None:
     callers = set()
-    for path in Path(time_segments.__file__).parent.glob("*.py"):
+    for path in Path(segments.__file__).parent.glob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef):
                 called = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
                 if "cleanup_expired_segments" in called:
                     callers.add(f"{path.stem}.{function.name}")
     assert callers == {
-        "time_segments.get_or_create_segment_if_live",
-        "time_segments.advance",
-        "time_segments.open_existing",
+        "segments.get_or_create_segment_if_live",
+        "segments.advance",
+        "segments.open_existing",
     }
 
 
 def test_operators_and_tables_drop_rows_through_time_segments_only() -> None:
-    source = Path(time_segments.__file__).parents[2]
+    source = Path(segments.__file__).parents[2]
     callers = set()
     for path in [*(source / "windows").rglob("*.py"), *(source / "tables").rglob("*.py")]:
         called = {
@@ -214,7 +212,7 @@ def test_operators_and_tables_drop_rows_through_time_segments_only() -> None:
         }
         if called & {"drop_segments", "prune"}:
             callers.add(path.stem)
-    assert callers - {"panes"} == {"time_segments"}, "tiles, which nothing runs, have panes of their own"
+    assert callers == {"segments"}
 
 
 CALLER = "TimeSegments.get_or_create_segment_if_live"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndex, Merge, PlainState, StoreSpec
-from tidegate.testing.workers import TASK, Worker
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.aggregates.resolving import ResolvedAggregates, resolve
+from tidegate.windows.aggregates.folds import ResolvedAggregates, resolve
 from tidegate.windows.events import EventBatch
+from workers import TASK, Worker
 
 SCHEMA = pa.schema(
     [

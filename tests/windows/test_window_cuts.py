@@ -15,9 +15,10 @@ from tidegate.storage import Count, First, Max, StorageConfig, Sum, WorkerStorag
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Tumbling, Unlimited
+from tidegate.windows.operators.base import Moment, Output
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.shapes import Moment, Output
-from tidegate.windows.operators.windows import FutureGuard, WindowOperator
+from tidegate.windows.operators.windowed_operator import FutureGuard
+from tidegate.windows.operators.windows import WindowOperator
 
 VALUES = pa.schema([pa.field("ts", pa.float64()), pa.field("name", pa.string())])
 NOW = 10_000

@@ -11,15 +11,15 @@ import pytest
 from tidegate.errors import InvalidError
 from tidegate.storage import Count, StorageConfig, Sum, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import ms
 from tidegate.windows.aggregates import definitions as aggregates
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
+from tidegate.windows.keys import SessionWindow, TimeWindow
 from tidegate.windows.kinds import LATEST, Hopping, Session, Tumbling, Unlimited
-from tidegate.windows.operators.shapes import Moment, Output
+from tidegate.windows.operators.base import Moment, Output
 from tidegate.windows.operators.windows import WindowOperator
 from tidegate.windows.stores.window_store import WindowStore
+from window_oracles import ms
 
 
 def make(kind: Any, emit: str = "update", **options: Any) -> WindowOperator:

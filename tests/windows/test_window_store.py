@@ -13,14 +13,12 @@ import pytest
 from tidegate.errors import InvalidError, OverloadError, TidegateWarning, WindowedKeyFormatError
 from tidegate.metrics import Metrics
 from tidegate.storage import open_backend
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, Windowed
-from tidegate.windows.keys.timestamped import join_timestamp
-from tidegate.windows.stores.positions import Position
+from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, Windowed, encode_keys
+from tidegate.windows.stores.segmented_store import Position
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.store_rows import StoreIterator, TimestampedValue
+from tidegate.windows.stores.value_store import StoreIterator, TimestampedValue
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 I, W = 60_000, 3  # noqa: E741 - the interval, as everywhere
 Log = list[tuple[bytes, bytes | None, int]]
@@ -448,7 +446,9 @@ def test_timestamped_values_come_back_with_their_timestamp_and_are_logged_withou
     store.put(b"k", (2).to_bytes(8, "big"), 0, value_ts=1000)
     found = store.fetch(b"k", 0)
     assert isinstance(found, TimestampedValue)
-    assert join_timestamp(*found) == bytes.fromhex("00000000000003e80000000000000002")
+    value, timestamp = found
+    stored = timestamp.to_bytes(8, "big") + (value or b"")
+    assert stored == bytes.fromhex("00000000000003e80000000000000002"), "WIN-7.1-06"
     assert log == [(window_key(b"k", 0), (2).to_bytes(8, "big"), 1000)]
     again = windows(timestamped=True)
     again.restore_batch(*replay(log))

@@ -13,15 +13,15 @@ from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.storage import Count, StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.testing.windows import ms
 from tidegate.windows.events import NO_TIME, EventBatch
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Hopping, Tumbling
+from tidegate.windows.operators.base import Moment, Output
+from tidegate.windows.operators.clock import Clocks, Progress, decode, encode
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.progress import Clocks, Progress, decode, encode
-from tidegate.windows.operators.shapes import Moment, Output
-from tidegate.windows.operators.windows import FutureGuard, WindowOperator
+from tidegate.windows.operators.windowed_operator import FutureGuard
+from tidegate.windows.operators.windows import WindowOperator
+from window_oracles import ms
 
 VALUES = pa.schema([pa.field("name", pa.string())])
 KEPT: dict[str, Any] = {"values": VALUES, "late": LateSettings("1d", max_bytes=10_000)}

@@ -11,12 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.errors import CorruptError, InvalidError, TidegateWarning, WindowedKeyFormatError
+from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
 from tidegate.log.access.partitioner import partition_of_key
-from tidegate.windows.keys.binary_columns import binary_column
-from tidegate.windows.keys.columns import decode_keys, encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys.layouts import (
+from tidegate.windows.keys import (
     LATEST,
     LENIENT,
     STRICT,
@@ -26,16 +24,14 @@ from tidegate.windows.keys.layouts import (
     TimeWindow,
     Window,
     Windowed,
+    binary_column,
     decode_key,
+    decode_keys,
     encode_key,
+    encode_keys,
     lower_range,
+    partitions_of_inner_keys,
     upper_range,
-)
-from tidegate.windows.keys.timestamped import (
-    join_timestamp,
-    join_timestamp_column,
-    split_timestamp,
-    split_timestamp_column,
 )
 
 TOPIC, CHANGELOG, SESSION = KeyFormat.TOPIC, KeyFormat.CHANGELOG, KeyFormat.SESSION
@@ -208,26 +204,6 @@ def test_murmur2_decides_the_partition(key: str, hashed: int) -> None:
     for partitions in (1, 7, 1000):
         chosen = partitions_of_inner_keys(pa.array([key.encode(), None]), partitions).tolist()
         assert chosen == [(hashed & 0x7FFFFFFF) % partitions, -1]
-
-
-def test_timestamped_values_WIN_7_1_06() -> None:
-    raw, stored = bytes.fromhex("0000000000000002"), bytes.fromhex("00000000000003e8 0000000000000002")
-    assert join_timestamp(raw, 1000) == stored, "WIN-7.1-06"
-    assert split_timestamp(stored) == (raw, 1000)
-    column = join_timestamp_column(pa.array([raw, None, b""]), np.array([1000, 5, -1]))
-    assert column.to_pylist() == [stored, None, b"\xff" * 8]
-    values, timestamps = split_timestamp_column(column)
-    assert values.to_pylist() == [raw, None, b""]
-    assert timestamps.tolist() == [1000, -1, -1]
-    assert join_timestamp(None, 1) is None
-    assert split_timestamp(None) == (None, -1)
-
-
-def test_a_value_too_short_for_a_timestamp_is_corrupt() -> None:
-    with pytest.raises(CorruptError, match="7 bytes"):
-        split_timestamp(b"1234567")
-    with pytest.raises(CorruptError, match="row 1"):
-        split_timestamp_column(pa.array([b"12345678", b"1234567"]))
 
 
 BAD = [

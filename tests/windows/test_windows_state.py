@@ -7,11 +7,10 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import BucketIndexState, Merge, ProgressState, StoreSpec
-from tidegate.testing.workers import TASK, Worker
-from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.state import WindowsState
-from tidegate.windows.stores.store_rows import PAYLOAD
+from tidegate.windows.stores.segmented_store import Position, WindowsState
+from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
+from workers import TASK, Worker
 
 GOLDEN = "9601cd30390102cd0100" + "81a174" + "8203cd03e80005"
 """version 1, observed time 12345, sequences 1 and 2, 256 dropped, offset 1000 of partition 3 and 5 of 0 of t."""

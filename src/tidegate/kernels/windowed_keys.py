@@ -1,4 +1,4 @@
-"""Columns of windowed keys and timestamped values, built and taken apart (layouts: `windows/keys/layouts.py`).
+"""Columns of windowed keys and timestamped values, built and taken apart (layouts: `windows/keys.py`).
 
 Columns arrive as Arrow binary ones do: one byte buffer, n + 1 int32 offsets, and a mask of the rows that are not
 null. The caller sizes the output: a key grows or shrinks by the same number of bytes in every row, so the room

@@ -38,8 +38,7 @@ from pathlib import Path
 
 from tidegate.file_locks import FileLock
 from tidegate.files import Effect, Files
-from tidegate.testing.crash_states import CrashState, crash_states
-from tidegate.testing.recording import Recorder, Recording
+from tidegate.testing.crash_states import CrashState, Recorder, Recording, crash_states
 
 __all__ = [
     "Chain",

@@ -1,4 +1,4 @@
-"""The kinds of windows, and the rule by which each one closes.
+"""The kinds of windows, the rule by which each one closes, and what makes records duplicates.
 
 | | tumbling, hopping | sliding | session |
 |---|---|---|---|
@@ -19,16 +19,18 @@ No window starts before the epoch. Values only: nothing here knows of storage or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from math import gcd
-from typing import ClassVar, Final, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
 
 LATEST = 2**63 - 1
 TABLE_RETENTION_MS: Final = 86_400_000
+LatePolicy = Literal["drop", "forward"]
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -154,6 +156,47 @@ class Unlimited:
             raise InvalidError(f"an unlimited window cannot start at {self.start_ms}, before the epoch")
 
 
+@dataclass(frozen=True, slots=True, init=False)
+class Deduplicate:
+    """What makes records one event, and for how long."""
+
+    columns: tuple[str, ...]
+    within_ms: int
+    grace_ms: int
+    late: LatePolicy
+    refresh: bool
+
+    def __init__(
+        self,
+        columns: str | Sequence[str],
+        within: DurationLike,
+        *,
+        grace: DurationLike | None = None,
+        late: LatePolicy = "drop",
+        refresh: bool = False,
+    ) -> None:
+        names = (columns,) if isinstance(columns, str) else tuple(columns)
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"deduplicate by the name of a column or several, not {columns!r}")
+        within_ms = _milliseconds("deduplicate: within", within)
+        if within_ms < 1:
+            raise InvalidError("deduplicate: within is 0 ms; nothing is a duplicate within no time at all")
+        if late not in ("drop", "forward"):
+            raise InvalidError(f"deduplicate: late is 'drop' or 'forward', not {late!r}")
+        object.__setattr__(self, "columns", names)
+        object.__setattr__(self, "within_ms", within_ms)
+        object.__setattr__(
+            self, "grace_ms", within_ms if grace is None else _milliseconds("deduplicate: grace", grace)
+        )
+        object.__setattr__(self, "late", late)
+        object.__setattr__(self, "refresh", bool(refresh))
+
+    @property
+    def retention_ms(self) -> int:
+        """How much stream time of ids is kept: what the oldest record that is not late can still meet."""
+        return min(self.within_ms + self.grace_ms, LATEST)
+
+
 WindowKind: TypeAlias = "Tumbling | Hopping | Sliding | Session | Unlimited"
 
 
@@ -172,14 +215,14 @@ def _set(window: object, **fields: int) -> None:
 
 
 def _positive(what: str, value: DurationLike) -> int:
-    milliseconds = _milliseconds(what, value)
+    milliseconds = _milliseconds(f"a window's {what}", value)
     if milliseconds <= 0:
         raise InvalidError(f"a window's {what} is {milliseconds} ms; it must be above 0")
     return milliseconds
 
 
 def _grace(value: DurationLike) -> int:
-    milliseconds = _milliseconds("grace", value)
+    milliseconds = _milliseconds("a window's grace", value)
     if milliseconds < 0:
         raise InvalidError(f"a window's grace is {milliseconds} ms; it must be 0 or more")
     return milliseconds
@@ -188,7 +231,7 @@ def _grace(value: DurationLike) -> int:
 def _retention(value: DurationLike | None, *, least: int) -> int:
     if value is None:
         return min(least, LATEST)
-    milliseconds = _milliseconds("retention", value)
+    milliseconds = _milliseconds("a window's retention", value)
     if milliseconds < least:
         raise InvalidError(
             f"a retention of {milliseconds} ms would drop windows that can still change: give at least {least} ms"
@@ -200,4 +243,4 @@ def _milliseconds(what: str, value: DurationLike) -> int:
     try:
         return duration_ms(value)
     except InvalidError as error:
-        raise InvalidError(f"a window's {what}: {error}") from None
+        raise InvalidError(f"{what}: {error}") from None

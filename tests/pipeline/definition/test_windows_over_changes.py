@@ -15,7 +15,7 @@ import pytest
 import tidegate as tg
 from tidegate.log.cleaning.housekeeping import Housekeeping
 from tidegate.pipeline.definition.changes import compare
-from tidegate.windows.keys.layouts import KeyFormat, TimeWindow, Windowed
+from tidegate.windows.keys import KeyFormat, TimeWindow, Windowed
 
 T0 = 1_767_261_600_000
 MINUTE = 60_000

@@ -11,7 +11,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
+from tidegate.windows.keys import SessionWindow, TimeWindow
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z
 MINUTE = 60_000

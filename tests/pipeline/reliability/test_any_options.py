@@ -11,18 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from task_oracles import expected, key_format, rows_of, said, stream
+from task_rig import TaskRig, last_of_each
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, KeyBy, Source, Step, To
 from tidegate.pipeline.rounds.orders import Tick
 from tidegate.storage import StorageConfig
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.task_oracle import expected, key_format, rows_of, said, stream
-from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.windowed_operator import Emit
 
 RULE = Deduplicate("id", within="2000ms", grace="1500ms")
 KINDS: list[WindowKind] = [

@@ -1,7 +1,7 @@
 """Records in any order (R-24): inside the grace the result is that of the sorted stream; outside, none is lost unseen.
 
 Many streams go through one operator at once, each a partition with a clock and a key of its own, cut into batches
-anywhere. The slow way (`tidegate.testing.windows`) says what each must come to.
+anywhere. The slow way (`window_oracles`) says what each must come to.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.storage import Count, Sum
 from tidegate.tables.serdes.plain import Bytes, Long
-from tidegate.testing.tasks import TaskRig
-from tidegate.testing.windows import Record, ms, oracle_of
-from tidegate.testing.workers import Worker
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, WindowKind
+from tidegate.windows.operators.base import Moment
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
 from tidegate.windows.operators.windows import WindowOperator
+from window_oracles import Record, ms, oracle_of
+from workers import Worker
 
 TASK = "app/any-order/0"
 RECORDS = 24  # of each stream

@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from backend_faults import BackendEffect, WatchedBackend
+from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import UnavailableError
 from tidegate.log.access.embedded import Log
@@ -26,8 +28,6 @@ from tidegate.storage.backends.base import TEMPORARY
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.backend_faults import BackendEffect, WatchedBackend
-from tidegate.testing.pipelines import named_objects, objects_of
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

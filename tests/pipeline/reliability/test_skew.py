@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.storage import StorageConfig
 from tidegate.tables.serdes.plain import Bytes, Long
-from tidegate.testing.tasks import TaskRig
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Session, Tumbling
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
+from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, FencedError, InvalidError, OverloadError, UnavailableError
 from tidegate.log.access.embedded import Log
@@ -44,7 +45,6 @@ from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.pipelines import named_objects, objects_of
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Tumbling

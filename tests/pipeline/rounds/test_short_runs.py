@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from backend_faults import CHANGES, BackendEffect, WatchedBackend
+from pipelines import named_objects, objects_of
 from tidegate.cli.main import run
 from tidegate.clock import SystemClock
 from tidegate.errors import UnavailableError
@@ -24,8 +26,6 @@ from tidegate.storage import open_backend
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.serdes.json_serde import Json
-from tidegate.testing.backend_faults import CHANGES, BackendEffect, WatchedBackend
-from tidegate.testing.pipelines import named_objects, objects_of
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig, last_of_each
 from tidegate.errors import CorruptError
 from tidegate.integrity.columns import read_columns
 from tidegate.pipeline.definition.flow import Flow
@@ -31,14 +32,11 @@ from tidegate.pipeline.tasks.source_state import SourceState, decode_state, enco
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.tables.serdes.windowed import windowed
-from tidegate.testing.tasks import TaskRig, last_of_each
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.keys.columns import encode_keys
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.keys import KeyFormat, encode_keys
+from tidegate.windows.kinds import Deduplicate, Tumbling
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import FutureGuard
+from tidegate.windows.operators.windowed_operator import FutureGuard
 
 START = 1_767_225_600_000
 COUNT = Aggregate(Tumbling("1000ms"), (agg.count().named("n"),))
@@ -339,7 +337,7 @@ def test_records_of_the_far_future_move_no_clock_and_kill_nobody(tmp_path: Path)
 
 
 def test_what_a_filter_leaves_out_still_closes_windows(tmp_path: Path) -> None:
-    from tidegate.windows.operators.windows import Emit
+    from tidegate.windows.operators.windowed_operator import Emit
 
     window = Aggregate(Tumbling("1000ms"), (agg.count().named("n"),), emit=Emit.CLOSE)
     with TaskRig(tmp_path, flow_of(Filter("n > 0"), window)) as rig:

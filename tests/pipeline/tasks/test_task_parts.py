@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from task_rig import TaskRig
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InternalError, InvalidError
 from tidegate.integrity import ChainState
@@ -30,13 +31,11 @@ from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_name
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
-from tidegate.testing.tasks import TaskRig
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.layouts import KeyFormat
-from tidegate.windows.kinds import Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.keys import KeyFormat
+from tidegate.windows.kinds import Deduplicate, Tumbling
+from tidegate.windows.operators.base import WindowRows
 
 START = 1_767_225_600_000
 
@@ -216,7 +215,7 @@ def test_other_numbers_of_partitions_are_filled_by_key(tmp_path: Path) -> None:
 
 def _places(rig: TaskRig) -> list[tuple[bytes, int]]:
     from tidegate.integrity.columns import without_control
-    from tidegate.windows.keys.columns import decode_keys
+    from tidegate.windows.keys import decode_keys
 
     found = list[tuple[bytes, int]]()
     for batch in rig.records().combine_chunks().to_batches():

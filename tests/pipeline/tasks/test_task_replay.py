@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from task_rig import Round, TaskRig
 from tidegate.errors import CorruptError
 from tidegate.integrity import PartitionValidator, Verdict
 from tidegate.pipeline.definition.flow import Flow
@@ -19,11 +20,9 @@ from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
-from tidegate.testing.tasks import Round, TaskRig
 from tidegate.windows.aggregates import definitions as agg
-from tidegate.windows.kinds import Session, Tumbling
-from tidegate.windows.operators.dedupe_state import Deduplicate
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.kinds import Deduplicate, Session, Tumbling
+from tidegate.windows.operators.windowed_operator import Emit
 
 START = 1_767_225_600_000
 

@@ -33,7 +33,7 @@ from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.tables.serdes.windowed import windowed
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock

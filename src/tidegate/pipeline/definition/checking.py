@@ -54,10 +54,10 @@ from tidegate.pipeline.tasks.names import component
 from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
-from tidegate.windows.aggregates.resolving import RETRACTABLE, resolve
+from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
-from tidegate.windows.operators.identities import check_columns
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.dedupe import check_columns
+from tidegate.windows.operators.windowed_operator import Emit
 
 MAX_SHARDS = 1024
 _CHOICES = {

@@ -38,7 +38,7 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.storage import StorageConfig
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App

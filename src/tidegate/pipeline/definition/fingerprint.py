@@ -38,8 +38,7 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.tables.serdes.avro import Avro
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.windowed import WindowedSerde
-from tidegate.windows.aggregates.definitions import AggregateDefinition
-from tidegate.windows.aggregates.reducing import Reducer
+from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.layout import dedupe_layout, window_layout
 

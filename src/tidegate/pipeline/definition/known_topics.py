@@ -18,7 +18,7 @@ from tidegate.pipeline.definition.steps import Aggregate, To, WindowKind
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.operators.windowed_operator import Emit
 
 TableKind: TypeAlias = Literal["windowed_table", "sessioned_table", "table"]
 

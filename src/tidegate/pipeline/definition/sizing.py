@@ -22,8 +22,7 @@ import pyarrow as pa
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.sampling import Sample
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe
-from tidegate.windows.aggregates.folds import Notes
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import Notes, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 
 PLACE_BYTES = 16

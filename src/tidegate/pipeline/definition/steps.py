@@ -20,11 +20,10 @@ from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import WindowedSerde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
+from tidegate.windows.operators.windowed_operator import Compat, Emit, FutureGuard
 
 WindowKind: TypeAlias = Tumbling | Hopping | Sliding | Session | Unlimited
 ArrowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]

@@ -45,9 +45,9 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.tables.serdes.plain import Serde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Compat, Emit, FutureGuard
+from tidegate.windows.operators.windowed_operator import Compat, Emit, FutureGuard
 
 if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App

@@ -48,12 +48,10 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.json_fields import field_of
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
-from tidegate.windows.aggregates.definitions import AggregateDefinition
-from tidegate.windows.aggregates.reducing import Reducer
-from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings
-from tidegate.windows.operators.windows import Emit, FutureGuard
+from tidegate.windows.operators.windowed_operator import Emit, FutureGuard
 
 Document = Mapping[str, Any]
 _SERDES: dict[str, Any] = {each.name: each for each in (Bytes(), String(), Int(), Long(), Double(), Json())}

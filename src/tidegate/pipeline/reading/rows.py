@@ -24,10 +24,9 @@ from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
 from tidegate.tables.queries.reading import KeyEnds
 from tidegate.tables.queries.results import Row
-from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
+from tidegate.windows.keys import SessionWindow, TimeWindow, partitions_of_inner_keys
 from tidegate.windows.kinds import LATEST, Session, Sliding
-from tidegate.windows.operators.shapes import WindowRows
+from tidegate.windows.operators.base import WindowRows
 
 OWN = ("key", "window_start", "window_end", "timestamp")
 

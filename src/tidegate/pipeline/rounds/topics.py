@@ -23,7 +23,7 @@ from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
-from tidegate.windows.keys.changelog_topics import StoreKind, changelog_settings
+from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
 
 CLIENT_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of message.max.bytes

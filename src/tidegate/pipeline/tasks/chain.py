@@ -40,16 +40,17 @@ from tidegate.pipeline.tasks.timing import Timings
 from tidegate.randomness import Randomness
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate as StorageAggregate
-from tidegate.windows.aggregates.resolving import resolve
+from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import NO_TIME, EventBatch
 from tidegate.windows.kinds import LATEST, Hopping, Session, Sliding, Unlimited
+from tidegate.windows.operators.base import Moment, Places, Rows, WindowRows
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.layout import window_layout
 from tidegate.windows.operators.retractions import Retractions
-from tidegate.windows.operators.sessions import SessionOperator
-from tidegate.windows.operators.shapes import Moment, Places, Rows, WindowRows
+from tidegate.windows.operators.session import SessionOperator
 from tidegate.windows.operators.sliding import SlidingOperator
-from tidegate.windows.operators.windows import Emit, WindowOperator
+from tidegate.windows.operators.windowed_operator import Emit
+from tidegate.windows.operators.windows import WindowOperator
 
 WHY: Final = {
     "late_records": "is late: its windows were final",

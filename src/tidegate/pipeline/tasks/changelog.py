@@ -49,10 +49,9 @@ from tidegate.pipeline.tasks.stateless import Stage, bad_records
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import BucketIndex, Merge, StoreSpec
 from tidegate.windows.events import EventBatch, Int64s
-from tidegate.windows.keys.columns import encode_keys, partitions_of_inner_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, encode_keys, partitions_of_inner_keys
 from tidegate.windows.kinds import Session
-from tidegate.windows.operators.shapes import Flags, Rows, WindowRows
+from tidegate.windows.operators.base import Flags, Rows, WindowRows
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.windows.events import Int64s
-from tidegate.windows.operators.shapes import Flags, WindowRows, join_rows
+from tidegate.windows.operators.base import Flags, WindowRows, join_rows
 
 DENSE = 8  # times as much room as rows may be marked in
 

@@ -24,7 +24,7 @@ from tidegate.durations import UNITS, bounds_of, format_moment, in_ms, likely_un
 from tidegate.errors import InternalError, InvalidError
 from tidegate.pipeline.definition.steps import Source
 from tidegate.windows.events import NO_TIME, Int64s
-from tidegate.windows.keys.columns import decode_keys
+from tidegate.windows.keys import decode_keys
 from tidegate.windows.kinds import LATEST
 
 Flags = npt.NDArray[np.bool_]

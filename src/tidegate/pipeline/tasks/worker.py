@@ -52,9 +52,9 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.runs.columns import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, RowChanges
-from tidegate.windows.keys.columns import partitions_of_inner_keys
-from tidegate.windows.operators.shapes import RESULT_COPIES, Moment, Rows, WindowRows, rows_that_fit
-from tidegate.windows.operators.windows import Emit
+from tidegate.windows.keys import partitions_of_inner_keys
+from tidegate.windows.operators.base import RESULT_COPIES, Moment, Rows, WindowRows, rows_that_fit
+from tidegate.windows.operators.windowed_operator import Emit
 
 __all__ = ["Reading", "Worker", "pack_events", "unpack_events"]
 

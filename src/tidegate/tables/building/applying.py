@@ -31,7 +31,7 @@ from tidegate.tables.building.partition_state import PAYLOAD, Counts, PartitionS
 from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DeadLetters
 from tidegate.tables.serdes.plain import Bytes
-from tidegate.windows.keys.columns import decode_keys
+from tidegate.windows.keys import decode_keys
 from tidegate.windows.stores.segmented_store import PutResult
 
 Int64s = npt.NDArray[np.int64]

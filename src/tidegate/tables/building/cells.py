@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from tidegate.kernels.cells import note_cells
-from tidegate.windows.stores.expiry import Expiry, Int64s
+from tidegate.windows.stores.segments import Expiry, Int64s
 
 MOST_CELLS: Final = 1024
 CELLS_OF_A_SEGMENT: Final = 256

@@ -30,10 +30,10 @@ from tidegate.errors import CorruptError
 from tidegate.storage import Merge, RuntimeContext, StoreSpec
 from tidegate.tables.building.cells import Cell, OffsetCells
 from tidegate.tables.building.shape import TableShape
-from tidegate.windows.stores.expiry import NOTHING_OBSERVED
 from tidegate.windows.stores.key_value_store import KeyValueStore
+from tidegate.windows.stores.segmented_store import StoreState
+from tidegate.windows.stores.segments import NOTHING_OBSERVED
 from tidegate.windows.stores.session_store import SessionStore
-from tidegate.windows.stores.state import StoreState
 from tidegate.windows.stores.window_store import WindowStore
 
 NEVER: Final = -1

@@ -33,8 +33,8 @@ from tidegate.tables.building.materialized import (
     WindowSupplier,
 )
 from tidegate.tables.serdes.plain import Bytes, Serde
-from tidegate.windows.keys.layouts import LATEST, KeyChecks, KeyFormat
-from tidegate.windows.stores.expiry import Expiry, default_interval_ms
+from tidegate.windows.keys import LATEST, KeyChecks, KeyFormat
+from tidegate.windows.stores.segments import Expiry, default_interval_ms
 
 Kind = Literal["window", "session", "key"]
 DEFAULT_RETENTION_MS: Final = 86_400_000

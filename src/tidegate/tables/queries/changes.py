@@ -31,7 +31,7 @@ from tidegate.tables.building.partition_state import PartitionState
 from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.queries.results import window_of
-from tidegate.windows.keys.layouts import SessionWindow, TimeWindow
+from tidegate.windows.keys import SessionWindow, TimeWindow
 
 MOST_WAITING: Final = 1_000_000
 CHANGE_NAMES: Final = ("key", "ts", "seq", "new", "old", "timestamp", "offset", "partition")

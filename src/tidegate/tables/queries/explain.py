@@ -35,7 +35,7 @@ from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.queries.reading import rows_of_key
 from tidegate.tables.queries.results import Row, Rows, StoredForm, window_of
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, encode_key
+from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
 
 MOST_WAITING: Final = 100_000  # offsets beyond the table's position that are looked at
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tidegate.errors import InvalidError
 from tidegate.notebook import SHOWN_ROWS
 from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.windows.keys.layouts import LATEST, SessionWindow, TimeWindow
+from tidegate.windows.keys import LATEST, SessionWindow, TimeWindow
 
 RAW_NAMES = ("key", "ts", "seq", "value", "value_ts", "offset", "partition")
 

@@ -27,7 +27,7 @@ from tidegate.kernels import json_rows as kernel
 from tidegate.tables.serdes.json_fields import Declared, field_of, is_flat
 from tidegate.tables.serdes.json_texts import convert_texts
 from tidegate.tables.serdes.json_values import Refused, as_array, parse_row
-from tidegate.windows.keys.binary_columns import BinaryColumn, Flags, binary_column, make_binary
+from tidegate.windows.keys import BinaryColumn, Flags, binary_column, make_binary
 
 Int64s = npt.NDArray[np.int64]
 _KINDS: Final = {pa.float64(): kernel.DOUBLE, pa.bool_(): kernel.BOOLEAN, pa.string(): kernel.STRING}

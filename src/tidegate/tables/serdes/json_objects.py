@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.kernels import json_objects as kernel
-from tidegate.windows.keys.binary_columns import Bytes, binary_column, make_binary, present_rows, room_for
+from tidegate.windows.keys import Bytes, binary_column, make_binary, present_rows, room_for
 
 Texts: TypeAlias = "Callable[[pa.Array, str], pa.StringArray]"
 Int64s = npt.NDArray[np.int64]

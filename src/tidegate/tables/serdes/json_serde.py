@@ -27,7 +27,7 @@ from tidegate.tables.serdes.json_fields import Declared
 from tidegate.tables.serdes.json_objects import write_objects
 from tidegate.tables.serdes.json_values import Refused, as_array, parse, parse_row
 from tidegate.tables.serdes.plain import DecodedColumn, String
-from tidegate.windows.keys.binary_columns import make_binary, present_rows, room_for
+from tidegate.windows.keys import make_binary, present_rows, room_for
 
 PIECE_VALUES: Final = 1 << 14  # of lists, as Python objects at a time
 _CONTROLS: Final = [chr(code) for code in range(32)]

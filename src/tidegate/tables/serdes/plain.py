@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.windows.keys.binary_columns import binary_column, make_binary, present_rows
+from tidegate.windows.keys import binary_column, make_binary, present_rows
 
 T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]

@@ -17,9 +17,17 @@ import pyarrow as pa
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, WindowedKeyFormatError
 from tidegate.tables.serdes.plain import DecodedColumn, Serde
-from tidegate.windows.keys.binary_columns import present_rows
-from tidegate.windows.keys.columns import decode_keys, encode_keys
-from tidegate.windows.keys.layouts import KeyChecks, KeyFormat, Windowed, check_size, decode_key, encode_key
+from tidegate.windows.keys import (
+    KeyChecks,
+    KeyFormat,
+    Windowed,
+    check_size,
+    decode_key,
+    decode_keys,
+    encode_key,
+    encode_keys,
+    present_rows,
+)
 
 K = TypeVar("K")
 

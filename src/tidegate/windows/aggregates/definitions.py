@@ -1,6 +1,6 @@
 """What users may ask of a window, as values: `count()`, `sum("amount")`, `top_k("price", 3)`, …
 
-A definition knows the columns it reads and nothing of their types; `resolving.resolve` holds it against the columns
+A definition knows the columns it reads and nothing of their types; `folds.resolve` checks it against the columns
 there are. Made for `from tidegate.windows import aggregates as agg`: some names here are Python's own, too.
 
     count()                     records; count("x"): values of x that are not null
@@ -16,24 +16,79 @@ there are. Made for `from tidegate.windows import aggregates as agg`: some names
 Records of one event time are in the order of source partition, then offset. Nulls are left out, except where said. A
 result depends on the records alone: not on how they were cut into batches, nor on the order states were merged in.
 
-Thread rule: values and pure functions.
+A reducer's functions are called with plain Arrow, and their results must have the declared types.
+
+Thread rule: values and pure functions; reducers run on the operator's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.windows.aggregates.reducing import FinishStates, MergeStates, PartialStates, Reducer
+from tidegate.storage import Custom
 
-__all__ = [
-    "AggregateDefinition", "approx_count_distinct", "collect", "count", "count_distinct", "first", "last",
-    "max", "mean", "min", "reduce", "sum", "top_k",
-]  # fmt: skip
+# --- reducers
+
+Int32s = npt.NDArray[np.int32]
+PartialStates: TypeAlias = Callable[[pa.RecordBatch, Int32s, int], pa.Array]
+MergeStates: TypeAlias = Callable[[pa.Array, Int32s, int], pa.Array]
+FinishStates: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """The functions of a reducer, and the types they keep to."""
+
+    state: pa.DataType
+    merge: MergeStates
+    partial: PartialStates | None
+    finish: FinishStates | None
+    result: pa.DataType
+    version: str
+
+
+def reducer(
+    name: str,
+    columns: tuple[str, ...],
+    inputs: tuple[str, ...],
+    types: tuple[pa.DataType, ...],
+    made: Reducer,
+) -> Custom:
+    """The storage aggregate of a reducer over these columns, which come in under the names `inputs`."""
+    if made.partial is None and types[0] != made.state:
+        raise InvalidError(f"its values are {types[0]} and its states {made.state}: give partial=, or cast")
+
+    def partial(rows: pa.RecordBatch, groups: Int32s, count: int) -> Sequence[pa.Array]:
+        if made.partial is None:
+            return [made.merge(rows.column(inputs[0]), groups, count)]
+        own = pa.RecordBatch.from_arrays([rows.column(each) for each in inputs], names=list(columns))
+        return [made.partial(own, groups, count)]
+
+    def merge(states: Sequence[pa.Array], groups: Int32s, count: int) -> Sequence[pa.Array]:
+        return [made.merge(states[0], groups, count)]
+
+    def finish(states: Sequence[pa.Array]) -> pa.Array:
+        results = states[0] if made.finish is None else made.finish(states[0])
+        if results.type != made.result or len(results) != len(states[0]):
+            raise InvalidError(
+                f"aggregate {name}: finish answered {len(results)} values of {results.type};"
+                f" {len(states[0])} of {made.result} are due"
+            )
+        return results
+
+    kept = pa.field(name, made.state)
+    read = ",".join(str(each) for each in types)
+    return Custom(name, inputs, (kept,), made.result, partial, merge, finish, f"{made.version};{read}")
+
+
+# --- definitions
 
 
 @dataclass(frozen=True, slots=True)

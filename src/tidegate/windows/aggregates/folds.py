@@ -8,27 +8,210 @@ one of these names is then hidden from them.
 Notes are kept of every window: how many records, their latest event time (the timestamp of a result), their lowest
 and highest offset.
 
-Thread rule: values.
+`resolve` checks definitions against the columns there are. A user's column `x` comes in as `value:x`, a record's
+position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as `0:total`; so
+a column called `key` or an aggregate called `ts` is a name like any other.
+
+Retractable aggregates count each row `at:weight` times, and -1 takes back what a row added before.
+They are exact, so a count, a sum or a mean equals that of the rows that are left, whatever came and was taken back.
+NaN and infinities are counted beside the sum of the finite values, since a sum cannot give them back.
+
+Minimum, maximum, first, last, distinct values, the largest, lists and reducers cannot be retracted: what a
+row displaced is not kept.
+
+Thread rule: values and pure functions.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from difflib import get_close_matches
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, TidegateError, is_transient
 from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
-from tidegate.storage.runs.aggregates import Aggregate
+from tidegate.kernels.folding import add_numbers
+from tidegate.storage import Count, First, Last, Max, Mean, Min, Sum
+from tidegate.storage.runs.aggregates import Aggregate, input_column, order_keys
 from tidegate.storage.runs.columns import int64_column, words
-from tidegate.windows.aggregates.retractable import WEIGHT
+from tidegate.windows.aggregates.collections import ApproxCountDistinct, Collect, CountDistinct, TopK
+from tidegate.windows.aggregates.definitions import AggregateDefinition, reducer
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights
-from tidegate.windows.keys.binary_columns import Int32s
+from tidegate.windows.keys import Int32s
+
+# --- aggregates that can be retracted
+
+WEIGHT: Final = "at:weight"
+_INT64, _DOUBLE = pa.int64(), pa.float64()
+_NOT_FINITE: Final = ("nan", "above", "below")  # NaN, infinity, minus infinity
+
+
+@dataclass(frozen=True, slots=True)
+class RetractableCount:
+    """How many rows are left, or with `input`, how many of its values that are not null."""
+
+    name: str
+    input: str | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (WEIGHT,) if self.input is None else (self.input, WEIGHT)
+
+    @property
+    def state(self) -> tuple[pa.Field, ...]:
+        return (pa.field(self.name, _INT64, nullable=False),)
+
+    @property
+    def result(self) -> pa.DataType:
+        return _INT64
+
+    def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
+        valid = None if self.input is None else input_column(rows, self.name, self.input, None).is_valid()
+        return [_counted(rows, valid, groups, count)]
+
+    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        return [_added(words(states[0]), groups, count)]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return states[0]
+
+    def fingerprint(self) -> str:
+        return f"retractable-count/1({self.input or '*'})"
+
+
+@dataclass(frozen=True, slots=True)
+class RetractableSum:
+    """The sum of a column over the rows that are left; null where none has a value."""
+
+    name: str
+    input: str
+    type: pa.DataType = _DOUBLE
+
+    def __post_init__(self) -> None:
+        self._sum()  # refuses what cannot be summed
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self.input, WEIGHT)
+
+    @property
+    def state(self) -> tuple[pa.Field, ...]:
+        counted = ("count", *_NOT_FINITE) if pa.types.is_floating(self.type) else ("count",)
+        return (
+            *self._sum().state,
+            *(pa.field(f"{self.name}.{each}", _INT64, nullable=False) for each in counted),
+        )
+
+    @property
+    def result(self) -> pa.DataType:
+        return self._sum().result
+
+    def partial(self, rows: pa.RecordBatch, groups: Int32s, count: int) -> list[pa.Array]:
+        column = input_column(rows, self.name, self.input, self.type)
+        counted = [column.is_valid()]
+        if pa.types.is_floating(self.type):
+            is_infinite = pc.is_inf(column)
+            counted += [
+                pc.is_nan(column),
+                pc.and_(is_infinite, pc.greater(column, 0.0)),
+                pc.and_(is_infinite, pc.less(column, 0.0)),
+            ]
+            column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, self.type))
+        return [
+            self._summed(column, words(rows.column(WEIGHT)), groups, count),
+            *(_counted(rows, each, groups, count) for each in counted),
+        ]
+
+    def merge(self, states: Sequence[pa.Array], groups: Int32s, count: int) -> list[pa.Array]:
+        return [
+            *self._sum().merge([states[0]], groups, count),
+            *(_added(words(each), groups, count) for each in states[1:]),
+        ]
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        return self._whole(states, self._sum().finish([states[0]]))
+
+    def fingerprint(self) -> str:
+        return f"retractable-sum/1({self.input}:{self.type})"
+
+    def _sum(self) -> Sum:
+        return Sum(f"{self.name}.sum", self.input, self.type)
+
+    def _summed(
+        self, column: pa.Array, weight: npt.NDArray[np.int64], groups: Int32s, count: int
+    ) -> pa.Array:
+        """The state of a sum in which values of rows taken back count against it."""
+
+        def summed(values: pa.Array, of: Int32s) -> pa.Array:
+            return self._sum().partial(pa.RecordBatch.from_arrays([values], [self.input]), of, count)[0]
+
+        if not (weight < 0).any():
+            return summed(column, groups)
+        if pa.types.is_floating(column.type):
+            return summed(pc.if_else(pa.array(weight < 0), pc.negate(column), column), groups)
+        states = [
+            summed(column.take(pa.array(chosen)), groups[chosen])
+            for chosen in (np.flatnonzero(weight > 0), np.flatnonzero(weight < 0))
+        ]
+        both = np.concatenate([np.arange(count, dtype=np.int32)] * 2)
+        return self._sum().merge([pa.concat_arrays([states[0], pc.negate(states[1])])], both, count)[0]
+
+    def _whole(self, states: Sequence[pa.Array], finite: pa.Array) -> pa.Array:
+        """Results of the finite values, with what the others make of them; null where no value is left."""
+        results = pc.fill_null(finite, pa.scalar(0).cast(finite.type)) if finite.null_count else finite
+        if len(states) > 2:
+            nan, above, below = (words(each) > 0 for each in states[2:])
+            doubles = results.to_numpy(zero_copy_only=False).copy()
+            doubles[above], doubles[below] = np.inf, -np.inf
+            doubles[nan | (above & below)] = np.nan
+            results = pa.array(doubles, finite.type)
+        has_none = words(states[1]) <= 0
+        return (
+            pc.if_else(pa.array(has_none), pa.scalar(None, results.type), results)
+            if has_none.any()
+            else results
+        )
+
+
+class RetractableMean(RetractableSum):
+    """The mean of a column over the rows that are left, as a double; null where none has a value."""
+
+    __slots__ = ()
+
+    @property
+    def result(self) -> pa.DataType:
+        return _DOUBLE
+
+    def finish(self, states: Sequence[pa.Array]) -> pa.Array:
+        finite = Mean(self.name, self.input, self.type).finish([states[0], states[1]])
+        return self._whole(states, finite)
+
+    def fingerprint(self) -> str:
+        return f"retractable-mean/1({self.input}:{self.type})"
+
+
+def _counted(rows: pa.RecordBatch, is_counted: pa.Array | None, groups: Int32s, count: int) -> pa.Array:
+    weight = words(rows.column(WEIGHT))
+    if is_counted is not None:
+        weight = np.where(pc.fill_null(is_counted, False).to_numpy(zero_copy_only=False), weight, 0)
+    return _added(weight, groups, count)
+
+
+def _added(numbers: npt.NDArray[np.int64], groups: Int32s, count: int) -> pa.Array:
+    sums = np.zeros(count, np.int64)
+    add_numbers(np.ascontiguousarray(numbers), groups, sums)
+    return int64_column(sums)
+
+
+# --- states and results of a window
 
 logger = logging.getLogger(__name__)
 POSITION = ("event_ts", "partition", "offset")
@@ -319,3 +502,168 @@ def _without(aggregate: Aggregate, states: Sequence[pa.Array], failing: Mapping[
         return pa.nulls(count, aggregate.result)
     results = aggregate.finish([each.take(good) for each in states])
     return results.take(pa.array(np.cumsum(is_good) - 1, mask=~is_good))
+
+
+# --- definitions checked against columns
+
+RESOLVING_POSITION = ("at:event_ts", "at:partition", "at:offset")
+_RESOLVING_VALUE = "value:"
+Definitions: TypeAlias = Mapping[str, AggregateDefinition] | Sequence[AggregateDefinition]
+
+
+class ResolvedAggregates:
+    """The user's aggregates, ready for storage; make it with `resolve`."""
+
+    def __init__(self, storage: Sequence[Aggregate], names: Sequence[str]) -> None:
+        self.storage = tuple(storage)
+        self.result_schema = pa.schema(
+            [pa.field(name, each.result) for name, each in zip(names, storage, strict=True)]
+        )
+        self._wanted = tuple(dict.fromkeys(name for each in storage for name in each.inputs))
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        """The columns of all states, in the order of `storage`."""
+        return pa.schema([field for each in self.storage for field in each.state])
+
+    def inputs(self, events: EventBatch) -> dict[str, pa.Array]:
+        """The columns storage wants of these events, beside key and cursor."""
+        return {name: _input(events, name) for name in self._wanted}
+
+    def finish(self, states: Mapping[str, pa.Array] | pa.RecordBatch) -> pa.RecordBatch:
+        """The results of states, given by the names of their columns; other columns are left alone."""
+        column = states.column if isinstance(states, pa.RecordBatch) else states.__getitem__
+        results = [each.finish([column(part.name) for part in each.state]) for each in self.storage]
+        return pa.RecordBatch.from_arrays(results, schema=self.result_schema)
+
+
+def resolve(definitions: Definitions, schema: pa.Schema, *, retractable: bool = False) -> ResolvedAggregates:
+    """The storage aggregates of these definitions over these columns; `InvalidError` names what does not fit.
+
+    A mapping gives names; in a sequence each has its own (`sum_amount`, or what `named` said). `retractable` ones take
+    rows back as events say (`EventBatch.changes`), and refuse what cannot be undone.
+    """
+    if isinstance(definitions, Mapping):
+        given = [(name, each) for name, each in definitions.items()]
+    else:
+        given = [(each.name if isinstance(each, AggregateDefinition) else "", each) for each in definitions]
+    if not given:
+        raise InvalidError("a window without any aggregate has no result; ask for count() at least")
+    for _, each in given:
+        if not isinstance(each, AggregateDefinition):
+            raise TypeError(f"{each!r} is no aggregate; write count(), sum('amount') and the like")
+    names = [name for name, _ in given]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidError(f"aggregates {', '.join(twice)} come twice: give each its own name")
+    builders = RETRACTABLE if retractable else _BUILDERS
+    return ResolvedAggregates(
+        [_resolve(number, each.named(name), schema, builders) for number, (name, each) in enumerate(given)],
+        names,
+    )
+
+
+class _Columns(NamedTuple):
+    """What a builder is told: the aggregate's name in storage, its inputs' names there, and their types."""
+
+    name: str
+    inputs: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+
+    @property
+    def only(self) -> tuple[str, str, pa.DataType]:
+        return self.name, self.inputs[0], self.types[0]
+
+
+def _resolve(
+    number: int, definition: AggregateDefinition, schema: pa.Schema, builders: Mapping[str, Builder]
+) -> Aggregate:
+    if definition.kind not in builders:
+        raise InvalidError(f"{_shown(definition)}: it cannot be undone; {', '.join(builders)} can")
+    types = tuple(_type_of(definition, column, schema) for column in definition.columns)
+    inputs = tuple(_RESOLVING_VALUE + column for column in definition.columns)
+    try:
+        return builders[definition.kind](definition, _Columns(f"{number}:{definition.name}", inputs, types))
+    except InvalidError as error:
+        described = ", ".join(f"{each.name} {each.type}" for each in schema)
+        raise InvalidError(f"{_shown(definition)}: {error}; the columns are {described}") from None
+
+
+def _type_of(definition: AggregateDefinition, column: str, schema: pa.Schema) -> pa.DataType:
+    places = schema.get_all_field_indices(column)
+    if len(places) != 1:
+        near = get_close_matches(column, schema.names, 1)
+        hint = f"; did you mean {near[0]}?" if near and not places else ""
+        found = "no column" if not places else f"{len(places)} columns"
+        raise InvalidError(f"{_shown(definition)}: there is {found} {column!r} among {schema.names}{hint}")
+    return schema.field(places[0]).type
+
+
+def _shown(definition: AggregateDefinition) -> str:
+    options = [f"{name}={value}" for name, value in definition.options if isinstance(value, int)]
+    return f"aggregate {definition.name} = {definition.kind}({', '.join([*definition.columns, *options])})"
+
+
+def _input(events: EventBatch, name: str) -> pa.Array:
+    if name == RESOLVING_POSITION[0]:
+        return int64_column(np.ascontiguousarray(events.ts))
+    if name == RESOLVING_POSITION[1]:
+        return pa.array(events.partition)
+    if name == RESOLVING_POSITION[2]:
+        return int64_column(np.ascontiguousarray(events.offset))
+    if name == WEIGHT:
+        return int64_column(np.ascontiguousarray(weights(events)))
+    plain = name.removeprefix(_RESOLVING_VALUE)
+    place = events.values.schema.get_field_index(plain)
+    if place < 0:
+        raise InvalidError(f"no single column {plain!r} among the values {events.values.schema.names}")
+    return events.values.column(place)
+
+
+Builder: TypeAlias = Callable[[AggregateDefinition, _Columns], Aggregate]
+
+
+def _count(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
+    return Count(columns.name, *columns.inputs)
+
+
+def _ordered(kind: type[Min] | type[Max]) -> Builder:
+    def build(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
+        order_keys(pa.array([], columns.types[0]))  # refuses what has no order
+        return kind(*columns.only)
+
+    return build
+
+
+def _collect(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
+    return Collect(*columns.only, RESOLVING_POSITION, dict(definition.options)["limit"])
+
+
+def _top_k(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
+    return TopK(*columns.only, dict(definition.options)["k"])
+
+
+def _reduce(definition: AggregateDefinition, columns: _Columns) -> Aggregate:
+    made = dict(definition.options)["reducer"]
+    return reducer(columns.name, definition.columns, columns.inputs, columns.types, made)
+
+
+_BUILDERS: dict[str, Builder] = {
+    "count": _count,
+    "sum": lambda definition, columns: Sum(*columns.only),
+    "mean": lambda definition, columns: Mean(*columns.only),
+    "min": _ordered(Min),
+    "max": _ordered(Max),
+    "first": lambda definition, columns: First(*columns.only, RESOLVING_POSITION),
+    "last": lambda definition, columns: Last(*columns.only, RESOLVING_POSITION),
+    "count_distinct": lambda definition, columns: CountDistinct(*columns.only),
+    "approx_count_distinct": lambda definition, columns: ApproxCountDistinct(*columns.only),
+    "top_k": _top_k,
+    "collect": _collect,
+    "reduce": _reduce,
+}
+RETRACTABLE: dict[str, Builder] = {
+    "count": lambda definition, columns: RetractableCount(columns.name, *columns.inputs),
+    "sum": lambda definition, columns: RetractableSum(*columns.only),
+    "mean": lambda definition, columns: RetractableMean(*columns.only),
+}

@@ -12,9 +12,9 @@ import numpy as np
 from tidegate.kernels.assignment import assign_panes, list_late
 from tidegate.kernels.stream_time import GOOD
 from tidegate.windows.events import Int64s
-from tidegate.windows.keys.binary_columns import Bytes, Int32s
+from tidegate.windows.keys import Bytes, Int32s
 from tidegate.windows.kinds import Hopping, Unlimited
-from tidegate.windows.operators.stream_time import Stamped
+from tidegate.windows.operators.clock import Stamped
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,464 +1,207 @@
-"""What all window operators share: records in, results of windows out.
+"""The one shape all operators over events have: what they are given, and what they give back.
 
-For every batch: the clocks run through it record by record; each record is judged with its own stream time and put into
-the operator's store; what changed, or what closed, is sent on; what fell out of retention is dropped.
+An operator judges every record with the record's own stream time, so what it answers over a whole stream does not
+depend on where the stream was cut into batches. Three things from outside are the exceptions, and a moment carries
+them: the time of the round (for the future guard and for idle sources), a watermark, and the end of the input.
 
-    emit="update"   one row for each window the batch changed, with all the window holds by now
-    emit="close"    one row for each window when it is final, ascending by (end, key) over the whole stream
-
-This module owns clocks, counters, late records, the course of time and the output. A kind says which records it takes,
-what they do to its store, and which windows end in a stretch of time.
-
-A window that closed is emitted before retention can drop it, however far stream time leaps: a batch is put with the
-stream time of before it, and the store hears of the new one after windows were sent on.
-
-Thread rule: one operator belongs to its task's thread.
+Thread rule: values; an operator belongs to its task's one thread.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.durations import DurationLike, duration_ms, milliseconds
 from tidegate.errors import InvalidError
-from tidegate.storage import BucketIndexState, RuntimeContext, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.windows.aggregates.folds import Aggregates, Folds
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s
-from tidegate.windows.keys.binary_columns import Bytes, Int32s
-from tidegate.windows.kinds import LATEST, Unlimited, WindowKind
-from tidegate.windows.operators.assignment import LateLines
-from tidegate.windows.operators.late import FUTURE as FUTURE_REASON
-from tidegate.windows.operators.late import LATE, LateSettings, LateTable
-from tidegate.windows.operators.layout import StateLayout, grown, window_layout
-from tidegate.windows.operators.progress import OperatorState, decode, encode
-from tidegate.windows.operators.shapes import (
-    LateRows,
-    Moment,
-    Output,
-    Places,
-    WindowRows,
-    join_rows,
-    no_rows,
-    rows_that_fit,
-)
-from tidegate.windows.operators.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, Stamped, StreamClocks
-from tidegate.windows.stores.expiry import Compat as StoreCompat
-from tidegate.windows.stores.segmented_store import SegmentedStore
+from tidegate.storage import BucketIndexState, ScratchLimiter
+from tidegate.storage.runs.columns import list_bytes, merge_needs, window_words
+from tidegate.windows.events import EventBatch, Int64s
 
-Compat = Literal["kafka-streams"]
-_NO_ROWS = np.empty(0, np.int64)
+Flags = npt.NDArray[np.bool_]
+RESULT_COPIES = 2  # of lists that are sent on: as columns, and encoded
 
 
-class Emit(StrEnum):
-    """When a window's result is sent on."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a round says about itself; fixed while the round lasts, and the same when it is repeated."""
 
-    UPDATE = "update"
-    CLOSE = "close"
+    now_ms: int
+    watermark: int | None = None  # stream time cannot be before this any more, whatever the records say
+    closing: bool = False  # the input ends here: every window is final
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class FutureGuard:
-    """What happens to records whose time lies further ahead of the round's than `ahead`: they move no clock.
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Results of windows, a row each: whose window, its bounds, its values, and what they were made of.
 
-    `keep` takes them into their windows all the same, `late` sets them aside in the late table, `drop` counts them.
+    `ts` is the timestamp the row has when it is sent on. `deleted` marks windows that ceased to exist (a session
+    that was merged into another); their values are null. `count` records with offsets from `min_offset` to
+    `max_offset` made the values; they answer where a number comes from.
     """
 
-    ahead_ms: int
-    policy: str
+    key: pa.BinaryArray
+    window_start: Int64s
+    window_end: Int64s
+    ts: Int64s
+    values: pa.RecordBatch
+    count: Int64s
+    min_offset: Int64s
+    max_offset: Int64s
+    deleted: Flags | None = None  # None: no row is
 
-    def __init__(self, ahead: DurationLike = "5m", policy: Literal["keep", "late", "drop"] = "late") -> None:
-        if policy not in ("keep", "late", "drop"):
-            raise InvalidError(f"a future guard's policy is 'keep', 'late' or 'drop', not {policy!r}")
-        object.__setattr__(self, "ahead_ms", duration_ms(ahead))
-        object.__setattr__(self, "policy", policy)
+    def __post_init__(self) -> None:
+        columns = (self.key, self.window_start, self.window_end, self.ts, self.count, self.min_offset)
+        lengths = {len(column) for column in (*columns, self.max_offset)} | {self.values.num_rows}
+        if self.deleted is not None:
+            lengths.add(len(self.deleted))
+        if len(lengths) != 1:
+            raise InvalidError(f"rows of windows need columns of one length, not {sorted(lengths)}")
 
+    def __len__(self) -> int:
+        return len(self.window_start)
 
-class WindowOperatorState(OperatorState):
-    """The store's index and the operator's progress."""
-
-    def __init__(
-        self,
-        spec: StoreSpec,
-        clocks: StreamClocks,
-        *,
-        step_ms: int,
-        forgets: bool,
-    ) -> None:
-        super().__init__(spec, clocks, forgets=forgets)
-        self._step_ms = step_ms
-
-    @property
-    def floor(self) -> int:
-        """The stream time that no source partition is behind; after the end of the input nothing gets old."""
-        return NO_TIME if self.clocks.floor == LATEST else self.clocks.floor
-
-    @property
-    def stream_time(self) -> int:
-        """The start of the newest window, which retention counts from."""
-        floor = self.floor
-        return floor if floor == NO_TIME else floor // self._step_ms * self._step_ms
-
-    def encode_progress(self) -> bytes:
-        self.progress.clocks = self.clocks.saved()
-        return encode(self.progress)
-
-    def roll_back(self, data: bytes) -> None:
-        self.progress = decode(data)
-        self.clocks.restore(self.progress.clocks)
-
-
-class Taken(NamedTuple):
-    """What became of the records of a batch, and what is left to do with those that were taken."""
-
-    taken: Bytes | npt.NDArray[np.bool_]  # of each record: whether some window takes it
-    late_windows: Int32s | npt.NDArray[np.bool_]  # of each record: how many windows had closed to it
-    accepted: int
-    closed: int  # pairs of a record and a window that had closed to it
-    late: Callable[[], LateLines]  # these pairs, in the order of the records
-    put: Callable[[int], list[WindowRows]]  # into the store, at this stream time; what to send on about it
-
-
-class WindowedOperator(ABC):
-    """Aggregates of windows of one kind, for every key of one task."""
-
-    _kind: WindowKind
-    _store: SegmentedStore
-    _step_ms = 1  # how far apart windows start
-
-    def __init__(
-        self,
-        runtime: WorkerStorageRuntime,
-        task: str,
-        name: str,
-        kind: WindowKind,
-        aggregates: Aggregates | Sequence[Aggregate],
-        *,
-        emit: Emit | str = Emit.UPDATE,
-        partitions: Sequence[int] = (),
-        values: pa.Schema | None = None,
-        late: LateSettings | None = None,
-        future: FutureGuard | None = None,
-        idle_close: int | DurationLike | None = None,
-        stamped: bool = False,
-        compat: Compat | None = None,
-        layout: StateLayout | None = None,
-        heard: bool = True,
-    ) -> None:
-        """Attach the operator's stores to the task.
-
-        `partitions` are the source partitions to wait for from the start on. `late` keeps what came too late and
-        needs `values`, the schema of the user's columns. `stamped`: stream times in the batches come from clocks
-        before a shuffle and count. `compat="kafka-streams"` forgets clocks when restored, unless they are `stamped` and
-        so not the operator's own, and on close windows can be read for a millisecond longer, as in its stores of that
-        kind. `layout` is that of a store
-        which was made for a shorter retention, or fewer aggregates. `heard=False`: nobody takes rows that are sent on,
-        the windows are read where they are kept; so none are made, which is a third of the work.
-        """
-        if compat not in (None, "kafka-streams"):
-            raise InvalidError(f"compat is {compat!r}; only 'kafka-streams' is known")
-        if late is not None and values is None:
-            raise InvalidError("a late table needs the schema of the values: give `values`")
-        if future is not None and future.policy == "late" and late is None:
-            raise InvalidError("a future guard with policy 'late' needs a late table: give `late`")
-        self.name = name
-        self._runtime, self._task, self._kind = runtime, task, kind
-        self._emit, self._future, self._is_stamped = Emit(emit), future, stamped
-        self._is_heard = heard
-        self._idle_ms = None if idle_close is None else milliseconds(idle_close)
-        self._folds = Folds(aggregates)
-        layout = window_layout(kind) if layout is None else layout
-        spec = grown(self._spec(name, layout), self._folds, layout, values)
-        context = runtime.context(task)
-        self._state = WindowOperatorState(
-            context,
-            spec,
-            StreamClocks(partitions),
-            step_ms=self._step_ms,
-            forgets=compat is not None and not stamped,
+    def take(self, rows: Int64s) -> WindowRows:
+        """Some of the rows, by position."""
+        indices = pa.array(rows)
+        return WindowRows(
+            key=self.key.take(indices),
+            window_start=self.window_start[rows],
+            window_end=self.window_end[rows],
+            ts=self.ts[rows],
+            values=self.values.take(indices),
+            count=self.count[rows],
+            min_offset=self.min_offset[rows],
+            max_offset=self.max_offset[rows],
+            deleted=None if self.deleted is None else self.deleted[rows],
         )
-        rules = StoreCompat.TIDEGATE
-        if compat is not None:
-            # Kafka Streams emits on close from its time-ordered store, which reads one millisecond further back.
-            is_on_close = self._emit is Emit.CLOSE
-            rules = StoreCompat.KAFKA_STREAMS_TIME_ORDERED if is_on_close else StoreCompat.KAFKA_STREAMS
-        self._open_store(context, rules)
-        self.late_table = None
-        if late is not None and values is not None:
-            self.late_table = LateTable(context, name, values, late, lambda: self._state.floor)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """All of it as one batch; the values are one struct column, so that no name can clash."""
+        deleted = np.zeros(len(self), np.bool_) if self.deleted is None else self.deleted
+        columns = {
+            "key": self.key,
+            "window_start": pa.array(self.window_start),
+            "window_end": pa.array(self.window_end),
+            "ts": pa.array(self.ts),
+            "deleted": pa.array(deleted),
+            "count": pa.array(self.count),
+            "min_offset": pa.array(self.min_offset),
+            "max_offset": pa.array(self.max_offset),
+            "values": pa.StructArray.from_arrays(self.values.columns, fields=list(self.values.schema))
+            if self.values.num_columns
+            else pa.array([{}] * len(self), pa.struct([])),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def rows_that_fit(pieces: Iterable[WindowRows], scratch: ScratchLimiter) -> list[WindowRows]:
+    """The pieces of one result; `OverloadError` as soon as their lists are too much to be sent on."""
+    found, nbytes = list[WindowRows](), 0
+    for piece in pieces:
+        found.append(piece)
+        nbytes += list_bytes(piece.values.columns)
+        scratch.check(RESULT_COPIES * nbytes, lambda: "the result of " + largest_window(found))
+    return found
+
+
+def largest_window(pieces: Sequence[WindowRows]) -> str:
+    """The window whose lists are the longest, in words."""
+    piece = max(pieces, key=lambda each: list_bytes(each.values.columns))
+    row = int(np.argmax(merge_needs(piece.values.columns)))
+    return window_words(piece.key[row].as_py(), int(piece.window_start[row]), int(piece.window_end[row]))
+
+
+def join_rows(pieces: Sequence[WindowRows]) -> WindowRows:
+    """Several results behind each other; at least one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    has_deleted = any(piece.deleted is not None for piece in pieces)
+    return WindowRows(
+        key=pa.concat_arrays([piece.key for piece in pieces]),
+        window_start=np.concatenate([piece.window_start for piece in pieces]),
+        window_end=np.concatenate([piece.window_end for piece in pieces]),
+        ts=np.concatenate([piece.ts for piece in pieces]),
+        values=pa.concat_batches([piece.values for piece in pieces]),
+        count=np.concatenate([piece.count for piece in pieces]),
+        min_offset=np.concatenate([piece.min_offset for piece in pieces]),
+        max_offset=np.concatenate([piece.max_offset for piece in pieces]),
+        deleted=np.concatenate([_deleted(piece) for piece in pieces]) if has_deleted else None,
+    )
+
+
+def _deleted(piece: WindowRows) -> Flags:
+    return np.zeros(len(piece), np.bool_) if piece.deleted is None else piece.deleted
+
+
+def no_rows(values: pa.Schema) -> WindowRows:
+    """No result at all, of these values."""
+    none = np.empty(0, np.int64)
+    empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in values], schema=values)
+    return WindowRows(pa.array([], pa.binary()), none, none, none, empty, none, none, none)
+
+
+@dataclass(frozen=True, eq=False)
+class LateRows:
+    """Records that were set aside, one row for each window that did not take them.
+
+    `how_late_ms`: for reason `late`, how much more grace would have let the record in; for `future`, how far its
+    time lies ahead of what the guard allows. `window_start` is -1 where no window was in question.
+    """
+
+    events: EventBatch
+    window_start: Int64s
+    how_late_ms: Int64s
+    reason: pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+
+class Places(NamedTuple):
+    """Where records lie in their topic, in the order they came."""
+
+    partition: npt.NDArray[np.int32]
+    offset: Int64s
+
+    @classmethod
+    def of(cls, events: EventBatch, chosen: Flags) -> Places:
+        """Those of the events that are chosen."""
+        rows = np.flatnonzero(chosen)
+        return cls(events.partition[rows], events.offset[rows])
+
+
+Rows: TypeAlias = WindowRows | EventBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of one call: rows to send on, records set aside, and how often what happened in it.
+
+    `places` are those of records that went into no result, or not into all, by the counter that counts them.
+    """
+
+    rows: Rows
+    late: LateRows | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
+
+
+class Operator(Protocol):
+    """One step of a pipeline in one task. It attaches its own states to the task's storage when it is made."""
 
     @property
-    def states(self) -> Sequence[BucketIndexState]:
-        return (self._state,) if self.late_table is None else (self._state, self.late_table.state)
+    def name(self) -> str: ...
 
     @property
-    def clocks(self) -> StreamClocks:
-        return self._state.clocks
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """What happened so far, by name; in the checkpoint."""
-        return dict(self._state.progress.counters)
-
-    @property
-    def results(self) -> pa.Schema:
-        return self._folds.results
+    def states(self) -> Sequence[BucketIndexState]: ...
 
     def process(self, batch: EventBatch, moment: Moment) -> Output:
-        """Take the next records of the stream.
-
-        When storage has no room for them (`OverloadError`) nothing was taken and no clock has moved: give the same
-        batch again. After any other error, and when what windows hold is too much to be merged (`OverloadError` with
-        the reason `window_state`), the task is to be restored.
-        """
-        before, late, places = self.counters, None, dict[str, Places]()
-        pieces: list[WindowRows] = []
-        if len(batch):
-            latest = LATEST if self._future is None else min(moment.now_ms + self._future.ahead_ms, LATEST)
-            saved, stream_time = self._state.encode_progress(), self._state.stream_time
-            try:
-                stamped = self.clocks.stamp(batch, moment.now_ms, latest=latest, trusted=self._is_stamped)
-                taken = self._take(batch, stamped)
-                places = self._count(batch, stamped, taken)
-                late = self._late_rows(batch, stamped, taken, latest)
-                pieces = self._keep(taken, late, stream_time)
-            except BaseException:
-                self._state.roll_back(saved)
-                raise
-        pieces += self._advance(moment)
-        return self._output(pieces, late, before, places)
+        """Take the next events of the stream."""
 
     def tick(self, moment: Moment) -> Output:
-        """A round without records: idle sources, a watermark or the end of the input may close windows."""
-        before = self.counters
-        return self._output(self._advance(moment), None, before)
-
-    def windows(self, first: int = 0, last: int = LATEST) -> WindowRows:
-        """The table as it is: every window kept from `first` to `last`, ascending by (end, key).
-
-        Bounds are starts of tumbling and hopping windows, and ends of sessions and sliding windows.
-        """
-        pieces = list(self.scan(first, last))
-        return join_rows(pieces) if pieces else no_rows(self._folds.results)
-
-    def scan(self, first: int = 0, last: int = LATEST) -> Iterator[WindowRows]:
-        """The same in pieces, each of some time buckets."""
-        first = max(first, self._oldest())
-        return self._between(first, last) if first <= last else iter(())
-
-    def windows_of(self, keys: pa.BinaryArray, first: int = 0, last: int = LATEST) -> WindowRows:
-        """The windows of these different keys from `first` to `last`; no other key's rows are read."""
-        first = max(first, self._oldest())
-        if first > last or not len(keys):
-            return no_rows(self._folds.results)
-        return self._of_keys(keys, first, last)
-
-    # ── what a kind says ─────────────────────────────────────────────────────────────────────────────────────
-
-    @abstractmethod
-    def _spec(self, name: str, layout: StateLayout) -> StoreSpec:
-        """The store of its rows."""
-
-    @abstractmethod
-    def _open_store(self, context: RuntimeContext, compat: StoreCompat) -> None:
-        """Open `_store` over `_state`."""
-
-    @abstractmethod
-    def _take(self, batch: EventBatch, stamped: Stamped) -> Taken:
-        """Judge the records, each with its own stream time."""
-
-    @abstractmethod
-    def _between(self, first: int, last: int) -> Iterator[WindowRows]:
-        """Every window from `first` to `last`, both inclusive, ascending by (end, key), in pieces."""
-
-    @abstractmethod
-    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
-        """The windows of these keys from `first` to `last`, in no promised order."""
-
-    @abstractmethod
-    def _oldest(self) -> int:
-        """The first window that is still kept, as `_between` counts them."""
-
-    @abstractmethod
-    def _closing(self, closed: int, close: int) -> tuple[int, int]:
-        """The first and last window that is final at `close` and was not at `closed`, as `_between` counts them."""
-
-    def _close_time(self, floor: int) -> int:
-        """The time that windows close at; NO_TIME: they never do."""
-        if isinstance(self._kind, Unlimited):
-            return NO_TIME
-        return LATEST if floor == LATEST else self._kind.close_time(floor)
-
-    # ── records ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _sends_updates(self) -> bool:
-        return self._is_heard and self._emit is Emit.UPDATE
-
-    @property
-    def _keeps_future(self) -> bool:
-        return self._future is not None and self._future.policy == "keep"
-
-    @property
-    def _also(self) -> int:
-        """The verdict of the clocks that is as good as `GOOD`."""
-        return FUTURE if self._keeps_future else GOOD
-
-    def _partial(self, events: EventBatch, groups: Int32s, count: int) -> list[pa.Array]:
-        """One state for each of `count` groups of records."""
-        rows = pa.RecordBatch.from_pydict(self._folds.inputs(events))
-        return [column for each in self._folds.stored for column in each.partial(rows, groups, count)]
-
-    def _keep(self, taken: Taken, late: LateRows | None, stream_time: int) -> list[WindowRows]:
-        """Put records into the store and the late table, or neither; what to send on about them."""
-        table, aside = self.late_table, None
-        if table is not None and late is not None:
-            aside = table.prepare(late, self._state.progress)
-        try:
-            pieces = taken.put(stream_time) if taken.accepted else []
-        except BaseException:
-            if aside is not None:
-                aside.undo()
-            raise
-        if aside is not None:
-            aside.commit()
-        return pieces
-
-    def _count(self, batch: EventBatch, stamped: Stamped, taken: Taken) -> dict[str, Places]:
-        """Count what became of the records; where those lie that some window did not take."""
-        count, told = self._state.progress.count, _told(batch)
-        if told is None:
-            count("records", len(batch))
-            count("accepted", taken.accepted)
-            count("late_windows", taken.closed)
-        else:
-            count("records", int(np.count_nonzero(told)))
-            count("accepted", int(np.count_nonzero(told & (taken.taken != 0))))
-            count("late_windows", int(taken.late_windows[told].sum()))
-        if taken.accepted == len(batch) and not taken.closed and self._future is None:
-            return {}
-        is_told = np.ones(len(batch), np.bool_) if told is None else told
-        found = self._not_taken(stamped, taken.taken == 0, taken.late_windows > 0)
-        places = {name: Places.of(batch, is_told & chosen) for name, chosen in found.items() if chosen.any()}
-        for name, each in places.items():
-            count(name, len(each.offset))
-        if self._keeps_future:
-            places.pop("future", None)
-        return places
-
-    def _not_taken(
-        self, stamped: Stamped, is_gone: npt.NDArray[np.bool_], is_late: npt.NDArray[np.bool_]
-    ) -> dict[str, npt.NDArray[np.bool_]]:
-        """By the name of a counter, which records some window did not take."""
-        return {
-            "no_key": stamped.verdicts == NO_KEY,
-            "negative_time": stamped.verdicts == NEGATIVE,
-            "future": stamped.verdicts == FUTURE,
-            "late_records": is_gone & is_late,
-            "partly_late_records": ~is_gone & is_late,
-        }
-
-    def _late_rows(self, batch: EventBatch, stamped: Stamped, taken: Taken, latest: int) -> LateRows | None:
-        """Records that a window had closed to or that come from too far ahead, in their order."""
-        is_aside = self._future is not None and self._future.policy == "late"
-        ahead = np.flatnonzero(stamped.verdicts == FUTURE) if is_aside else _NO_ROWS
-        if not taken.closed and not len(ahead):
-            return None
-        rows, starts, how_late = ahead, np.full(len(ahead), NO_TIME), batch.ts[ahead] - latest
-        reasons = np.full(len(ahead), FUTURE_REASON, object)
-        if taken.closed:
-            lines, told = taken.late(), _told(batch)
-            kept = slice(None) if told is None else np.flatnonzero(told[lines.rows])
-            late_rows = lines.rows[kept]
-            rows = np.concatenate([late_rows, rows])
-            order = np.argsort(rows, kind="stable")
-            rows = rows[order]
-            starts = np.concatenate([lines.window_start[kept], starts])[order]
-            how_late = np.concatenate([lines.how_late_ms[kept], how_late])[order]
-            reasons = np.concatenate([np.full(len(late_rows), LATE, object), reasons])[order]
-        events = batch.take(rows)
-        judged = EventBatch(
-            events.key, events.ts, events.offset, events.partition, stamped.judged[rows], events.values
-        )
-        return LateRows(judged, starts, how_late, pa.array(reasons, pa.string()))
-
-    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _advance(self, moment: Moment) -> list[WindowRows]:
-        """Let time pass as the moment says, emit what that makes final, drop what is no longer kept."""
-        clocks, progress = self.clocks, self._state.progress
-        if self._idle_ms is not None:
-            clocks.advance_idle(moment.now_ms, self._idle_ms)
-        if moment.watermark is not None:
-            clocks.raise_floor(moment.watermark)
-        if moment.closing:
-            clocks.raise_floor(LATEST)
-        floor = clocks.floor
-        if floor == NO_TIME:
-            return []
-        close = self._close_time(floor)
-        pieces: list[WindowRows] = []
-        if close > progress.closed:
-            if self._is_heard and self._emit is Emit.CLOSE:
-                first, last = self._closing(progress.closed, close)
-                if first <= last:
-                    pieces = rows_that_fit(self._between(first, last), self._runtime.scratch)
-            progress.closed = close
-        if floor < LATEST:
-            self._store.advance(self._state.stream_time)
-            if self.late_table is not None:
-                self.late_table.expire(floor, progress)
-        return pieces
-
-    def _output(
-        self,
-        pieces: Sequence[WindowRows],
-        late: LateRows | None,
-        before: dict[str, int],
-        places: Mapping[str, Places] | None = None,
-    ) -> Output:
-        rows = join_rows(pieces) if pieces else no_rows(self._folds.results)
-        self._state.progress.count("emitted", len(rows))
-        self._state.progress.count("without_result", self._folds.take_unfit())
-        counters = {
-            name: number - before.get(name, 0)
-            for name, number in self._state.progress.counters.items()
-            if number != before.get(name, 0)
-        }
-        return Output(rows, late, counters, places or {})
-
-
-def _told(batch: EventBatch) -> npt.NDArray[np.bool_] | None:
-    """Which events are counted and set aside as records: of a row's old and new content only the new; None: all are."""
-    if batch.changes is None:
-        return None
-    told = np.ones(len(batch), np.bool_)
-    is_same = (batch.offset[1:] == batch.offset[:-1]) & (batch.partition[1:] == batch.partition[:-1])
-    told[:-1] = ~(is_same & (batch.changes.weight[:-1] < 0))
-    return told
-
-
-def taken_by_key(
-    batch: EventBatch, good: Int64s, late_by: Int64s, put: Callable[[int], list[WindowRows]] | None = None
-) -> Taken:
-    """What became of records that lie in windows of their own: `good` ones came by `late_by` too late, or not."""
-    late_rows, how_late = good[late_by > 0], late_by[late_by > 0]
-    is_late, is_taken = np.zeros(len(batch), np.bool_), np.zeros(len(batch), np.bool_)
-    is_taken[good], is_late[late_rows] = True, True
-    is_taken[late_rows] = False
-    return Taken(
-        is_taken,
-        is_late,
-        len(good) - len(late_rows),
-        len(late_rows),
-        lambda: LateLines(late_rows, batch.ts[late_rows], how_late),
-        put or (lambda _: []),
-    )
+        """A round without events for this operator: time may have passed all the same."""

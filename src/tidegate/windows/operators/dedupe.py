@@ -1,4 +1,4 @@
-"""Deduplication: of the records that are one event, the first by arrival goes on, the others within D do not.
+"""Deduplication: forward the first record of an event by arrival, drop its copies within D.
 
 A record's identity is (record key, id), so copies of it are in one source partition and no shuffle is needed. Ids
 that are unique over all keys need the stream keyed by them first. The identity of a record without a key is its id
@@ -12,7 +12,7 @@ For each record, in the order records come (T: stream time of its partition, wit
        sending the record loses nothing; also when it is late by now, while the id is kept (t > T − D − grace)
     3  a duplicate when its identity was accepted less than D before or after t; with `refresh`, it counts as if it had
        been accepted, so that a stream of copies passes once until it pauses for D
-    4  else new: it goes on, and its identity is kept
+    4  else new: it is forwarded, and its identity is kept
 
 The verdicts depend on the order of records and on nothing else: not on cuts, restarts, evictions. Records of several
 partitions that meet in one task (a re-keyed stream) come in an order that the log alone decides
@@ -23,6 +23,16 @@ identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a r
 under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
 of n), and nobody who chooses ids can make them meet.
 
+One column of text or bytes is its own id; one of fixed width is its bytes as Arrow has them, with one zero and one
+NaN for doubles. Several columns are joined, each behind its length (u32 LE), so that ("ab", "c") and ("a", "bc") are
+two ids. A record with a null in any of its columns has no id. The bytes are only hashed, and never kept.
+
+A `StateHandle` keeps in the checkpoint, beside the ids:
+
+    version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
+
+The secret is the one the ids were made with; a checkpoint whose ids were made of other columns is refused.
+
 Thread rule: one operator belongs to its task's thread.
 """
 
@@ -32,37 +42,173 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, milliseconds
-from tidegate.errors import InvalidError
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
 from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage import BucketIndexState, SortedRows, WorkerStorageRuntime
+from tidegate.storage import (
+    BucketIndexState,
+    Merge,
+    RuntimeContext,
+    SortedRows,
+    StoreSpec,
+    WorkerStorageRuntime,
+)
 from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
-from tidegate.windows.events import NO_TIME, EventBatch, Int64s
-from tidegate.windows.keeping import keep_events
-from tidegate.windows.keys.binary_columns import binary_column
-from tidegate.windows.kinds import LATEST
-from tidegate.windows.operators.dedupe_state import DedupeState, Deduplicate, ids_spec
-from tidegate.windows.operators.identities import check_columns, id_column
+from tidegate.windows.aggregates.collections import one_of_equals, refuse_incomparable
+from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events
+from tidegate.windows.keys import binary_column, make_binary, room_for
+from tidegate.windows.kinds import LATEST, Deduplicate
+from tidegate.windows.operators.base import LateRows, Moment, Output, Places
+from tidegate.windows.operators.clock import OperatorState, Progress, StreamClocks
 from tidegate.windows.operators.late import LATE as LATE_REASON
 from tidegate.windows.operators.late import LateSettings, LateTable
 from tidegate.windows.operators.layout import dedupe_layout
-from tidegate.windows.operators.shapes import LateRows, Moment, Output, Places
-from tidegate.windows.operators.stream_time import StreamClocks
-from tidegate.windows.stores.expiry import EARLIEST
+from tidegate.windows.stores.segments import EARLIEST
 from tidegate.windows.stores.window_store import WindowStore
 
-__all__ = ["DedupeOperator", "Deduplicate"]
+# --- ids
+
+_BINARY = pa.binary()
+
+
+def check_columns(columns: Sequence[str], schema: pa.Schema) -> None:
+    """Refuse columns that are not there, or whose values cannot be an id."""
+    for name in columns:
+        places = schema.get_all_field_indices(name)
+        if len(places) != 1:
+            raise InvalidError(f"deduplicate: no single column {name!r} among {schema.names}")
+        type_ = schema.field(places[0]).type
+        try:
+            refuse_incomparable(type_.value_type if pa.types.is_dictionary(type_) else type_)
+        except InvalidError as error:
+            raise InvalidError(
+                f"deduplicate: column {name}: {error}; the columns are {schema.names}"
+            ) from None
+
+
+def id_column(columns: Sequence[pa.Array]) -> pa.BinaryArray:
+    """The ids of records; null where one of the columns is."""
+    plain = [_as_bytes(column) for column in columns]
+    if len(plain) == 1:
+        return plain[0]
+    parts: list[pa.Array] = []
+    for column in plain:
+        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+        parts += [_fixed(np.ascontiguousarray(lengths, "<i4").view(np.uint8), 4), column]
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def _as_bytes(column: pa.Array) -> pa.BinaryArray:
+    type_ = column.type
+    if pa.types.is_dictionary(type_):
+        column, type_ = column.dictionary_decode(), type_.value_type
+    if type_ == _BINARY:
+        return column
+    if pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_large_binary(type_):
+        return column.cast(_BINARY)
+    if pa.types.is_boolean(type_):
+        column, type_ = column.cast(pa.uint8()), pa.uint8()
+    if not (
+        pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_)
+    ):
+        raise InvalidError(f"values of type {type_} cannot be an id; cast the column to text or bytes")
+    column, width = one_of_equals(column), type_.bit_width // 8
+    if not len(column):
+        return pa.array([], _BINARY)
+    data = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * width :][: len(column) * width]
+    present = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
+    return _fixed(data, width, present)
+
+
+def _fixed(
+    data: np.ndarray[tuple[int], np.dtype[np.uint8]], width: int, present: object = None
+) -> pa.BinaryArray:
+    """Values of one width, behind each other in `data`."""
+    rows = len(data) // width
+    room_for(len(data), "a column of ids")
+    return make_binary(np.arange(0, (rows + 1) * width, width, dtype=np.int32), data, present)  # type: ignore[arg-type]
+
+
+# --- state
+
+VERSION = 1
+
+
+class _Extra(msgspec.Struct, array_like=True):
+    secret: bytes
+    columns: list[str]
+    types: list[str]
+    progress: Progress
+
+
+class DedupeState(OperatorState):
+    """The ids' index; the secret, the clocks and the counters are the operator's progress."""
+
+    def __init__(
+        self,
+        context: RuntimeContext,
+        spec: StoreSpec,
+        clocks: StreamClocks,
+        secret: bytes,
+        shape: tuple[list[str], list[str]],
+    ) -> None:
+        super().__init__(context, spec, clocks)
+        self._shape = shape
+        self.secret = secret
+
+    @property
+    def stream_time(self) -> int:
+        """The stream time that no source partition is behind."""
+        return self.clocks.floor
+
+    def encode_progress(self) -> bytes:
+        self.progress.clocks = self.clocks.saved()
+        return bytes([VERSION]) + msgspec.msgpack.encode(_Extra(self.secret, *self._shape, self.progress))
+
+    def roll_back(self, data: bytes) -> None:
+        if not data:
+            self.progress = Progress()
+            return
+        if data[0] != VERSION:
+            raise CorruptError(
+                f"store {self._index.spec.name}: a deduplication's progress has format {data[0]}; this version knows"
+                f" {VERSION}: restore with the version that wrote the checkpoint, or start anew"
+            )
+        try:
+            extra = msgspec.msgpack.decode(data[1:], type=_Extra)
+        except msgspec.MsgspecError as error:
+            raise CorruptError(
+                f"store {self._index.spec.name}: a deduplication's progress cannot be read: {error}"
+            ) from error
+        if (extra.columns, extra.types) != self._shape:
+            raise InvalidError(
+                f"store {self._index.spec.name}: the checkpoint's ids were made of {extra.columns} {extra.types},"
+                f" now of {self._shape[0]} {self._shape[1]}: they cannot be compared; start anew under another name"
+            )
+        self.secret, self.progress = extra.secret, extra.progress
+        self.clocks.restore(extra.progress.clocks)
+
+
+def ids_spec(name: str, bucket_ms: int) -> StoreSpec:
+    """The store of accepted identities; a time segment is one bucket."""
+    payload = pa.schema(
+        [pa.field("offset", pa.int64(), nullable=False), pa.field("partition", pa.int32(), nullable=False)]
+    )
+    return StoreSpec(name, Merge.LAST, payload=payload, bucket_ms=bucket_ms)
+
+
+# --- the operator
 
 Int32s = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-
 KEYLESS = np.uint64(0x6B65796C65737300)  # what tells the secret of records without a key from the others'
 _NO_FLAGS = np.empty(0, np.bool_)
 _COUNTED = {"new": NEW, "replays": REPLAY, "duplicates": DUPLICATE, "late": LATE, "no_id": NO_ID}

@@ -23,11 +23,10 @@ from tidegate.kernels.assignment import admit_sizes
 from tidegate.storage import EarlierShape, Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch, Int64s
-from tidegate.windows.operators.progress import Progress
-from tidegate.windows.operators.shapes import LateRows
-from tidegate.windows.stores.expiry import EARLIEST
-from tidegate.windows.stores.segmented_store import PreparedPut
-from tidegate.windows.stores.state import RowsState
+from tidegate.windows.operators.base import LateRows
+from tidegate.windows.operators.clock import Progress
+from tidegate.windows.stores.segmented_store import PreparedPut, RowsState
+from tidegate.windows.stores.segments import EARLIEST
 from tidegate.windows.stores.window_store import WindowStore
 
 LATE, FUTURE = "late", "future"

@@ -18,8 +18,7 @@ from tidegate.errors import InvalidError
 from tidegate.storage import EarlierShape, Merge, StoreSpec
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import no_events
-from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited, WindowKind
-from tidegate.windows.operators.dedupe_state import Deduplicate
+from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Unlimited, WindowKind
 
 LEAST_BUCKET_MS = 60_000
 DEDUPE_SEGMENTS = 8  # of horizon and grace: what is kept too long is an eighth; 16 made checkpoints slower

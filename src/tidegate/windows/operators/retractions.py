@@ -23,7 +23,7 @@ from tidegate.storage import Merge, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.stores.state import RowsState
+from tidegate.windows.stores.segmented_store import RowsState
 from tidegate.windows.stores.window_store import WindowStore
 
 _NONE = -1

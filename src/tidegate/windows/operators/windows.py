@@ -1,8 +1,20 @@
 """Tumbling, hopping and unlimited windows: records fold into panes, and windows are put together from panes.
 
 Nothing that is sent on close, set aside as late or left in the table depends on where batches were cut: a record
-is judged by times that belong to the record, panes remember from which window on a record counts (`panes`), and
+is judged by times that belong to the record, panes remember from which window on a record counts, and
 windows are emitted for good in the order of their ends. Only what an update shows on the way does.
+
+Panes are partial states in a fold store:
+
+    key = the record's key     ts = where the pane starts     seq = the first window that takes the records
+
+`seq` is 0 for records all windows of the pane take. A record that came when some of its windows had closed is
+folded under the start of the first that was open: a window reads only what lies under its own start or an earlier
+one, so records that came too late for a window never change it, whenever and however often it is read.
+
+A window is the merge of its panes that its own start admits. With one pane to a window nothing is
+merged; otherwise windows overlap and are put together from merged neighbours (`merge_tree`), so that a window of a
+thousand panes costs little more than one of ten.
 
 Thread rule: one operator belongs to its task's thread.
 """
@@ -10,31 +22,343 @@ Thread rule: one operator belongs to its task's thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.storage import RuntimeContext, StoreSpec, WorkerStorageRuntime
+from tidegate.kernels.assignment import list_windows
+from tidegate.kernels.hops import list_hops, reach_of_hops
+from tidegate.kernels.stream_time import GOOD
+from tidegate.storage import (
+    Merge,
+    MergedRows,
+    RuntimeContext,
+    ScratchLimiter,
+    StoreSpec,
+    TouchedRows,
+    WorkerStorageRuntime,
+)
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.columns import int64_column
-from tidegate.windows.aggregates.folds import Aggregates
-from tidegate.windows.events import EventBatch
+from tidegate.storage.runs.columns import (
+    gather_keys,
+    int64_column,
+    is_word,
+    list_bytes,
+    merge_needs,
+    numbers_column,
+    window_words,
+    words,
+)
+from tidegate.windows.aggregates.folds import Aggregates, Folds
+from tidegate.windows.events import EventBatch, Int64s
+from tidegate.windows.keys import Int32s
 from tidegate.windows.kinds import LATEST, Hopping, Tumbling, Unlimited
 from tidegate.windows.operators.assignment import Assigned, LateLines, assign, assign_unlimited, late_lines
-from tidegate.windows.operators.base import Compat, Emit, FutureGuard, Taken, WindowedOperator
-from tidegate.windows.operators.emission import Emission
+from tidegate.windows.operators.base import WindowRows, no_rows
+from tidegate.windows.operators.clock import Stamped
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.panes import pane_spec
-from tidegate.windows.operators.shapes import WindowRows
-from tidegate.windows.operators.stream_time import GOOD, Stamped
-from tidegate.windows.stores.expiry import Compat as StoreCompat
+from tidegate.windows.operators.merge_tree import Stretches, merge_stretches, place_by_time
+from tidegate.windows.operators.windowed_operator import Emit, Taken, WindowedOperator
 from tidegate.windows.stores.segmented_store import Returning
+from tidegate.windows.stores.segments import Compat as StoreCompat
 from tidegate.windows.stores.window_store import WindowStore
 
-__all__ = ["Compat", "Emit", "FutureGuard", "WindowOperator"]
+# --- panes
+
+
+class PaneRows(NamedTuple):
+    """Panes with their merged states; rows of one key need not stand together."""
+
+    keys: pa.BinaryArray
+    ts: Int64s
+    seq: Int64s
+    states: list[pa.Array]
+
+
+def pane_spec(name: str, folds: Folds, bucket_ms: int, segment_ms: int) -> StoreSpec:
+    """The store of one operator's panes."""
+    return StoreSpec(name, Merge.FOLD, aggregates=folds.stored, bucket_ms=bucket_ms, segment_ms=segment_ms)
+
+
+# --- from panes to windows
+
+CHUNK_BUCKETS = 4  # of window starts that are put together at once
+_NONE, _ZERO = np.empty(0, np.int64), np.zeros(1, np.int32)
+
+
+class Emission:
+    """Makes the rows of one operator's windows."""
+
+    def __init__(
+        self, kind: Hopping | Unlimited, folds: Folds, store: WindowStore, scratch: ScratchLimiter
+    ) -> None:
+        self._scratch = scratch
+        self._kind = kind
+        self._folds = folds
+        self._store = store
+        self._is_plain = isinstance(kind, Unlimited) or kind.pane_ms == kind.size_ms
+        self._none = no_rows(folds.results)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a window is one pane."""
+        return self._is_plain
+
+    def changed(self, changed: MergedRows) -> WindowRows:
+        """The windows of panes that just changed, each of one pane, with all they hold now."""
+        fresh, places = changed.rows, changed.places
+        rows = self._rows(fresh.keys, fresh.ts, fresh.states)
+        if not len(places):
+            return rows
+        merged = self._rows(gather_keys(fresh.keys, places), fresh.ts[places], changed.merged)
+        return put_rows(rows, places, merged)
+
+    def touched(self, pieces: Sequence[TouchedRows]) -> list[WindowRows]:
+        """The windows that these panes, just folded into, belong to, with all they hold now."""
+        return [self._touched(cluster) for cluster in _clusters(pieces, self._hopping.size_ms)]
+
+    def _touched(self, pieces: Sequence[TouchedRows]) -> WindowRows:
+        kind = self._hopping
+        keys = pa.concat_arrays([piece.keys for piece in pieces]).dictionary_encode()
+        ts = np.concatenate([piece.ts for piece in pieces])
+        seq = np.concatenate([piece.seq for piece in pieces])
+        first, last = self._first_start(int(ts.min())), int(ts.max()) // kind.advance_ms * kind.advance_ms
+        counts = np.concatenate([piece.counts for piece in pieces])
+        owners = np.repeat(keys.indices.to_numpy().astype(np.int32, copy=False), counts)
+        rows, starts = place_by_time(owners, ts, len(keys.dictionary))
+        wanted = self._covered(rows, starts, owners, ts, seq, first, last)
+        codes, panes = self._of_keys(keys.dictionary, first, _end(last, kind.size_ms) - 1)
+        return self._merged(keys.dictionary, codes, panes, first, last, wanted)
+
+    def between(self, first: int, last: int) -> Iterator[WindowRows]:
+        """Every window that starts from `first` to `last`, ascending by (end, key), in pieces."""
+        if self._is_plain:
+            width = self._store.index.spec.bucket_ms
+            for start in self._store.bucket_starts(first, last):
+                found = self._scanned(max(first, start), min(last, _end(start, width) - 1))
+                if found:
+                    joined = _join(found)
+                    rows = _there(self._rows(joined.keys, joined.ts, joined.states))
+                    if len(rows):
+                        yield in_order(rows)
+            return
+        size, step = self._hopping.size_ms, CHUNK_BUCKETS * self._store.index.spec.bucket_ms
+        chunks: set[int] = set()
+        for start in self._store.bucket_starts(first, _end(last, size) - 1):
+            end = _end(start, self._store.index.spec.bucket_ms) - 1
+            chunks.update(range(max(first, start - size + 1, 0) // step, min(last, end) // step + 1))
+        for chunk in sorted(chunks):
+            low, high = max(first, chunk * step, 0), min(last, _end(chunk * step, step) - 1)
+            found = self._scanned(low, _end(high, size) - 1)
+            if found:
+                joined = _join(found)
+                keys = joined.keys.dictionary_encode()
+                codes = keys.indices.to_numpy().astype(np.int32, copy=False)
+                rows = _there(self._merged(keys.dictionary, codes, joined, low, high, None))
+                if len(rows):
+                    yield in_order(rows)
+
+    def of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> WindowRows:
+        """The windows of these different keys that start from `first` to `last`, in no promised order."""
+        if self._is_plain:
+            _, panes = self._of_keys(keys, first, last)
+            if not len(panes.ts):
+                return self._none
+            return _there(self._rows(panes.keys, panes.ts, panes.states))
+        codes, panes = self._of_keys(keys, first, _end(last, self._hopping.size_ms) - 1)
+        if not len(panes.ts):
+            return self._none
+        low, high = max(first, self._first_start(int(panes.ts.min()))), min(last, int(panes.ts.max()))
+        return _there(self._merged(keys, codes, panes, low, high, None))
+
+    def _of_keys(self, keys: pa.BinaryArray, first: int, last: int) -> tuple[Int32s, PaneRows]:
+        """All panes of these different keys that start from `first` to `last`; the number of each one's key."""
+        numbers, rows = self._store.fetch_batch(keys, first, last)
+        ts, seq, *states = rows.columns
+        return numbers.astype(np.int32), PaneRows(keys.take(pa.array(numbers)), words(ts), words(seq), states)
+
+    def _scanned(self, first: int, last: int) -> list[PaneRows]:
+        """All panes that start from `first` to `last`; `OverloadError` when their lists are too much."""
+        found, nbytes = list[PaneRows](), 0
+        for batch in self._store.scan(first, last):
+            keys, ts, seq, *states = batch.columns
+            piece = PaneRows(keys, words(ts), words(seq), states)
+            found.append(piece)
+            nbytes += list_bytes(piece.states)
+            self._scratch.check(nbytes, lambda: _largest(found))
+        return found
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _hopping(self) -> Hopping:
+        if isinstance(self._kind, Unlimited):
+            raise TypeError("an unlimited window has no panes")
+        return self._kind
+
+    def _first_start(self, ts: int) -> int:
+        kind = self._hopping
+        return max(0, ts - kind.size_ms + kind.advance_ms) // kind.advance_ms * kind.advance_ms
+
+    def _covered(
+        self, rows: Int32s, starts: Int32s, owners: Int32s, ts: Int64s, seq: Int64s, first: int, last: int
+    ) -> Int64s:
+        """The numbers of all windows from `first` to `last` that take one of these panes, ascending."""
+        size, advance = self._hopping.size_ms, self._hopping.advance_ms
+        stride, first = self._stride(first, last), -(-first // advance) * advance
+        bounds = (rows, starts, ts, seq, size, advance, first, last, stride)
+        found = np.empty(list_hops(*bounds, _NONE), np.int64)
+        list_hops(*bounds, found)
+        partly = np.flatnonzero(seq)
+        if not len(partly):
+            return found
+        late_ts, late_seq = ts[partly], seq[partly]
+        pairs = list_windows(late_ts, late_seq, size, advance, first, last, _NONE, _NONE)
+        panes, begins = np.empty(pairs, np.int64), np.empty(pairs, np.int64)
+        list_windows(late_ts, late_seq, size, advance, first, last, panes, begins)
+        numbers = owners[partly[panes]].astype(np.int64) * stride + (begins - first) // advance
+        return np.union1d(found, numbers)
+
+    def _stride(self, first: int, last: int) -> int:
+        """How many windows start from `first` to `last`, at least one: the numbers each key has."""
+        advance = self._hopping.advance_ms
+        return max(1, (last - -(-first // advance) * advance) // advance + 1)
+
+    def _merged(
+        self,
+        keys: pa.BinaryArray,
+        codes: Int32s,
+        panes: PaneRows,
+        first: int,
+        last: int,
+        wanted: Int64s | None,
+    ) -> WindowRows:
+        """Windows from `first` to `last`, all or those with the numbers `wanted`, of all panes they can have."""
+        size, advance, stride = self._hopping.size_ms, self._hopping.advance_ms, self._stride(first, last)
+        first = -(-first // advance) * advance
+        ts, seq = np.ascontiguousarray(panes.ts), np.ascontiguousarray(panes.seq)
+        rows, starts = place_by_time(codes, ts, len(keys))
+        if wanted is None:
+            wanted = self._covered(rows, starts, codes, ts, seq, first, last)
+        lows, highs = np.empty(len(wanted), np.int32), np.empty(len(wanted), np.int32)
+        reach_of_hops(wanted, first, size, advance, stride, rows, starts, ts, lows, highs)
+        begins = wanted % stride * advance + first
+        away_before = np.concatenate([_ZERO, np.cumsum(seq[rows] > 0, dtype=np.int32)])
+        windows = Stretches(begins, lows, highs, seq, away_before)
+
+        def named(number: int) -> str:
+            key = keys[int(wanted[number]) // stride].as_py()
+            return window_words(key, int(begins[number]), int(begins[number]) + size)
+
+        states = merge_stretches(self._folds, panes.states, rows, windows, self._scratch, named)
+        return self._rows(keys.take(pa.array(wanted // stride)), begins, states)
+
+    def _rows(self, keys: pa.BinaryArray, starts: Int64s, states: Sequence[pa.Array]) -> WindowRows:
+        (counts, max_ts, min_offset, max_offset), values = self._folds.finish(states, keys, starts)
+        if isinstance(self._kind, Unlimited):
+            ends = np.full(len(starts), LATEST, np.int64)
+        else:
+            size = self._kind.size_ms
+            ends = np.where(starts > LATEST - size, LATEST, np.minimum(starts, LATEST - size) + size)
+        gone = counts == 0 if self._folds.retracts else None
+        return WindowRows(keys, starts, ends, max_ts, values, counts, min_offset, max_offset, gone)
+
+
+def _there(rows: WindowRows) -> WindowRows:
+    """Without the windows that nothing is left in."""
+    if rows.deleted is None:
+        return rows
+    return replace(rows.take(np.flatnonzero(~rows.deleted)), deleted=None)
+
+
+def in_order(rows: WindowRows) -> WindowRows:
+    """Ascending by (end, key)."""
+    order = pc.array_sort_indices(rows.key).to_numpy().astype(np.int64)
+    ends = rows.window_end[order]
+    if len(ends) and ends.min() != ends.max():
+        order = order[np.argsort(ends, kind="stable")]
+    return rows.take(order)
+
+
+def put_rows(rows: WindowRows, places: Int32s, others: WindowRows) -> WindowRows:
+    """The rows with others put in some places; key and window are the same there."""
+
+    def put(mine: Any, theirs: Any) -> Any:
+        changed = mine.copy()
+        changed[places] = theirs
+        return changed
+
+    values = [
+        _put(mine, places, theirs)
+        for mine, theirs in zip(rows.values.columns, others.values.columns, strict=True)
+    ]
+    return replace(
+        rows,
+        ts=put(rows.ts, others.ts),
+        values=pa.RecordBatch.from_arrays(values, schema=rows.values.schema) if values else rows.values,
+        count=put(rows.count, others.count),
+        min_offset=put(rows.min_offset, others.min_offset),
+        max_offset=put(rows.max_offset, others.max_offset),
+        deleted=None if rows.deleted is None else put(rows.deleted, others.deleted),
+    )
+
+
+def _put(mine: pa.Array, places: Int32s, theirs: pa.Array) -> pa.Array:
+    if is_word(mine.type) and not mine.null_count and not theirs.null_count:
+        changed = words(mine).copy()
+        changed[places] = words(theirs)
+        return numbers_column(mine.type, changed)
+    if np.array_equal(places, np.arange(len(mine))):  # all are replaced: do not copy large lists
+        return theirs
+    chosen = np.arange(len(mine), dtype=np.int64)
+    chosen[places] = len(mine) + np.arange(len(places))
+    return pa.concat_arrays([mine, theirs]).take(pa.array(chosen))
+
+
+def _clusters(pieces: Sequence[TouchedRows], size: int) -> list[list[TouchedRows]]:
+    """Pieces by ascending bucket, put together where a window can reach from one into the next."""
+    clusters: list[list[TouchedRows]] = []
+    highest = 0
+    for piece in pieces:
+        if clusters and int(piece.ts.min()) - highest < size:
+            clusters[-1].append(piece)
+        else:
+            clusters.append([piece])
+        highest = max(highest, int(piece.ts.max()))
+    return clusters
+
+
+def _largest(pieces: Sequence[PaneRows]) -> str:
+    """The pane with most in its lists."""
+    piece = max(pieces, key=lambda each: list_bytes(each.states))
+    row = int(np.argmax(merge_needs(piece.states)))
+    return window_words(piece.keys[row].as_py(), int(piece.ts[row])) + " and others that end with it"
+
+
+def _join(pieces: Sequence[PaneRows]) -> PaneRows:
+    if len(pieces) == 1:
+        return pieces[0]
+    return PaneRows(
+        pa.concat_arrays([piece.keys for piece in pieces]),
+        np.concatenate([piece.ts for piece in pieces]),
+        np.concatenate([piece.seq for piece in pieces]),
+        [
+            pa.concat_arrays(list(columns))
+            for columns in zip(*(piece.states for piece in pieces), strict=True)
+        ],
+    )
+
+
+def _end(start: int, size: int) -> int:
+    return min(start + size, LATEST)
+
+
+# --- the operator
 
 
 class WindowOperator(WindowedOperator):

@@ -20,10 +20,8 @@ import pyarrow.compute as pc
 
 from tidegate.errors import TidegateWarning
 from tidegate.storage import Merge, RangeRequest, RuntimeContext, StoreSpec, Time
-from tidegate.windows.stores.positions import Position
-from tidegate.windows.stores.segmented_store import SegmentedStore
-from tidegate.windows.stores.state import StoreState, WindowsState
-from tidegate.windows.stores.store_rows import (
+from tidegate.windows.stores.segmented_store import Position, SegmentedStore, StoreState, WindowsState
+from tidegate.windows.stores.value_store import (
     PAYLOAD,
     Changelog,
     KeyColumn,
@@ -37,8 +35,9 @@ from tidegate.windows.stores.store_rows import (
     one_key,
     scan_batches,
     value_column,
+    value_rows,
+    values_state,
 )
-from tidegate.windows.stores.value_store import value_rows, values_state
 
 HERE = Time(0, 0)
 ROWS = pa.schema([pa.field("key", pa.binary(), nullable=False), *PAYLOAD])

@@ -13,18 +13,33 @@ P1  how rows are cut into batches changes neither rows nor which of them are acc
     stream time.
 P2  a put that is refused (`OverloadError`) has changed nothing: no row, no time segment, no clock. Try it again.
 
+A store's state is the index of its rows and what a checkpoint keeps beside them. Operators and tables keep their
+progress there (`StoreState`). A store with a clock of its own keeps, in one versioned value (msgpack, an array):
+
+    version | observed time | sequence of retained duplicates | sequence of the changelog | dropped puts | position
+
+S1  rows and this value are of one moment: storage asks for it inside its cut.
+S2  a store that forgets its clocks (`Compat`) keeps them all the same; it forgets when it is restored.
+
+A position is the largest offset seen of every topic and partition. It only grows, and counts puts that were dropped as
+expired: whoever waits for an offset waits until the store has processed it.
+
 Thread rule: the task's thread writes; any thread reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import (
     AppendBatch,
     BucketIndex,
@@ -32,14 +47,214 @@ from tidegate.storage import (
     RangeRequest,
     RuntimeContext,
     SortedRows,
+    StoreSpec,
     Time,
     TouchedRows,
     touched_rows,
 )
 from tidegate.storage.runs.columns import UInt64s, words
-from tidegate.windows.stores.expiry import LATEST, Expiry, Flags, Int64s
-from tidegate.windows.stores.state import StoreState
-from tidegate.windows.stores.time_segments import TimeSegments
+from tidegate.windows.stores.segments import LATEST, NOTHING_OBSERVED, Expiry, Flags, Int64s, TimeSegments
+
+# --- positions
+
+Offsets = Mapping[str, Mapping[int, int]]
+
+
+class Position:
+    """Topic → partition → largest offset seen."""
+
+    __slots__ = ("_seen",)
+
+    def __init__(self, seen: Offsets | None = None) -> None:
+        self._seen: dict[str, dict[int, int]] = {}
+        for topic, partitions in (seen or {}).items():
+            for partition, offset in partitions.items():
+                self.advance(topic, partition, offset)
+
+    def advance(self, topic: str, partition: int, offset: int) -> None:
+        """This offset was seen; an older one changes nothing."""
+        partitions = self._seen.setdefault(topic, {})
+        if offset > partitions.get(partition, -1):
+            partitions[partition] = offset
+
+    def advance_batch(
+        self, topic: str, partitions: int | npt.NDArray[np.integer], offsets: npt.NDArray[np.int64]
+    ) -> None:
+        """All these offsets were seen; `partitions` is one for all, or one for each."""
+        if not len(offsets):
+            return
+        if isinstance(partitions, int):
+            self.advance(topic, partitions, int(offsets.max()))
+            return
+        if len(partitions) != len(offsets):
+            raise InvalidError(f"{len(partitions)} partitions for {len(offsets)} offsets")
+        numbers, owners = np.unique(partitions, return_inverse=True)
+        largest = np.full(len(numbers), -1, np.int64)
+        np.maximum.at(largest, owners, offsets)
+        for partition, offset in zip(numbers.tolist(), largest.tolist(), strict=True):
+            self.advance(topic, partition, offset)
+
+    def merge(self, other: Position) -> None:
+        """All that the other has seen was seen."""
+        for topic, partitions in other._seen.items():
+            for partition, offset in partitions.items():
+                self.advance(topic, partition, offset)
+
+    def offset(self, topic: str, partition: int) -> int:
+        """The largest offset seen there; -1 when none was."""
+        return self._seen.get(topic, {}).get(partition, -1)
+
+    def covers(self, wanted: Position) -> bool:
+        """Whether everything that is wanted was seen."""
+        return all(
+            self.offset(topic, partition) >= offset
+            for topic, partitions in wanted._seen.items()
+            for partition, offset in partitions.items()
+        )
+
+    def snapshot(self) -> Position:
+        return Position(self._seen)
+
+    def to_dict(self) -> dict[str, dict[int, int]]:
+        return {topic: dict(partitions) for topic, partitions in self._seen.items()}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Position) and self._seen == other._seen
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Position({self._seen})"
+
+
+# --- state
+
+VERSION = 1
+
+
+class _Extra(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: int
+    observed_time: int
+    sequence: int
+    logged_sequence: int
+    dropped_records: int
+    position: dict[str, dict[int, int]]
+
+
+class StoreState(ABC):
+    """A store's index, and what the checkpoint keeps beside its rows; the store opens again after every restore."""
+
+    def __init__(self, spec: StoreSpec) -> None:
+        self._index = BucketIndex(spec)
+        self._on_restored: Callable[[], None] | None = None
+
+    @property
+    def index(self) -> BucketIndex:
+        return self._index
+
+    @property
+    @abstractmethod
+    def stream_time(self) -> int:
+        """How far time has come for its rows; -1 before the first. Known from a checkpoint, too."""
+
+    @abstractmethod
+    def encode_progress(self) -> bytes:
+        """What the checkpoint keeps beside the rows."""
+
+    @abstractmethod
+    def restore_progress(self, data: bytes) -> None:
+        """Take over what `encode_progress` answered, then call `restored`."""
+
+    def when_restored(self, call: Callable[[], None]) -> None:
+        """Set who looks at the index again after every restore: the store."""
+        self._on_restored = call
+
+    def restored(self) -> None:
+        """Tell the store."""
+        if self._on_restored is not None:
+            self._on_restored()
+
+
+class RowsState(StoreState):
+    """A state that keeps nothing beside its rows; its stream time is another state's."""
+
+    def __init__(self, spec: StoreSpec, clock: Callable[[], int] = lambda: NOTHING_OBSERVED) -> None:
+        super().__init__(spec)
+        self._clock = clock
+
+    @property
+    def stream_time(self) -> int:
+        return self._clock()
+
+    def encode_progress(self) -> bytes:
+        return b""
+
+    def restore_progress(self, data: bytes) -> None:
+        self.restored()
+
+
+class WindowsState(StoreState):
+    """The state of a store that has its own clock: the largest time it was given."""
+
+    def __init__(self, spec: StoreSpec, *, forgets_clocks: bool = False) -> None:
+        super().__init__(spec)
+        self._forgets_clocks = forgets_clocks
+        self._reset()
+
+    def _reset(self) -> None:
+        self.observed_time = NOTHING_OBSERVED
+        self.sequence = 0
+        self.logged_sequence = 0
+        self.dropped_records = 0
+        self.position = Position()
+
+    @property
+    def stream_time(self) -> int:
+        return self.observed_time
+
+    def encode_progress(self) -> bytes:
+        return msgspec.msgpack.encode(
+            _Extra(
+                VERSION,
+                self.observed_time,
+                self.sequence,
+                self.logged_sequence,
+                self.dropped_records,
+                self.position.to_dict(),
+            )
+        )
+
+    def restore_progress(self, data: bytes) -> None:
+        self._reset()
+        if data:
+            extra = self._decode(data)
+            self.dropped_records = extra.dropped_records
+            self.position = Position(extra.position)
+            if not self._forgets_clocks:
+                self.observed_time = extra.observed_time
+                self.sequence, self.logged_sequence = extra.sequence, extra.logged_sequence
+        self.restored()
+
+    def _decode(self, data: bytes) -> _Extra:
+        name = self._index.spec.name
+        try:
+            extra = msgspec.msgpack.decode(data, type=_Extra)
+        except msgspec.DecodeError as error:
+            raise CorruptError(
+                f"the checkpoint's clock and counters of store {name} cannot be read ({error}); go back to an older"
+                " checkpoint",
+                kafka_name=None,
+            ) from None
+        if extra.version != VERSION:
+            raise CorruptError(
+                f"the checkpoint's clock and counters of store {name} have version {extra.version}, this program"
+                f" reads {VERSION}: use the program that wrote them, or a newer one",
+                kafka_name=None,
+            )
+        return extra
+
+
+# --- the store
 
 Returning: TypeAlias = Literal["merged", "touched"]
 

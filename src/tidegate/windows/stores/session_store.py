@@ -19,23 +19,23 @@ import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.storage import Cursor, RangeRequest
-from tidegate.windows.keys.columns import decode_keys, encode_keys
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, Windowed
-from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
+from tidegate.windows.keys import KeyFormat, SessionWindow, Windowed, decode_keys, encode_keys
 from tidegate.windows.stores.segmented_store import PutResult
-from tidegate.windows.stores.store_rows import (
+from tidegate.windows.stores.segments import LATEST, Compat, Int64s
+from tidegate.windows.stores.value_store import (
     KeyColumn,
     NumberColumn,
     StoreIterator,
     Value,
     ValueColumn,
+    ValueStore,
     key_column,
     number_column,
     one_key,
     times_column,
     value_column,
+    value_rows,
 )
-from tidegate.windows.stores.value_store import ValueStore, value_rows
 
 ROWS = pa.schema(
     [

@@ -25,25 +25,32 @@ from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.metrics import Metrics
 from tidegate.storage import RangeRequest, RuntimeContext, Time
-from tidegate.windows.keys.columns import decode_keys, encode_keys
-from tidegate.windows.keys.layouts import LENIENT, STRICT, KeyFormat, TimeWindow, Windowed, window_end
-from tidegate.windows.stores.expiry import LATEST, Compat, Int64s
-from tidegate.windows.stores.segmented_store import PutResult
-from tidegate.windows.stores.state import StoreState
-from tidegate.windows.stores.store_rows import (
+from tidegate.windows.keys import (
+    LENIENT,
+    STRICT,
+    KeyFormat,
+    TimeWindow,
+    Windowed,
+    decode_keys,
+    encode_keys,
+    window_end,
+)
+from tidegate.windows.stores.segmented_store import PutResult, StoreState
+from tidegate.windows.stores.segments import LATEST, Compat, Int64s
+from tidegate.windows.stores.value_store import (
     Changelog,
     KeyColumn,
     NumberColumn,
     StoreIterator,
     Value,
     ValueColumn,
+    ValueStore,
     key_column,
     number_column,
     one_key,
     times_column,
     value_column,
 )
-from tidegate.windows.stores.value_store import ValueStore
 
 LARGEST_SEQUENCE = 0x7FFFFFFF
 ROWS = pa.schema(

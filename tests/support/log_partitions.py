@@ -1,13 +1,19 @@
-"""A compacted partition on its own, for tests: append keys, end transactions, clean, look what is left.
+"""A partition on its own, for tests below `Log`: one folder, a manual clock, chores run by hand.
+
+    place = Place(tmp_path)
+    log = place.open(segment_bytes=720)
+    log.append(one_record(b"test"))                  # a batch of 72 bytes
+    log = place.reopen(log, clean=False)             # as after a crash: nothing trimmed, nothing synced
 
     world = CompactedPartition(tmp_path)
-    world.append([1, 2, 1])                  # one batch with these keys
-    world.append([2], values=[None])         # a tombstone
+    world.append([1, 2, 1])                          # one batch with these keys
+    world.append([2], values=[None])                 # a tombstone
     world.log.roll()
     world.clean()
-    world.offsets()                          # of the records that remain, markers included
+    world.offsets()                                  # of the records that remain, markers included
 
-Everything appended is acknowledged at once. The clock is manual, chores run by hand, recovery is Kafka's.
+Everything appended is acknowledged at once. Kafka's recovery is the default, because most tests state what a broker
+does. `ProducerBench` holds a partition's producer state without a log: appends and end markers in one call each.
 """
 
 from __future__ import annotations
@@ -18,23 +24,101 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.clock import ManualClock
+from tidegate.errors import InvalidError
 from tidegate.files import Effect, Files
 from tidegate.log.cleaning.compaction import Cleanable, Limits, cleanable
-from tidegate.log.format.batch import BatchHeader, check_batch
+from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, check_batch
+from tidegate.log.partitions.kafka_recovery import Recovery
 from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
 from tidegate.log.segments.transaction_index import AbortedTxn
 from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.testing.building import CodecName, Rec, build_batch, end_transaction_batch
+from tidegate.testing.batches import CodecName, Rec, build_batch, end_transaction_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.log.cleaning.cleaner import CompactionReport
 
+
 START_MS = 1_700_000_000_000
+
+
+@dataclass
+class Place:
+    """Where a partition lives and what it is given."""
+
+    root: Path
+    topic: str = "orders"
+    clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS))
+    files: Files = field(default_factory=Files)
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    seed: int = 0
+    config: TopicConfig = field(default_factory=TopicConfig)
+
+    def __post_init__(self) -> None:
+        self.scheduler = ManualScheduler(self.clock)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / f"{self.topic}-0"
+
+    def open(
+        self,
+        config: TopicConfig | None = None,
+        *,
+        clean: bool = True,
+        recovery_point: int = 0,
+        log_start: int = 0,
+        high_watermark: int | None = None,
+        recovery: str | Recovery = "kafka",
+        **settings: Any,
+    ) -> PartitionLog:
+        """Open the folder; `settings` are fields of `TopicConfig`, kept for `reopen`."""
+        if config is not None or settings:
+            self.config = config if config is not None else TopicConfig(**settings)
+        return PartitionLog.open(
+            self.folder,
+            self.config,
+            broker=self.broker,
+            files=self.files,
+            clock=self.clock,
+            randomness=SeededRandomness(self.seed),
+            scheduler=self.scheduler,
+            clean=clean,
+            recovery_point=recovery_point,
+            log_start=log_start,
+            high_watermark=high_watermark,
+            recovery=recovery,
+        )
+
+    def reopen(self, log: PartitionLog, *, clean: bool = True, **options: Any) -> PartitionLog:
+        """Close and open again; by default with the recovery point and log start a checkpoint would keep."""
+        options.setdefault("recovery_point", log.recovery_point)
+        options.setdefault("log_start", log.log_start_offset)
+        log.close(clean=clean)
+        return self.open(clean=clean, **options)
+
+    def names(self, ending: str = "") -> list[str]:
+        """Files in the folder with this ending, sorted."""
+        return [name for name in self.files.list(self.folder) if name.endswith(ending)]
+
+    def size(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
+
+def one_record(
+    value: bytes | None = b"test", *, key: bytes | None = None, timestamp: int = -1, **batch: Any
+) -> bytearray:
+    """A client's batch of one record: 72 bytes with the default value. `batch` goes to `build_batch`."""
+    return bytearray(build_batch([Rec(key, value, timestamp)], **batch))
+
+
+def records(number: int, /, *, timestamp: int = -1, value: bytes = b"test", **batch: Any) -> bytearray:
+    """A client's batch of `number` equal records."""
+    return bytearray(build_batch([Rec(None, value, timestamp)] * number, **batch))
 
 
 def compacting(**settings: Any) -> TopicConfig:
@@ -202,3 +286,105 @@ class CompactedPartition:
     def names(self, *suffixes: str) -> list[str]:
         """The files in the folder, or those whose names end so."""
         return [name for name in self.files.list(self.log.folder) if not suffixes or name.endswith(suffixes)]
+
+
+PID = 1
+
+
+class ProducerBench:
+    """A partition's producer state with an append that does what a log does."""
+
+    def __init__(self, folder: Path, *, files: Files | None = None, clock: ManualClock | None = None) -> None:
+        self.folder = folder
+        self.clock = clock or ManualClock()
+        self.states = ProducerStates(folder, files=files or Files())
+
+    def header(
+        self,
+        sequence: int,
+        offset: int,
+        *,
+        pid: int = PID,
+        epoch: int = 0,
+        count: int = 1,
+        attributes: int = 0,
+        timestamp: int | None = None,
+    ) -> BatchHeader:
+        now = self.clock.now_ms() if timestamp is None else timestamp
+        return BatchHeader(
+            base_offset=offset,
+            length=49,
+            leader_epoch=0,
+            magic=2,
+            crc=0,
+            attributes=attributes,
+            last_offset_delta=count - 1,
+            base_timestamp=now,
+            max_timestamp=now,
+            producer_id=pid,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            count=count,
+        )
+
+    def append(
+        self,
+        sequence: int,
+        offset: int,
+        *,
+        pid: int = PID,
+        epoch: int = 0,
+        count: int = 1,
+        txn: bool = False,
+        origin: Origin = Origin.CLIENT,
+        timestamp: int | None = None,
+    ) -> None:
+        append = self.states.prepare(pid, origin)
+        header = self.header(
+            sequence,
+            offset,
+            pid=pid,
+            epoch=epoch,
+            count=count,
+            attributes=TRANSACTIONAL_BIT if txn else 0,
+            timestamp=timestamp,
+        )
+        append.append(header)
+        self.states.update(append)
+        self.states.update_map_end_offset(header.next_offset)
+
+    def marker(
+        self,
+        offset: int,
+        *,
+        pid: int = PID,
+        epoch: int = 0,
+        coordinator_epoch: int = 0,
+        abort: bool = False,
+        origin: Origin = Origin.COORDINATOR,
+    ) -> CompletedTxn | None:
+        append = self.states.prepare(pid, origin)
+        header = self.header(-1, offset, pid=pid, epoch=epoch, attributes=TRANSACTIONAL_BIT | CONTROL_BIT)
+        completed = append.append_marker(header, is_abort=abort, coordinator_epoch=coordinator_epoch)
+        self.states.update(append)
+        if completed is not None:
+            self.states.complete_txn(completed)
+        self.states.update_map_end_offset(offset + 1)
+        return completed
+
+    def entry(self, pid: int = PID) -> ProducerEntry:
+        """What is known of a producer, which must be known."""
+        entry = self.states.entry(pid)
+        if entry is None:
+            raise InvalidError(f"producer {pid} is not known in {self.folder.name}")
+        return entry
+
+    def reloaded(self, log_start: int, log_end: int, now_ms: int | None = None) -> ProducerBench:
+        again = ProducerBench(self.folder, clock=self.clock)
+        again.states.truncate_and_reload(
+            log_start, log_end, self.clock.now_ms() if now_ms is None else now_ms
+        )
+        return again
+
+    def files(self) -> list[int]:
+        return sorted(int(path.name.split(".")[0]) for path in self.folder.glob("*.snapshot"))

@@ -21,7 +21,7 @@ from tidegate.storage import ScratchLimiter
 from tidegate.storage.runs.columns import list_bytes, merge_needs
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
-from tidegate.windows.keys.binary_columns import Int32s
+from tidegate.windows.keys import Int32s
 
 FEW = 8  # pairs of window and row, for each row, up to which no tree is built
 _NO_NUMBERS, _NO_NODES = np.empty(0, np.int64), np.empty(0, np.int32)

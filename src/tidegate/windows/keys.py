@@ -1,4 +1,4 @@
-"""Windowed keys, one at a time: the bytes Kafka Streams gives a key together with its window.
+"""Windowed keys in Kafka Streams' bytes: one at a time, and whole columns.
 
 | format | bytes | where |
 |---|---|---|
@@ -13,7 +13,11 @@ before its start. A time window's end is not stored: it is start + size, at most
 I1  no key is invented: bytes that break a rule of their format raise `WindowedKeyFormatError`.
 I2  null and empty bytes mean "no key" (None), as Kafka Streams has it.
 
-Columns of keys: `key_columns`. Values and pure functions.
+A column is encoded or decoded by one kernel call. Tests check that it equals the functions for one key. A column may
+come from a source nobody controls, so a bad key is a verdict of its row; the caller says what that means
+(`require_good` raises and names the record). Rows whose key is null or empty are absent: neither good nor bad.
+
+Thread rule: values and pure functions. Buffers of a column are not copied, so nobody writes into them.
 """
 
 from __future__ import annotations
@@ -22,9 +26,84 @@ import struct
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
+from tidegate.kernels import windowed_keys as kernels
+from tidegate.kernels.murmur2 import partitions_of_keys
+
+# --- buffers of binary columns
+
+Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+
+class BinaryColumn(NamedTuple):
+    """One byte buffer, the n + 1 places where values begin and end, and which rows are not null."""
+
+    content: Bytes
+    bounds: Int32s
+    present: Flags
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes between the first and the last bound; under null rows may lie some too."""
+        return int(self.bounds[-1] - self.bounds[0])
+
+
+def binary_column(array: pa.Array | pa.ChunkedArray) -> BinaryColumn:
+    """The buffers of a binary or string column, where they lie; slices are fine."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type):
+        array = array.cast(pa.binary())
+    if not (pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        raise TypeError(f"a column of bytes is needed, not one of {array.type}")
+    rows = len(array)
+    _, offsets, content = array.buffers()
+    bounds = np.zeros(1, np.int32)
+    if offsets is not None and offsets.size:
+        bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + rows + 1]
+    return BinaryColumn(np.frombuffer(content or b"", np.uint8), bounds, present_rows(array))
+
+
+def present_rows(array: pa.Array) -> Flags:
+    """Which rows are not null."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    present: Flags = array.is_valid().to_numpy(zero_copy_only=False)
+    return present
+
+
+def make_binary(
+    ends: Int32s, content: Bytes, present: Flags | None, kind: pa.DataType | None = None
+) -> pa.Array:
+    """A column of what a kernel filled; `present` None when no row is null."""
+    mask, nulls = None, 0
+    if present is not None:
+        nulls = int(len(present) - np.count_nonzero(present))
+        mask = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+    return pa.Array.from_buffers(
+        kind if kind is not None else pa.binary(),
+        len(ends) - 1,
+        [mask, pa.py_buffer(ends), pa.py_buffer(content)],
+        null_count=nulls,
+    )
+
+
+def room_for(total_bytes: int, what: str) -> int:
+    """The size, once it is known to fit a column's 32-bit offsets."""
+    if total_bytes > 2**31 - 1:
+        raise InvalidError(f"{what} would take {total_bytes} bytes, above 2 GiB: give smaller batches")
+    return total_bytes
+
+
+# --- one key
 
 K = TypeVar("K")
 LATEST: Final = 2**63 - 1
@@ -278,3 +357,186 @@ def _check_bounds(start: int, end: int) -> None:
         raise InvalidError(f"a window cannot start at {start}, before the epoch")
     if not start <= end <= LATEST:
         raise InvalidError(f"a window cannot go from {start} to {end}")
+
+
+# --- columns of keys
+
+Int64s = npt.NDArray[np.int64]
+_CODES: Final = {
+    KeyFormat.TOPIC: kernels.TOPIC,
+    KeyFormat.CHANGELOG: kernels.CHANGELOG,
+    KeyFormat.SESSION: kernels.SESSION,
+}
+REASONS: Final = {
+    kernels.GOOD: "good",
+    kernels.ABSENT: "no key",
+    kernels.TOO_SHORT: "shorter than the bytes of a window",
+    kernels.NEGATIVE_START: "a negative window start",
+    kernels.END_BEFORE_START: "a session that ends before it starts",
+    kernels.NEGATIVE_SEQUENCE: "a negative sequence",
+    kernels.SEQUENCE: "a sequence that is not 0; is it in topic format?",
+    kernels.LOW_HALF: "a start whose low half is zero; is it in changelog format?",
+    kernels.INNER_BYTES: "an inner key of another length than its serde's",
+    kernels.UNALIGNED: "a start that is no multiple of the advance",
+    kernels.NO_END: "a start with no room for an end",
+    kernels.BEYOND: "a time beyond the year 10889; is it in another format?",
+    kernels.LIKE_SESSION: "an inner key that ends with a time like the start; is it a session?",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedKeys:
+    """A column of windowed keys, taken apart; rows that are not good have a null inner key and zeros."""
+
+    inner: pa.BinaryArray
+    start: Int64s
+    end: Int64s
+    sequence: Int32s
+    verdict: Bytes
+    bad_rows: int
+    key_format: KeyFormat
+    source: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def good(self) -> Flags:
+        """Rows with a key."""
+        return np.equal(self.verdict, kernels.GOOD)
+
+    @property
+    def bad(self) -> Flags:
+        """Rows whose bytes are no key of this format."""
+        return np.greater(self.verdict, kernels.ABSENT)
+
+    def reason(self, row: int) -> str:
+        """What is wrong with a row's key, in words."""
+        return f"{self.key_format.value} key with {REASONS[int(self.verdict[row])]}"
+
+    def require_good(
+        self, *, offsets: Int64s | None = None, topic: str | None = None, partition: int | None = None
+    ) -> DecodedKeys:
+        """These keys, if no row is bad; else `WindowedKeyFormatError` about the first that is."""
+        if self.bad_rows == 0:
+            return self
+        row = int(np.argmax(self.bad))
+        place = [] if topic is None else [f"topic {topic}"]
+        place += [] if partition is None else [f"partition {partition}"]
+        place += [f"row {row}"] if offsets is None else [f"offset {int(offsets[row])}"]
+        raise WindowedKeyFormatError(f"{' '.join(place)}: {self._explain(row)}")
+
+    def _explain(self, row: int) -> str:
+        """The scalar decoder's words for a row, whose checks may be recovered from its verdict."""
+        key = self.source[row].as_py()
+        size = None if self.key_format is KeyFormat.SESSION else 1
+        try:
+            decode_key(key, self.key_format, size_ms=size, checks=STRICT)
+        except WindowedKeyFormatError as error:
+            return str(error)
+        return f"key {key.hex()} is refused: {self.reason(row)}"
+
+
+def decode_keys(
+    keys: pa.Array | pa.ChunkedArray,
+    key_format: KeyFormat,
+    *,
+    size_ms: int | None = None,
+    checks: KeyChecks = STRICT,
+) -> DecodedKeys:
+    """Take a column of windowed keys apart. `size_ms` is needed for time windows and refused for sessions."""
+    check_size(key_format, size_ms)
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    column, rows = binary_column(keys), len(keys)
+    ends, content = np.empty(rows + 1, np.int32), np.empty(column.total_bytes, np.uint8)
+    start, end = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    sequence, verdict = np.empty(rows, np.int32), np.empty(rows, np.uint8)
+    bad = kernels.decode_windowed_keys(
+        column.content, column.bounds, column.present, _CODES[key_format], size_ms or 0, int(checks.strict),
+        kernels.NO_CHECK if checks.inner_bytes is None else checks.inner_bytes,
+        kernels.NO_CHECK if checks.advance_ms is None else checks.advance_ms,
+        ends, content, start, end, sequence, verdict,
+    )  # fmt: skip
+    if size_ms is not None and rows and end.max(initial=0) == LATEST:
+        _warn_about_cut_ends(start, end, size_ms)
+    inner = make_binary(ends, content[: ends[-1]], np.equal(verdict, kernels.GOOD))
+    return DecodedKeys(inner, start, end, sequence, verdict, int(bad), key_format, keys)
+
+
+def encode_keys(
+    inner: pa.Array | pa.ChunkedArray,
+    start: Int64s,
+    key_format: KeyFormat,
+    *,
+    end: Int64s | None = None,
+    sequence: Int32s | None = None,
+) -> pa.BinaryArray:
+    """Put inner keys and windows together. `end` is needed for sessions and refused for time windows."""
+    if (end is not None) != (key_format is KeyFormat.SESSION):
+        raise TypeError("session keys, and only they, have an end in their bytes")
+    if sequence is not None and key_format is not KeyFormat.CHANGELOG:
+        raise TypeError(f"{key_format.value} keys have no sequence")
+    column = binary_column(inner)
+    rows = len(column.present)
+    starts = _numbers("start", start, np.int64, rows)
+    ends = starts if end is None else _numbers("end", end, np.int64, rows)
+    sequences = (
+        np.zeros(rows, np.int32) if sequence is None else _numbers("sequence", sequence, np.int32, rows)
+    )
+    room = room_for(column.total_bytes + rows * key_format.suffix_bytes, "a column of windowed keys")
+    key_ends, content = np.empty(rows + 1, np.int32), np.empty(room, np.uint8)
+    refused = kernels.encode_windowed_keys(
+        column.content,
+        column.bounds,
+        column.present,
+        starts,
+        ends,
+        sequences,
+        _CODES[key_format],
+        key_ends,
+        content,
+    )
+    if refused >= 0:
+        raise InvalidError(
+            f"row {refused}: a window from {starts[refused]} to {ends[refused]}, sequence {sequences[refused]}, is"
+            " not possible: starts and sequences are 0 or more, and a session ends at or after its start"
+        )
+    return make_binary(key_ends, content[: key_ends[-1]], column.present)
+
+
+def partitions_of_inner_keys(inner: pa.Array | pa.ChunkedArray, partitions: int) -> Int32s:
+    """Where Kafka Streams puts windowed keys: by the inner key alone, so all windows of a key stay together.
+
+    Rows without a key get -1.
+    """
+    if partitions < 1:
+        raise InvalidError(f"a topic cannot have {partitions} partitions")
+    column = binary_column(inner)
+    chosen = np.full(len(column.present), -1, np.int32)
+    partitions_of_keys(column.content, column.bounds, column.present, partitions, chosen)
+    return chosen
+
+
+def _numbers(
+    what: str, given: npt.NDArray[np.signedinteger], dtype: type[np.signedinteger], rows: int
+) -> npt.NDArray[np.signedinteger]:
+    numbers = np.ascontiguousarray(given)
+    if len(numbers) != rows:
+        raise InvalidError(f"{len(numbers)} numbers in column {what!r} for {rows} keys")
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise TypeError(f"column {what!r} holds {numbers.dtype}, not whole numbers")
+    cast = numbers.astype(dtype, copy=False)
+    if numbers.dtype != cast.dtype and not np.array_equal(numbers, cast):
+        raise InvalidError(f"column {what!r} has numbers that do not fit {np.dtype(dtype)}")
+    return cast
+
+
+def _warn_about_cut_ends(start: Int64s, end: Int64s, size_ms: int) -> None:
+    cut = np.count_nonzero((end == LATEST) & (start > LATEST - size_ms))
+    if cut:
+        warnings.warn(
+            f"{cut} windows of {size_ms} ms end beyond the largest time; their ends are given as {LATEST}",
+            TidegateWarning,
+            stacklevel=3,
+        )

@@ -35,8 +35,7 @@ from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.windows.events import EventBatch
-from tidegate.windows.keys.columns import decode_keys
-from tidegate.windows.keys.layouts import KeyFormat
+from tidegate.windows.keys import KeyFormat, decode_keys
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""An operator's clocks: how far each source partition has come, and what none of them is behind any more.
+"""An operator's clocks, and the progress that its checkpoint keeps.
 
 *Stream time* of a partition is the largest event time of its records so far. The *floor* is the least stream time
 of all partitions that are not idle: windows that ended before it (less grace) are final for every one of them. It
@@ -11,24 +11,112 @@ A partition without records for `idle_ms` of the rounds' time no longer holds th
 that long, the floor goes on as time does: the last windows of a stream that ended close when their end and grace
 have passed by the wall clock, too.
 
+Progress is the clocks, what was emitted for good and the counters, as MessagePack with a version in front:
+
+    version u8 (1) | MessagePack array of the fields below, in their order
+
+Storage keeps these bytes as a named value of the task's `StateHandle`, under the name of the operator's store.
+
 Thread rule: one operator, one thread.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
+from tidegate.errors import CorruptError
+from tidegate.kernels.stream_time import advance_clocks
+from tidegate.storage import StoreSpec
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
-from tidegate.windows.keys.binary_columns import Bytes
+from tidegate.windows.keys import Bytes
 from tidegate.windows.kinds import LATEST
-from tidegate.windows.operators.progress import Clocks
+from tidegate.windows.stores.segmented_store import StoreState
 
-__all__ = ["FUTURE", "GOOD", "NEGATIVE", "NO_KEY", "Stamped", "StreamClocks"]
+# --- progress
+
+VERSION = 1
+
+
+class Clocks(msgspec.Struct, array_like=True):
+    """The stream time of each source partition, and how long it has been silent."""
+
+    partitions: list[int] = []
+    times: list[int] = []
+    active_at: list[int] = []  # the round time of the last record that counted
+    idle: list[bool] = []
+    floor: int = NO_TIME
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """Everything one window operator keeps beside its rows."""
+
+    clocks: Clocks = msgspec.field(default_factory=Clocks)
+    closed: int = NO_TIME  # windows that end at or before this were emitted for good
+    counters: dict[str, int] = {}
+    late_bytes: dict[int, int] = {}  # of the late table, by the start of its time segment
+
+    def count(self, name: str, number: int) -> None:
+        """Add to a counter."""
+        if number:
+            self.counters[name] = self.counters.get(name, 0) + int(number)
+
+
+def encode(progress: Progress) -> bytes:
+    return bytes([VERSION]) + msgspec.msgpack.encode(progress)
+
+
+def decode(data: bytes) -> Progress:
+    """What `encode` was given; nothing at all is a beginning."""
+    if not data:
+        return Progress()
+    if data[0] != VERSION:
+        raise CorruptError(
+            f"an operator's progress has format {data[0]}; this version knows {VERSION}: restore with the version"
+            " that wrote the checkpoint, or start anew"
+        )
+    try:
+        return msgspec.msgpack.decode(data[1:], type=Progress)
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"an operator's progress cannot be read: {error}") from error
+
+
+class OperatorState(StoreState):
+    """The index of an operator's store, and the operator's progress."""
+
+    def __init__(self, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False) -> None:
+        super().__init__(spec)
+        self._forgets = forgets
+        self.clocks = clocks
+        self.progress = Progress()
+
+    @abstractmethod
+    def encode_progress(self) -> bytes:
+        """The progress as it is now."""
+
+    @abstractmethod
+    def roll_back(self, data: bytes) -> None:
+        """As it was when `encode_progress` returned this, or as at the beginning; the rows are as they are."""
+
+    def restore_progress(self, data: bytes) -> None:
+        if not data and self._index.bucket_count:
+            raise CorruptError(
+                f"the checkpoint has the rows of store {self._index.spec.name} and not its operator's progress; go"
+                " back to an older checkpoint",
+                kafka_name=None,
+            )
+        self.roll_back(data)
+        if self._forgets or not data:
+            self.clocks.forget()
+        self.restored()
+
+
+# --- stream time
 
 _NO_BYTES = np.empty(0, np.uint8)
 _NO_NUMBERS = np.empty(0, np.int64)

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError
-from tidegate.windows.keys.layouts import LATEST
+from tidegate.windows.keys import LATEST
 
 StoreKind = Literal["window", "session", "key-value"]
 ADDITIONAL_MS: Final = 86_400_000

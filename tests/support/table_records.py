@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import TIMESTAMP_TYPE
-from tidegate.windows.keys.layouts import KeyFormat, SessionWindow, TimeWindow, encode_key
+from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
 
 
 class Said(NamedTuple):

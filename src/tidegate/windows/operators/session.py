@@ -29,20 +29,21 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.kernels.sessions import merge_sessions
+from tidegate.kernels.stream_time import GOOD
 from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.columns import int64_column, merge_need, merge_needs, window_words, words
 from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
-from tidegate.windows.keys.binary_columns import Int32s
+from tidegate.windows.keys import Int32s
 from tidegate.windows.kinds import LATEST, Session
-from tidegate.windows.operators.base import Taken, WindowedOperator, taken_by_key
-from tidegate.windows.operators.emission import in_order
+from tidegate.windows.operators.base import WindowRows
+from tidegate.windows.operators.clock import Stamped
 from tidegate.windows.operators.layout import StateLayout
-from tidegate.windows.operators.neighbours import place
-from tidegate.windows.operators.shapes import WindowRows
-from tidegate.windows.operators.stream_time import GOOD, Stamped
-from tidegate.windows.stores.expiry import Compat as StoreCompat
+from tidegate.windows.operators.merge_tree import place
+from tidegate.windows.operators.windowed_operator import Taken, WindowedOperator, taken_by_key
+from tidegate.windows.operators.windows import in_order
+from tidegate.windows.stores.segments import Compat as StoreCompat
 from tidegate.windows.stores.session_store import SessionStore
 
 

@@ -1,1 +1,0 @@
-"""The bytes of windowed keys and values: one at a time, and whole columns."""
