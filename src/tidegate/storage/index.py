@@ -473,7 +473,7 @@ class BucketIndex:
     def remember(self, version: int, start: int, end: int, derived: Any) -> None:
         """Keep something made of the buckets start … end as they were at `version`, until anything changes.
 
-        It may hold on to hot runs: a change lets go of all of it, so that evicted runs really leave memory.
+        It may keep hot runs alive: any change drops all of it, so that evicted runs leave memory.
         """
         with self._lock:
             if version == self._version:

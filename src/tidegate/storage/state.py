@@ -281,7 +281,7 @@ class StateCaches:
         return sum(cache.dirty for cache in self.of(task))
 
     def clear(self, task: str) -> None:
-        """Forget what is resident of a task, saved or not; its handles go on and load what is on the shelf."""
+        """Forget what is resident of a task, saved or not; its handles stay valid and load what is on the shelf."""
         for cache in self.of(task):
             cache.clear()
 
