@@ -16,11 +16,11 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
 from tidegate.integrity.audit import audit
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS
 from tidegate.tables.building.materialiser import kept_checkpoints
 from tidegate.tables.building.partition_state import EARLIEST, PartitionState

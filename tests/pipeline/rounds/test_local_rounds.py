@@ -17,8 +17,8 @@ import tidegate as tg
 from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, FencedError, InvalidError, OverloadError, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicPartition
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
@@ -841,8 +841,7 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     records = Records(backend, "shop")
     Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
-    from tidegate.storage.packs.garbage import reachable
-    from tidegate.storage.packs.token import Token
+    from tidegate.storage.manifest import Token, reachable
 
     named = set()
     for round in records.rounds():

@@ -23,7 +23,7 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.integrity.state import NEVER
 from tidegate.integrity.validator import policy_of
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
     described,
@@ -51,7 +51,7 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.pipeline.tasks.names import component
-from tidegate.storage.backends.port import MAX_COMPONENT_BYTES
+from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
 from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
