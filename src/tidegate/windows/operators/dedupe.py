@@ -83,13 +83,13 @@ def check_columns(columns: Sequence[str], schema: pa.Schema) -> None:
     for name in columns:
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
-            raise InvalidError(f"deduplicate: no single column {name!r} among {schema.names}")
+            raise InvalidError(f"drop_duplicates: no single column {name!r} among {schema.names}")
         type_ = schema.field(places[0]).type
         try:
             refuse_incomparable(type_.value_type if pa.types.is_dictionary(type_) else type_)
         except InvalidError as error:
             raise InvalidError(
-                f"deduplicate: column {name}: {error}; the columns are {schema.names}"
+                f"drop_duplicates: column {name}: {error}; the columns are {schema.names}"
             ) from None
 
 
@@ -486,7 +486,7 @@ def _most_alike(numbers: Int64s) -> int:
 def _column(values: pa.RecordBatch, name: str) -> pa.Array:
     place = values.schema.get_field_index(name)
     if place < 0:
-        raise InvalidError(f"deduplicate: no single column {name!r} among {values.schema.names}")
+        raise InvalidError(f"drop_duplicates: no single column {name!r} among {values.schema.names}")
     return values.column(place)
 
 
