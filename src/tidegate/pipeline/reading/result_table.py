@@ -29,7 +29,7 @@ from tidegate.pipeline.reading.rows import FlowForm, FlowRows
 from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commit_follower import CommitFollower, PinnedCommit
 from tidegate.tables.queries.results import Rows
 from tidegate.tables.queries.spark_frame import address_for_spark

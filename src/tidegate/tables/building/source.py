@@ -27,7 +27,7 @@ from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 READERS: Final = 32  # loads at once: they mostly wait for files, and what they merge is bounded apart
 At = TypeVar("At")
