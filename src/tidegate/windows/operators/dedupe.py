@@ -27,7 +27,7 @@ One column of text or bytes is its own id; one of fixed width is its bytes as Ar
 NaN for doubles. Several columns are joined, each behind its length (u32 LE), so that ("ab", "c") and ("a", "bc") are
 two ids. A record with a null in any of its columns has no id. The bytes are only hashed, and never kept.
 
-A `StateHandle` keeps in the checkpoint, beside the ids:
+The checkpoint has, as a named value beside the ids:
 
     version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
 
@@ -56,7 +56,6 @@ from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
     BucketIndexState,
     Merge,
-    RuntimeContext,
     SortedRows,
     StoreSpec,
     WorkerStorageRuntime,
@@ -154,13 +153,12 @@ class DedupeState(OperatorState):
 
     def __init__(
         self,
-        context: RuntimeContext,
         spec: StoreSpec,
         clocks: StreamClocks,
         secret: bytes,
         shape: tuple[list[str], list[str]],
     ) -> None:
-        super().__init__(context, spec, clocks)
+        super().__init__(spec, clocks)
         self._shape = shape
         self.secret = secret
 
@@ -253,14 +251,12 @@ class DedupeOperator:
         types = [str(values.field(column).type) for column in definition.columns]
         context = runtime.context(task)
         self._state = state = DedupeState(
-            context,
             ids_spec(name, width),
             StreamClocks(partitions),
             secret,
             (list(definition.columns), types),
         )
         self._store = WindowStore(context, state, retention=definition.retention_ms)
-        state.keep()
         self.late_table = None
         if late_table is not None:
             self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)
