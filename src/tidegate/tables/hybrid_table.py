@@ -44,7 +44,7 @@ from tidegate.tables.replicas.serving import Serving
 from tidegate.tables.replicas.status import ReplicaStatus
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 MOST_REPLICAS: Final = 64
 DEFAULT_REWIND: Final = "1d"

@@ -32,7 +32,7 @@ from tidegate.tables.topic_encoding import read_encoding
 from tidegate.tables.topic_table import TopicTable
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 AnyTable = TypeVar("AnyTable", bound=TopicTable)
 logger = logging.getLogger(__name__)

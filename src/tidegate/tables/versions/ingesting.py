@@ -59,7 +59,7 @@ from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
 from tidegate.tables.versions.report import COMPACTED, UNLISTED, fault_of, lone_repeat
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 READ_BYTES: Final = 16 << 20
 APPEND_BYTES: Final = 48 << 20
