@@ -41,11 +41,9 @@ def define(
 ) -> tg.App:
     app = tg.App(name, data="./data")
     stream = steps(app.stream("orders", value=tg.Json(amount="double")))
-    windows = (
-        stream.window(tg.Tumbling(window, retention="30d")).aggregate(n=tg.count()).table(f"{name}-counts")
-    )
+    windows = stream.window(tg.Tumbling(window, retention="30d")).agg(n=tg.count()).to_table(f"{name}-counts")
     if to is not None:
-        windows.to(to)
+        windows.to_topic(to)
     return app
 
 
@@ -71,7 +69,7 @@ def ran(app: tg.App, **settings: Any) -> Any:
 
 def counted(app: tg.App) -> int:
     """What the app's own table says."""
-    with app.read(f"{app.name}-counts") as table:
+    with app.open_table(f"{app.name}-counts") as table:
         return sum(row.value["n"] for row in table.all())
 
 
@@ -90,7 +88,7 @@ def test_a_topic_that_does_not_exist_is_created() -> None:
         pass
     with pytest.raises(tg.InvalidError) as told:
         ran(define())
-    typed(told.value, "pipeline.log_end_offsets.LogEndOffsets.require: topic create", N="1")
+    typed(told.value, "pipeline.log_end_offsets.Heads.require: topic create", N="1")
     orders(10)
     ran(define())
     assert counted(define()) == 10
@@ -262,7 +260,7 @@ def test_records_without_a_key_are_keyed_or_left_out(way: str) -> None:
     produce(*['{"amount":1.0}'] * 4, key=None)
 
     def app_of(steps: Any = lambda stream: stream) -> tg.App:
-        return define(to=None, steps=lambda stream: steps(stream).deduplicate("amount", within="1h"))
+        return define(to=None, steps=lambda stream: steps(stream).drop_duplicates("amount", within="1h"))
 
     summary = ran(app_of())
     assert ".key_by('amount')" in str(summary) and ".filter('key IS NOT NULL')" in str(summary)
@@ -342,7 +340,7 @@ def test_an_app_whose_definition_came_back_from_an_older_copy_starts_over() -> N
     record = Path("data/state/apps/shop/app")
     older = record.read_bytes()
     changed = define()
-    changed.stream("orders", value=tg.Json(amount="double")).select("amount").to("amounts")
+    changed.stream("orders", value=tg.Json(amount="double")).select("amount").to_topic("amounts")
     ran(changed)
     record.write_bytes(older)
     orders(5)
@@ -386,7 +384,7 @@ def test_results_for_a_topic_that_is_gone_are_sent_to_one_that_is_created(
 ) -> None:
     orders(10)
     with monkeypatch.context() as meanwhile:  # a process that died between commit and delivery
-        meanwhile.setattr(coordinator.Coordinator, "deliver_outstanding", lambda self: False)
+        meanwhile.setattr(coordinator.Master, "deliver_outstanding", lambda self: False)
         ran(define())
     with tg.Log("./data/log") as log:
         log.delete_topic("counts")
@@ -420,7 +418,7 @@ def test_a_plan_of_another_copy_is_forgotten_by_starting_over() -> None:
     plan.write_bytes(left)
     with pytest.raises(tg.CorruptError) as told:
         ran(define(to=None))
-    typed(told.value, "pipeline.coordinator.Coordinator._step: app reset")
+    typed(told.value, "pipeline.coordinator.Master._step: app reset")
     ran(define(to=None))
     assert counted(define(to=None)) == 25
 
@@ -453,7 +451,7 @@ def test_a_table_that_went_on_during_a_round_is_looked_up_anew(monkeypatch: pyte
     def priced() -> tg.App:
         app = tg.App("sales", data="./data")
         stream = app.stream("orders", value=tg.Json(amount="double"))
-        stream.lookup("prices", "cents", value=tg.Json(cents="int64")).to("priced")
+        stream.lookup("prices", "cents", value=tg.Json(cents="int64")).to_topic("priced")
         return app
 
     def prices(cents: int) -> None:
@@ -465,16 +463,16 @@ def test_a_table_that_went_on_during_a_round_is_looked_up_anew(monkeypatch: pyte
     with tg.App("reader", data="./data").table("prices", value=tg.Json(cents="int64")) as table:
         table.catch_up()
     orders(3)
-    attempt = coordinator.Coordinator._attempt
+    attempt = coordinator.Master._attempt
 
-    def meanwhile(self: coordinator.Coordinator, order: Any) -> Any:
-        monkeypatch.setattr(coordinator.Coordinator, "_attempt", attempt)
+    def meanwhile(self: coordinator.Master, order: Any) -> Any:
+        monkeypatch.setattr(coordinator.Master, "_attempt", attempt)
         for cents in range(2, 30):
             prices(cents)
             self._tables._refresh("prices")  # type: ignore[attr-defined]
         return attempt(self, order)
 
-    monkeypatch.setattr(coordinator.Coordinator, "_attempt", meanwhile)
+    monkeypatch.setattr(coordinator.Master, "_attempt", meanwhile)
     with pytest.raises(
         tg.UnavailableError, match=r"not kept any more.*Start the app again: it plans the round anew"
     ):
@@ -509,7 +507,7 @@ def test_an_app_with_records_to_read_is_started_again(home: Path, monkeypatch: p
         "import tidegate as tg\n"
         "app = tg.App('shop', data='./data')\n"
         "stream = app.stream('orders', value=tg.Json(amount='double'))\n"
-        "stream.window(tg.Tumbling('1d', retention='30d')).aggregate(n=tg.count()).table('shop-counts')\n"
+        "stream.window(tg.Tumbling('1d', retention='30d')).agg(n=tg.count()).to_table('shop-counts')\n"
     )
     monkeypatch.syspath_prepend(str(home))
     typed(step.command, "web.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")

@@ -17,9 +17,9 @@ from tidegate.errors import FencedError
 from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.checkpoint import Records
-from tidegate.pipeline.coordinator import Coordinator
+from tidegate.pipeline.coordinator import Master
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.lease import AppLease
+from tidegate.pipeline.lease import Generation
 from tidegate.pipeline.local_engine import LocalEngine
 from tidegate.pipeline.recovery import open_app
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
@@ -80,9 +80,9 @@ class TurnsBackend(FolderBackend):
 def setup_of(folder: Path) -> WorkerSetup:
     app = App("shop", data=folder)
     stream = app.stream("orders", key=String(), value=Json(order_id="string")).validate()
-    stream.deduplicate("order_id", within="1m").window(Tumbling("10s", grace="1m")).aggregate(n=count()).to(
-        "out"
-    )
+    stream.drop_duplicates("order_id", within="1m").window(Tumbling("10s", grace="1m")).agg(
+        n=count()
+    ).to_topic("out")
     storage = StorageConfig.for_tests(max_tasks=4)
     return WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=storage)
 
@@ -95,13 +95,13 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
         records = Records(backend, "shop")
         # Only the lease's clock differs: to each of them, its own turn has not ended yet.
         lease_clock = ManualClock(START + late_ms)
-        generation = AppLease(backend, records, clock=lease_clock, randomness=randomness, lease_ms=1000)
+        generation = Generation(backend, records, clock=lease_clock, randomness=randomness, lease_ms=1000)
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         engine = LocalEngine(
             opened.setup, slots=2, log=log, backend=backend, clock=clock, randomness=randomness
         )
         try:
-            coordinator = Coordinator(
+            master = Master(
                 opened,
                 engine,
                 backend,
@@ -112,7 +112,7 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
                 settings=RunSettings(round_records=100),
             )
             for _ in range(rounds):
-                if coordinator.step().kind == "rest":
+                if master.step().kind == "rest":
                     break
         finally:
             engine.close()

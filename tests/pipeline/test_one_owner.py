@@ -20,7 +20,7 @@ from tidegate.errors import ConflictError, TidegateError
 from tidegate.log.log import Log
 from tidegate.pipeline.checkpoint import Records
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.lease import AppLease
+from tidegate.pipeline.lease import Generation
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend
 from tidegate.tables.serdes.json_serde import Json
@@ -43,7 +43,7 @@ time.sleep(600)
 
 def app_in(folder: Path) -> App:
     app = App("shop", data=folder)
-    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to("copy")
+    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to_topic("copy")
     return app
 
 
@@ -71,7 +71,7 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
     refused = 0
     for race in range(races):
         folder, start = tmp_path / f"{race}", threading.Barrier(RACERS)
-        won: list[AppLease] = []
+        won: list[Generation] = []
         told: list[BaseException] = []
 
         def runner(
@@ -83,7 +83,7 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
                 start.wait(30)
                 try:
                     won.append(  # noqa: B023 - joined before the next race
-                        AppLease(
+                        Generation(
                             backend,
                             Records(backend, "app"),
                             clock=ManualClock(),

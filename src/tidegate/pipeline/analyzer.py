@@ -1,21 +1,26 @@
-"""Checks of a definition against the columns there are, and the encoding of results in topics.
+"""How the values of results become bytes of a topic.
 
-Each step is checked when it is added, so that an error points at the line that caused it. A message names what was
-asked for, what exists, and what to write instead.
-
-Order of steps:
-C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
-C2  windows come last, and once. To continue from results, read the topic they are sent to.
-C3  a `key_by` in front of stateful steps comes before all of them: one shuffle, and no state before it.
-
-| results | bytes in a topic |
+| results | bytes |
 |---|---|
-| a serde was given | what it writes: of an object or record all its columns, else the one column |
+| a serde was given | what it writes: of an object or record all its columns, else the one column there is |
 | a lone `count()` | 8 bytes, big-endian, as Kafka Streams counts |
-| one column of bytes called `value` | those bytes, unchanged |
-| anything else | a JSON object with the columns in their declared order |
+| one column of bytes called `value` | themselves, as they were read |
+| anything else | a JSON object, with the columns in their declared order |
 
-Thread rule: pure functions. User functions are called with empty batches.
+Thread rule: values.
+
+A definition held against the columns there are: what does not fit is refused before anything runs.
+
+Each step is checked when it is said, so that an error points at the line that is wrong. Every message names what was
+asked for, what is there, and what to write instead.
+
+Order of steps that can be run:
+C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
+C2  windows come last, and once; results are gone on from by reading the topic they were sent to.
+C3  a `key_by` that state is kept after stands before every step that keeps state: one shuffle, nothing kept before
+it.
+
+Thread rule: pure functions; functions of the user are called with batches without rows.
 """
 
 from __future__ import annotations
@@ -191,11 +196,11 @@ _CHOICES = {
 
 _UPDATES = "{topic} has a window's new value whenever it changes (emit='update')."
 _ON_CLOSE = (
-    "have it written with aggregate(…, emit='close'), each window once when it is final, and read it with "
+    "have it written with window(…, emit='close'), each window once when it is final, and read it with "
     "app.changes(…, emit='close')"
 )
 _A_NEW_VALUE_IS_NO_COPY = (
-    "A new value is no copy of the one before it, and dropping it would leave a wrong one; leave deduplicate out "
+    "A new value is no copy of the one before it, and dropping it would leave a wrong one; leave drop_duplicates out "
     f"(one value counts for each window), or {_ON_CLOSE}"
 )
 
@@ -280,7 +285,9 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
 def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], shape: Shape) -> None:
     """Check where results go."""
     if not sinks:
-        raise InvalidError(f"stream {source.topic} goes nowhere: end it with .to(topic) or .table(name)")
+        raise InvalidError(
+            f"stream {source.topic} goes nowhere: end it with .to_topic(topic) or .to_table(name)"
+        )
     names = [sink_name(sink) for sink in sinks]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -298,8 +305,8 @@ def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], sh
         if isinstance(sink, AsTable):
             if not isinstance(last, Aggregate):
                 raise InvalidError(
-                    f"table {sink.name}: only windows are kept as a table; use .window(…).aggregate(…) "
-                    "before, or .to(topic) and app.table(topic) for the last value of each key"
+                    f"table {sink.name}: only windows are kept as a table; use .window(…).agg(…) "
+                    "before, or .to_topic(topic) and app.table(topic) for the last value of each key"
                 )
             continue
         if sink.topic == source.topic:
@@ -341,7 +348,7 @@ def step_name(step: Step) -> str:
     """What the step is called where users write it."""
     match step:
         case Dedupe():
-            return "deduplicate"
+            return "drop_duplicates"
         case KeyBy():
             return "key_by"
         case Aggregate():
@@ -352,7 +359,7 @@ def step_name(step: Step) -> str:
 def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
     if any(isinstance(each, Aggregate) for each in before):
         raise InvalidError(
-            f"{where}: windows are the last step of a stream; send the results somewhere with .to(topic), "
+            f"{where}: windows are the last step of a stream; send the results somewhere with .to_topic(topic), "
             "and go on from there with app.changes(topic, …), which takes back what a window was when it changes"
         )
     if isinstance(step, Validate) and before:
@@ -364,7 +371,7 @@ def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
         keyed = [place for place, each in enumerate(before) if isinstance(each, KeyBy)]
         if kept and keyed and kept[0] < keyed[-1]:
             raise InvalidError(
-                f"{where}: deduplicate stands before a key_by that this step needs, so state would be kept "
+                f"{where}: drop_duplicates stands before a key_by that this step needs, so state would be kept "
                 "on both sides of a shuffle; put key_by first (copies are then found by the new key), or "
                 "send the deduplicated records to a topic and read that"
             )
@@ -420,7 +427,7 @@ def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema, source: Sou
         raise InvalidError(f"{where}: an unlimited window never closes; use emit='update'")
     if step.future is not None and step.future.policy == "late" and step.late is None:
         raise InvalidError(
-            f"{where}: the future guard sets records aside in the late table, and late=None leaves none; "
+            f"{where}: the future guard sets records aside in the late table, and late='drop' leaves none; "
             "give late=LateSettings(…), or future=FutureGuard(…, policy='keep'), or future=None"
         )
     if source.has_updates and isinstance(step.kind, Session | Sliding):

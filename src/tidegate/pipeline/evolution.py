@@ -1,24 +1,29 @@
-"""Compare an app's definition with the recorded one: which changes existing state can follow, and with what effect.
+"""The rules of change: what two definitions of one flow differ in, and whether state can follow.
 
-Flows are matched by name (the name of their first output). Stores keep the widths and columns they were created with.
-
-| change | existing state |
+| change | state that is there |
 |---|---|
-| none, or the order of flows | kept |
-| a new flow | starts where its source says |
-| a removed flow | stays stored and is not updated |
-| another output (topic, table) | kept; applies to new results |
-| another format of values | kept if the topic has no records yet (`recovery`) |
-| `validate`, `on_error`, `start`, late table, future guard, idle close, code of a function | applies from now on |
-| longer grace, retention or deduplication horizon | kept; what was dropped stays dropped |
-| aggregates appended at the end | kept; existing windows count them for new records only |
-| any step of a flow without state | nothing to keep; applies from now on |
-| windows over changes (`emit="update"`): grace, more aggregates | refused: rows cannot be retracted |
-| one more field of JSON values | kept, unless whole records wait behind a `key_by` or rows of changes are stored |
-| one field less that no state uses | kept, unless whole records are stored |
-| anything else | refused, with the remedies |
+| nothing, or the order of flows | goes on |
+| a new flow | starts as its source says |
+| a flow that is no longer said | stays where it is, and is not gone on with |
+| another end (topic, table) | goes on; from now on |
+| another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
+| `validate`, `on_error`, `start`, late table's size, future guard, idle close, a function's code | from now on |
+| a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
+| aggregates appended after those there are | goes on; windows there are have them for records from now on |
+| any step of a flow that keeps no state | there is none; from now on |
+| of windows over changes (`emit="update"`): grace, more aggregates | refused: rows of before could not be taken back |
+| one more field of JSON values | goes on, unless records wait behind a `key_by` or rows of changes are kept, whole |
+| one field less, of which no state is made | goes on, unless whole records are kept |
+| anything else | does not fit, or would mean two things at once: refused, with the ways out |
 
-A user-defined reducer cannot be appended: its state for zero records is unknown.
+A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
+
+Thread rule: pure functions.
+
+Whether an app that was changed can go on with the state it has, and what that means for its results.
+
+Flows are told by their names (their first sink). For each, what was recorded is held against what is said now
+(`differences` has the rules); stores then keep the widths and columns they were made with.
 
 Thread rule: pure functions.
 """
@@ -40,7 +45,7 @@ from tidegate.windows.operators.layout import StateLayout
 
 # -- differences ----------------------------------------------------------------------------------
 
-_STATEFUL = ("deduplicate", "aggregate")
+_STATEFUL = {"deduplicate": "drop_duplicates", "aggregate": "agg"}  # as recorded: as users write them
 
 
 @dataclass(frozen=True)
@@ -210,12 +215,12 @@ def _whole_rows(said: Document) -> list[str]:
         if step["step"] == "aggregate" and said["source"].get("emit") == "update":
             found.append("the store of rows whose changes are taken back holds")
         if step["keep_late"] is not None:
-            found.append(f"the late table of {step['step']} holds")
+            found.append(f"the late table of {_STATEFUL[step['step']]} holds")
     return found
 
 
 def _listed_states(said: Document) -> str:
-    kept = [step["step"] for step in said["steps"] if step["step"] in _STATEFUL]
+    kept = [_STATEFUL[step["step"]] for step in said["steps"] if step["step"] in _STATEFUL]
     return (
         f"the state of {' and '.join(kept)} was" if len(kept) == 1 else f"states of {' and '.join(kept)} were"
     )
@@ -348,14 +353,14 @@ def _step(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[
 def _dedupe(name: str, was: Document, now: Document) -> list[Change]:
     changes = []
     if was["columns"] != now["columns"]:
-        said = f"deduplicate was by {was['columns']} and is by {now['columns']}"
+        said = f"drop_duplicates was by {was['columns']} and is by {now['columns']}"
         changes.append(Change(name, False, said, "the ids that are kept are of the old columns"))
     for field in ("within_ms", "grace_ms"):
         means = "copies are looked for as far back as ids were kept, and so far once that time has passed"
-        changes += _length(name, "deduplicate's", field, was, now, means)
+        changes += _length(name, "drop_duplicates's", field, was, now, means)
     for field in ("late", "refresh"):
         if was[field] != now[field]:
-            said = f"deduplicate's {field} was {was[field]} and is {now[field]}"
+            said = f"drop_duplicates's {field} was {was[field]} and is {now[field]}"
             changes.append(Change(name, True, said, "records are judged so from now on"))
     return changes + _late(name, was, now)
 

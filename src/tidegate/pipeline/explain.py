@@ -1,18 +1,21 @@
-"""Describe the plan of an app: what is read, how many tasks do what and why, where records end up, expected state size.
+"""The plan of an app in words: what is read, what happens to it in how many tasks and why, where each record ends
+up, and what the state will take.
 
-Estimate of rows in state, from a sample of the source:
+Thread rule: pure functions, but for the sample.
 
-    tumbling, hopping  (key, pane) pairs with records, for the retention             rows per second × retention
-    sessions           at most one per record, at least one per key                  sessions per second × retention
-    sliding            every record                                                  records per second × retention
-    deduplication      every accepted id                                 records per second × (within + grace)
-    late table         at most its own limit, in every task
+What a flow's state is expected to take, and how much a budget holds: arithmetic, with what it assumes.
 
-A row takes the widths of its columns, its key, 16 bytes for its time and 16 bytes for its directory entry. Values
-without a fixed width count as `LOOSE_BYTES`. Compaction, checkpoints and packs that wait for deletion temporarily
-need about the same amount again on disk.
+    windows of time    (key, pane) pairs that have records, for the retention        rows a second × retention
+    sessions           at most one a record, at least one a key                      sessions a second × retention
+    sliding            every record                                                  records a second × retention
+    deduplication      every accepted id                                             records a second × (within +
+    grace) late table         at most its own limit, in every task
 
-Thread rule: pure functions, except for reading the sample.
+A row takes its columns' widths, its key, its place in time (16 bytes) and its line in the directory (16 bytes).
+Values without a fixed width are reckoned at `LOOSE_BYTES`. Compaction, checkpoints and packs that wait to be
+deleted need about as much again on disk for a while.
+
+Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     looks = (not is_kafka(app.log)) if sample is None else sample
     lines = [f"App {app.name}", f"  log    {app.log}", f"  state  {app.state}"]
     if not app.flows:
-        lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
+        lines.append("  no flow yet: end a stream with .to_topic(topic) or .to_table(name)")
     for flow in app.flows:
         found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
         if looks:
@@ -223,7 +226,7 @@ def _step(step: Step) -> str:
         case Dedupe():
             rule = step.rule
             return (
-                f"deduplicate by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
+                f"drop_duplicates by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
                 f"grace {format_duration(rule.grace_ms)}"
             )
         case Aggregate():

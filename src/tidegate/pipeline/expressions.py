@@ -1,24 +1,33 @@
-"""Expressions over the columns of events, evaluated a column at a time: SQL, Arrow expressions, Arrow functions.
+"""Names and types: the columns a serde gives, the serde a type takes, the nearest name to one that is not there.
+
+Thread rule: pure functions.
+
+SQL expressions over a batch of columns, by DuckDB: an extra, loaded when the first one is met.
+
+An expression is a function of one row. What is not is refused before anything runs, by looking at how DuckDB parses
+it: aggregates, window functions, subqueries (their answers would depend on where a batch was cut), and functions
+whose answer changes by itself, such as `now()` and `random()` (a round that is repeated must give the same rows
+again).
+
+Names are DuckDB's: upper and lower case are the same. Times are in UTC. Nothing is read from or written to the
+machine.
+
+Thread rule: every thread of every process has a connection of its own.
+
+Expressions over the columns of events: SQL, Arrow expressions, functions over Arrow batches; a column at a time.
 
 | written | is | sees |
 |---|---|---|
-| `"amount"` | a column by its name | |
-| `"amount * 2"` | SQL, evaluated by DuckDB | the columns it names |
+| `"amount"` | a column by its name, taken as it is | |
+| `"amount * 2"` | SQL (see `sql`) | the columns it names |
 | `pc.field("amount") * 2` | an Arrow expression | every column |
-| `lambda batch: …` | a function of a record batch that returns a column of the same length | every column |
+| `lambda batch: …` | a function over a record batch that answers a column of the same length | every column |
 
-`key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` are available unless a column has that
-name. The type of an expression is inferred on an empty batch before anything runs; a result of another type or length
-is refused at run time.
+Beside the columns, `key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` can be used
+where no column has that name. The type of an expression is known before anything runs: it is worked out on a batch
+without rows, and answers of another type or length are refused when they come.
 
-An SQL expression is a function of one row. Refused before anything runs: aggregates, window functions and subqueries
-(their answers would depend on where batches are cut), and volatile functions such as `now()` and `random()` (a
-repeated round must give the same rows). Names ignore case, times are UTC, and the machine's files are out of reach.
-DuckDB is an optional dependency, loaded when the first SQL expression is checked.
-
-Also here: the columns a serde gives, the serde a type takes, and the nearest name to a misspelt one.
-
-Thread rule: one thread at a time for each projection; it can be pickled. Each thread has its own DuckDB connection.
+Thread rule: a projection is used by one thread at a time; it can be pickled, and holds no connection.
 """
 
 from __future__ import annotations
@@ -218,6 +227,9 @@ def evaluate(
         raise InvalidError(
             f"{what}: {_first_line(error)}; TRY_CAST(… AS …) gives null for what cannot be converted"
         ) from None
+    except (duckdb.InvalidInputException, duckdb.OutOfRangeException) as error:
+        said = _first_line(error).partition(". Use TRY")[0].rstrip("!.")
+        raise InvalidError(f"{what}: {said}; TRY(…) gives null for what cannot be computed") from None
     except duckdb.Error as error:
         raise InvalidError(f"{what}: {_first_line(error)}") from None
     finally:
@@ -355,7 +367,7 @@ def _refuse(node: Mapping[str, Any], what: str) -> None:
     if kind == "WINDOW":
         raise InvalidError(
             f"{what}: {node.get('function_name', 'a function')}(…) OVER (…) looks at other rows, and its "
-            "answer would depend on where a batch is cut; use .window(…).aggregate(…)"
+            "answer would depend on where a batch is cut; use .window(…).agg(…)"
         )
     if kind == "SUBQUERY":
         raise InvalidError(
@@ -391,7 +403,7 @@ def _why_not(name: str, depth: int = 0) -> str | None:
     if "macro" in kinds:
         return _why_not_macro(name, [text for kind, _, text in found if kind == "macro"], depth)
     if "aggregate" in kinds:
-        return f"{name}() is an aggregate over many rows; use .window(…).aggregate(…)"
+        return f"{name}() is an aggregate over many rows; use .window(…).agg(…)"
     if kinds:
         return f"{name}() makes rows of its own; an expression gives one value for each row"
     return None  # unknown: DuckDB says so itself, with the nearest names

@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
-from tidegate.kernels.grouping import sort_cursors
-from tidegate.kernels.run_merge import gather_words
-from tidegate.kernels.run_spread import count_buckets, divide_rows, first_disorder, list_starts
+from tidegate.kernels.run_merge import count_buckets, divide_rows, first_disorder, gather_words, list_starts
+from tidegate.kernels.sorting import arrange_rows, mark_rows, number_places, sort_cursors
 from tidegate.storage.runs.columns import (
     NO_NUMBERS,
     Int32s,
@@ -156,7 +154,7 @@ def build_runs(
     """The runs of a batch by ascending bucket; a bucket of more than `max_rows` rows is several, disjoint.
 
     `append` numbers rows from `first_seq` on, in the order they came (None: a `seq` column does). `hashes` are
-    the keys' hashes where the caller has them already. `whole` gets what was folded, for who goes on with it.
+    the keys' hashes where the caller has them already. `whole` gets what was folded, for the caller's own use.
     """
     if max_rows < 1:
         raise InvalidError(f"store {spec.name}: max_rows is {max_rows}; a run needs at least one row")

@@ -59,10 +59,10 @@ class LettersState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.kept_bytes.to_bytes(8, "big")
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.kept_bytes = int.from_bytes(data, "big")
 
 
