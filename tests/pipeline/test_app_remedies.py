@@ -88,7 +88,7 @@ def test_a_topic_that_does_not_exist_is_created() -> None:
         pass
     with pytest.raises(tg.InvalidError) as told:
         ran(define())
-    typed(told.value, "pipeline.log_end_offsets.Heads.require: topic create", N="1")
+    typed(told.value, "pipeline.log_end_offsets.LogEndOffsets.require: topic create", N="1")
     orders(10)
     ran(define())
     assert counted(define()) == 10
@@ -384,7 +384,7 @@ def test_results_for_a_topic_that_is_gone_are_sent_to_one_that_is_created(
 ) -> None:
     orders(10)
     with monkeypatch.context() as meanwhile:  # a process that died between commit and delivery
-        meanwhile.setattr(coordinator.Master, "deliver_outstanding", lambda self: False)
+        meanwhile.setattr(coordinator.Coordinator, "deliver_outstanding", lambda self: False)
         ran(define())
     with tg.Log("./data/log") as log:
         log.delete_topic("counts")
@@ -418,7 +418,7 @@ def test_a_plan_of_another_copy_is_forgotten_by_starting_over() -> None:
     plan.write_bytes(left)
     with pytest.raises(tg.CorruptError) as told:
         ran(define(to=None))
-    typed(told.value, "pipeline.coordinator.Master._step: app reset")
+    typed(told.value, "pipeline.coordinator.Coordinator._step: app reset")
     ran(define(to=None))
     assert counted(define(to=None)) == 25
 
@@ -463,16 +463,16 @@ def test_a_table_that_went_on_during_a_round_is_looked_up_anew(monkeypatch: pyte
     with tg.App("reader", data="./data").table("prices", value=tg.Json(cents="int64")) as table:
         table.catch_up()
     orders(3)
-    attempt = coordinator.Master._attempt
+    attempt = coordinator.Coordinator._attempt
 
-    def meanwhile(self: coordinator.Master, order: Any) -> Any:
-        monkeypatch.setattr(coordinator.Master, "_attempt", attempt)
+    def meanwhile(self: coordinator.Coordinator, order: Any) -> Any:
+        monkeypatch.setattr(coordinator.Coordinator, "_attempt", attempt)
         for cents in range(2, 30):
             prices(cents)
             self._tables._refresh("prices")  # type: ignore[attr-defined]
         return attempt(self, order)
 
-    monkeypatch.setattr(coordinator.Master, "_attempt", meanwhile)
+    monkeypatch.setattr(coordinator.Coordinator, "_attempt", meanwhile)
     with pytest.raises(
         tg.UnavailableError, match=r"not kept any more.*Start the app again: it plans the round anew"
     ):

@@ -108,7 +108,7 @@ def converge(folder: Path, seed: int, table: Any) -> int:
     run = begun(folder, backend, clock, 99)
     summary = run.wait("60s")
     assert summary.caught_up and summary.progress.lag_records == 0
-    runtime = run._master._engine._worker.runtime  # type: ignore[attr-defined]
+    runtime = run._coordinator._engine._worker.runtime  # type: ignore[attr-defined]
     for number in range(2):
         assert not runtime.pins.pinned(f"shop/per_window/{number}")
     # Without a grace, one pass leaves what the commits name, and nothing else.

@@ -17,9 +17,9 @@ from tidegate.errors import FencedError
 from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.checkpoint import Records
-from tidegate.pipeline.coordinator import Master
+from tidegate.pipeline.coordinator import Coordinator
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.local_engine import LocalEngine
 from tidegate.pipeline.recovery import open_app
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
@@ -95,13 +95,13 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
         records = Records(backend, "shop")
         # Only the lease's clock differs: to each of them, its own turn has not ended yet.
         lease_clock = ManualClock(START + late_ms)
-        generation = Generation(backend, records, clock=lease_clock, randomness=randomness, lease_ms=1000)
+        generation = AppLease(backend, records, clock=lease_clock, randomness=randomness, lease_ms=1000)
         opened = open_app(setup, log, records, generation, clock=clock, randomness=randomness)
         engine = LocalEngine(
             opened.setup, slots=2, log=log, backend=backend, clock=clock, randomness=randomness
         )
         try:
-            master = Master(
+            coordinator = Coordinator(
                 opened,
                 engine,
                 backend,
@@ -112,7 +112,7 @@ def run_of(folder: Path, log: Log, seed: int, late_ms: int, rounds: int = 50) ->
                 settings=RunSettings(round_records=100),
             )
             for _ in range(rounds):
-                if master.step().kind == "rest":
+                if coordinator.step().kind == "rest":
                     break
         finally:
             engine.close()

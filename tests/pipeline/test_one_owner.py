@@ -20,7 +20,7 @@ from tidegate.errors import ConflictError, TidegateError
 from tidegate.log.log import Log
 from tidegate.pipeline.checkpoint import Records
 from tidegate.pipeline.definition.app import App
-from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.lease import AppLease
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend
 from tidegate.tables.serdes.json_serde import Json
@@ -71,7 +71,7 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
     refused = 0
     for race in range(races):
         folder, start = tmp_path / f"{race}", threading.Barrier(RACERS)
-        won: list[Generation] = []
+        won: list[AppLease] = []
         told: list[BaseException] = []
 
         def runner(
@@ -83,7 +83,7 @@ def test_of_those_that_race_for_an_app_one_wins(tmp_path: Path, races: int, tall
                 start.wait(30)
                 try:
                     won.append(  # noqa: B023 - joined before the next race
-                        Generation(
+                        AppLease(
                             backend,
                             Records(backend, "app"),
                             clock=ManualClock(),

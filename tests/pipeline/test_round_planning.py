@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import OverloadError
-from tidegate.pipeline.backpressure import BRAKE_PERMILLE, BUCKETS_MS, Brake
+from tidegate.pipeline.backpressure import BUCKETS_MS, THRESHOLD_PERMILLE, Backpressure
 from tidegate.pipeline.checkpoint import VERSION, CommitRecord, PlanRecord, SourceLine, TaskLine
 from tidegate.pipeline.flow_facts import FlowFacts
 from tidegate.pipeline.log_end_offsets import Head
@@ -20,8 +20,8 @@ from tidegate.pipeline.planner import (
     Planned,
     Rest,
     RoundSizes,
+    SilenceClock,
     Situation,
-    Watch,
     plan_round,
     share_out,
 )
@@ -37,7 +37,7 @@ LIMIT = 1_000_000
 def commit_with(*sources: SourceLine, tasks: tuple[TaskLine, ...] = (), **changes: Any) -> CommitRecord:
     values: dict[str, Any] = {
         "version": VERSION, "app": "a", "round": 4, "generation": 1, "base": b"b", "plan": b"p", "definition": "d",
-        "life": "l", "tick": Tick(NOW - 1), "committed_ms": NOW, "sources": sources, "tasks": tasks,
+        "incarnation": "l", "tick": Tick(NOW - 1), "committed_ms": NOW, "sources": sources, "tasks": tasks,
     }  # fmt: skip
     return CommitRecord(**(values | changes))
 
@@ -50,7 +50,7 @@ def planned(
     size: int = 1000,
     silent_ms: Mapping[int, int] | None = None,
     now_ms: int = NOW,
-    brake: Brake | None = None,
+    backpressure: Backpressure | None = None,
     idle: int | None = IDLE,
     **changes: Any,
 ) -> Planned | Rest:
@@ -61,12 +61,12 @@ def planned(
         commit=commit,
         base=b"digest",
         heads={"in": heads},
-        watch=Watch(now_ms, idle, silent),
+        watch=SilenceClock(now_ms, idle, silent),
         generation=3,
         size=size,
         **changes,
     )
-    return plan_round(situation, brake or Brake(LIMIT, lambda flow, task: 0))
+    return plan_round(situation, backpressure or Backpressure(LIMIT, lambda flow, task: 0))
 
 
 def plan_of(outcome: Planned | Rest) -> PlanRecord:
@@ -275,41 +275,41 @@ def held(*sizes: int) -> tuple[TaskLine, ...]:
 
 
 def test_a_round_reads_no_more_than_the_free_backlog_takes() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     commit = commit_with(line(0), line(1), tasks=held(300_000, 300_000))
-    plan = plan_of(planned(commit, {0: 10_000, 1: 10_000}, size=20_000, brake=brake))
+    plan = plan_of(planned(commit, {0: 10_000, 1: 10_000}, size=20_000, backpressure=backpressure))
     read = sum(each.stop - each.start for each in plan.ranges)
-    assert read * 100 <= LIMIT * BRAKE_PERMILLE // 1000 - 600_000
+    assert read * 100 <= LIMIT * THRESHOLD_PERMILLE // 1000 - 600_000
     assert read > 1000
 
 
 def test_processes_have_budgets_of_their_own() -> None:
-    brake = Brake(LIMIT, lambda flow, task: task, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: task, growth={"f": 100.0})
     commit = commit_with(line(0), line(1), tasks=held(800_000, 0))
-    plan = plan_of(planned(commit, {0: 10_000, 1: 10_000}, size=4_000, brake=brake))
+    plan = plan_of(planned(commit, {0: 10_000, 1: 10_000}, size=4_000, backpressure=backpressure))
     assert [(each.partition, each.stop) for each in plan.ranges] == [(1, 2_000)]
 
 
 def test_over_budget_reading_goes_on_in_small_steps_and_never_says_caught_up() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     commit = commit_with(line(0), line(1), tasks=held(400_000, 400_000))
-    outcome = planned(commit, {0: 10_000, 1: 10_000}, size=20_000, brake=brake)
+    outcome = planned(commit, {0: 10_000, 1: 10_000}, size=20_000, backpressure=backpressure)
     assert [each.stop for each in plan_of(outcome).ranges] == [500, 500]  # half of the room there is
     assert isinstance(outcome, Planned) and outcome.left_records == 19_000
     assert "backlog" in outcome.waiting_for[0]
 
 
 def test_over_budget_a_tick_that_can_free_something_comes_before_any_record() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     commit = commit_with(*three(500, 300, 900), tasks=held(900_000), watermarks={"f": 100})
-    plan = plan_of(planned(commit, ENDS | {1: 5000}, flow=REKEYED, brake=brake))
+    plan = plan_of(planned(commit, ENDS | {1: 5000}, flow=REKEYED, backpressure=backpressure))
     assert plan.ranges == () and plan.ticks["f"].watermark == 300 and len(plan.tasks) == 4
 
 
 def test_over_budget_a_partition_about_to_count_as_silent_is_waited_for() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     commit = commit_with(*three(500, 300, 900), tasks=held(900_000), watermarks={"f": 300})
-    rest = planned(commit, ENDS | {0: 5000}, flow=REKEYED, brake=brake, silent_ms={1: 1000})
+    rest = planned(commit, ENDS | {0: 5000}, flow=REKEYED, backpressure=backpressure, silent_ms={1: 1000})
     assert isinstance(rest, Rest) and rest.lag_records == 4991
     assert rest.until_ms == NOW + IDLE - 1000
     assert any("in-1" in each for each in rest.waiting_for)
@@ -317,14 +317,14 @@ def test_over_budget_a_partition_about_to_count_as_silent_is_waited_for() -> Non
 
 def test_R_16_what_is_kept_and_does_not_fit_ends_with_what_to_change() -> None:
     """Time passes over more than all that is kept and nothing is freed; or nothing ever frees anything."""
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     with pytest.raises(OverloadError) as raised:
         for step in range(1000):
             tasks = held(400_000, 400_000)
             commit = commit_with(
                 line(0, stream_time=step * 10_000), line(1, stream_time=step * 10_000), tasks=tasks
             )
-            planned(commit, {0: 10_000, 1: 10_000}, size=20_000, brake=brake)
+            planned(commit, {0: 10_000, 1: 10_000}, size=20_000, backpressure=backpressure)
     assert raised.value.reason == "retention_exceeds_backlog"
     assert step == (2 * 60_000 + BUCKETS_MS) // 10_000 + 1
     for word in ("backlog_limit_bytes", "grace", "flow f", "800000", "goes on where it stopped"):
@@ -332,16 +332,16 @@ def test_R_16_what_is_kept_and_does_not_fit_ends_with_what_to_change() -> None:
 
 
 def test_R_16_a_full_backlog_ends_though_time_stands_still() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0, growth={"f": 100.0})
     with pytest.raises(OverloadError, match="does not fit"):
-        planned(commit_with(line(0), line(1), tasks=held(980_000)), {0: 10, 1: 10}, brake=brake)
+        planned(commit_with(line(0), line(1), tasks=held(980_000)), {0: 10, 1: 10}, backpressure=backpressure)
 
 
 def test_a_flow_without_state_is_not_braked_by_others() -> None:
-    brake = Brake(LIMIT, lambda flow, task: 0)
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0)
     flow = FlowFacts("f", "in", 2, 2, is_stateful=False)
     commit = commit_with(line(0), line(1), tasks=held(990_000))
-    plan = plan_of(planned(commit, {0: 400, 1: 400}, flow=flow, brake=brake))
+    plan = plan_of(planned(commit, {0: 400, 1: 400}, flow=flow, backpressure=backpressure))
     assert sum(each.stop for each in plan.ranges) == 800
 
 
@@ -360,7 +360,7 @@ def test_R_16_planning_ends_for_any_backlog_watermark_and_silence(seed: int) -> 
         p: sorted(chance.randrange(50_000) for _ in range(chance.randrange(0, 4000))) for p in range(2)
     }
     weight = chance.choice([10, 100, 1000])
-    brake = Brake(LIMIT, lambda flow, task: 0)
+    backpressure = Backpressure(LIMIT, lambda flow, task: 0)
     commit = commit_with(line(0), line(1), watermarks={})
     inside: list[int] = []
     now, silent = NOW, {0: 0, 1: 0}
@@ -370,13 +370,13 @@ def test_R_16_planning_ends_for_any_backlog_watermark_and_silence(seed: int) -> 
                 commit,
                 {p: len(records[p]) for p in range(2)},
                 flow=flow,
-                brake=brake,
+                backpressure=backpressure,
                 now_ms=now,
                 silent_ms=silent,
             )
         except OverloadError as error:
             assert error.reason == "retention_exceeds_backlog"
-            assert len(inside) * weight * 1000 >= LIMIT * BRAKE_PERMILLE
+            assert len(inside) * weight * 1000 >= LIMIT * THRESHOLD_PERMILLE
             return
         if isinstance(outcome, Rest):
             if outcome.lag_records == 0:
@@ -402,7 +402,7 @@ def test_R_16_planning_ends_for_any_backlog_watermark_and_silence(seed: int) -> 
             *lines.values(), tasks=held(len(inside) * weight), watermarks={"f": mark} if mark >= 0 else {}
         )
         read = sum(each.stop - each.start for each in outcome.plan.ranges)
-        brake.note(commit, after, {"f": read})
+        backpressure.note(commit, after, {"f": read})
         commit = after
     raise AssertionError("it never ended")
 

@@ -27,10 +27,10 @@ from tidegate.log.catalog import TopicState
 from tidegate.metrics import Metrics
 from tidegate.pipeline import gc
 from tidegate.pipeline.checkpoint import VERSION, CommitRecord, Records, SourceLine
-from tidegate.pipeline.coordinator import Master
+from tidegate.pipeline.coordinator import Coordinator
 from tidegate.pipeline.flow_facts import FlowFacts
 from tidegate.pipeline.gc import Collector
-from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.log_end_offsets import Head
 from tidegate.pipeline.messages import (
     Delivery,
@@ -281,7 +281,7 @@ def made_world(seed: int = 7, rows: int = PER_PARTITION) -> World:
             base=b"",
             plan=b"",
             definition="d",
-            life="l",
+            incarnation="l",
             tick=Tick(0),
             committed_ms=0,
             sources=tuple(SourceLine("counts", p, 0) for p in range(PARTITIONS)),
@@ -292,7 +292,7 @@ def made_world(seed: int = 7, rows: int = PER_PARTITION) -> World:
     return world
 
 
-def made_master(
+def made_coordinator(
     world: World,
     *,
     late_ms: int = 0,
@@ -300,12 +300,12 @@ def made_master(
     failing: Iterator[bool] | None = None,
     turned: bool = False,
     round_records: int = ROUND_RECORDS,
-) -> Master:
+) -> Coordinator:
     """A process: its own clock, lease, copy of the newest commit. `late_ms` later than the ones before it, so that
     it takes their lease while they, by their own clock, still have it."""
     clock = ManualClock(1_000_000 + late_ms)
     records = Records(world.backend, "model")
-    generation = Generation(
+    generation = AppLease(
         world.backend, records, clock=clock, randomness=SeededRandomness(seed), lease_ms=LEASE_MS
     )
     newest = records.newest()
@@ -318,7 +318,7 @@ def made_master(
     )
     opened = Opened(setup, {"counts": FLOW}, records, generation, commit, digest, Heads(world))  # type: ignore[arg-type]
     settings = RunSettings(round_records=round_records, until="caught_up")
-    master = Master(
+    coordinator = Coordinator(
         opened,
         CountingEngine(world, failing, turned),
         world.backend,
@@ -328,23 +328,25 @@ def made_master(
         metrics=Metrics(),
         settings=settings,
     )
-    master._collector = ModelCollector(world.backend, records, clock=clock, grace_ms=1000, every_ms=10**9)
-    return master
+    coordinator._collector = ModelCollector(
+        world.backend, records, clock=clock, grace_ms=1000, every_ms=10**9
+    )
+    return coordinator
 
 
-def finish(master: Master, *, collecting_too: bool = False, patient: bool = False) -> None:
+def finish(coordinator: Coordinator, *, collecting_too: bool = False, patient: bool = False) -> None:
     """To the end of what is there; a patient one tries again what was out of reach, as a run does."""
     for _ in range(50):
         try:
-            outcome = master.step()
+            outcome = coordinator.step()
             if outcome.kind == "rest" or outcome.lag_records == 0:
-                master.deliver_outstanding()
+                coordinator.deliver_outstanding()
         except UnavailableError:
             if not patient:
                 raise
             continue
         if collecting_too:
-            master.collect()
+            coordinator.collect()
         if outcome.kind == "rest" and outcome.lag_records == 0:
             return
     raise AssertionError("it never came to rest")
@@ -368,7 +370,7 @@ def result_of(world: World) -> Any:
 @pytest.fixture(scope="module")
 def undisturbed() -> Any:
     world = made_world()
-    finish(made_master(world))
+    finish(made_coordinator(world))
     assert Counter(row.split(b"=")[0] for rows in world.sink.values() for row in rows)
     assert Records(world.backend, "model").newest() == 3
     return result_of(world)
@@ -376,16 +378,16 @@ def undisturbed() -> Any:
 
 def after_all(world: World) -> Any:
     """Whoever comes last finishes, and the one after finds nothing to do."""
-    finish(made_master(world, late_ms=100 * LEASE_MS, seed=98))
+    finish(made_coordinator(world, late_ms=100 * LEASE_MS, seed=98))
     before = result_of(world)
-    finish(made_master(world, late_ms=200 * LEASE_MS, seed=99))
+    finish(made_coordinator(world, late_ms=200 * LEASE_MS, seed=99))
     assert result_of(world) == before
     return before
 
 
 def points_of_a_run() -> list[str]:
     world = made_world()
-    actor = Actor("a", lambda: finish(made_master(world)))
+    actor = Actor("a", lambda: finish(made_coordinator(world)))
     while not actor.is_done:
         actor.resume()
     assert actor.outcome is None, actor.outcome
@@ -409,7 +411,7 @@ def test_a_run_has_points_at_every_step_of_the_protocol() -> None:
 )
 def test_a_master_killed_at_any_effect_is_replaced_without_a_trace(kill_at: int, undisturbed: Any) -> None:
     world = made_world()
-    actor = Actor("a", lambda: finish(made_master(world)))
+    actor = Actor("a", lambda: finish(made_coordinator(world)))
     actor.kill_at = kill_at
     while not actor.is_done:
         actor.resume()
@@ -424,11 +426,11 @@ def test_a_master_that_sleeps_at_any_effect_and_wakes_after_all_is_done_changes_
     """While it sleeps, another finishes and collects, so that records of its round are gone when it wakes (R-20)."""
     monkeypatch.setattr(gc, "KEPT", 1)
     world = made_world()
-    actor = Actor("a", lambda: finish(made_master(world)))
+    actor = Actor("a", lambda: finish(made_coordinator(world)))
     for _ in range(stall_at + 1):
         actor.resume()
     if not actor.is_done:
-        finish(made_master(world, late_ms=10 * LEASE_MS, seed=5), collecting_too=True)
+        finish(made_coordinator(world, late_ms=10 * LEASE_MS, seed=5), collecting_too=True)
     while not actor.is_done:
         actor.resume()
     assert actor.outcome is None or isinstance(actor.outcome, TidegateError), actor.outcome
@@ -444,7 +446,7 @@ def test_an_effect_that_fails_once_at_any_place_leaves_no_trace(
 ) -> None:
     """The master tries again itself, or ends and is replaced."""
     world = made_world()
-    actor = Actor("a", lambda: finish(made_master(world), patient=same))
+    actor = Actor("a", lambda: finish(made_coordinator(world), patient=same))
     actor.fail_at = fail_at
     while not actor.is_done:
         actor.resume()
@@ -461,7 +463,7 @@ def test_an_attempt_that_fails_is_repeated_from_the_same_plan(undisturbed: Any) 
         world = made_world()
         failures = (chance.random() < 0.3 for _ in itertools.count())
         try:
-            finish(made_master(world, failing=failures))
+            finish(made_coordinator(world, failing=failures))
         except UnavailableError:
             pass  # too often in a row: the next process goes on
         assert after_all(world) == undisturbed, seed
@@ -495,15 +497,15 @@ def test_rounds_done_again_change_nothing(block: int, tally: Any) -> None:
     replays, told = 0, 0
     for seed in range(block * 100, (block + 1) * 100):
         chance, world = random.Random(seed), made_world(seed, rows=15)
-        copies, master = Copies(world), made_master(world)
+        copies, coordinator = Copies(world), made_coordinator(world)
         copies.take()
-        while master.step().kind != "rest":
+        while coordinator.step().kind != "rest":
             copies.take()
         undisturbed = copy.deepcopy(result_of(world))
         for replay in range(5):
             copies.go_back(chance.randint(1, 3))
             cut = chance.choice([ROUND_RECORDS, ROUND_RECORDS, ROUND_RECORDS, 2])
-            again = made_master(
+            again = made_coordinator(
                 world,
                 late_ms=(replay + 1) * 10 * LEASE_MS,
                 turned=chance.random() < 0.5,
@@ -531,8 +533,8 @@ def mixed(seed: int, *, actors: int, collecting_too: bool) -> tuple[World, list[
 
     def body(number: int) -> Callable[[], None]:
         def run() -> None:
-            master = made_master(world, late_ms=number * 2 * LEASE_MS, seed=number)
-            finish(master, collecting_too=collecting_too)
+            coordinator = made_coordinator(world, late_ms=number * 2 * LEASE_MS, seed=number)
+            finish(coordinator, collecting_too=collecting_too)
 
         return run
 

@@ -26,7 +26,7 @@ from tidegate.pipeline.checkpoint import (
     TaskLine,
 )
 from tidegate.pipeline.coordinator import split_deliveries
-from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.messages import Delivery, Parcel, Section, Stop, Tick, decode, encode
 from tidegate.pipeline.settings import RunSettings
 from tidegate.randomness import SeededRandomness
@@ -54,7 +54,7 @@ def plan(**changes: Any) -> PlanRecord:
 def commit(**changes: Any) -> CommitRecord:
     values: dict[str, Any] = {
         "version": VERSION, "app": "app", "round": 5, "generation": 2, "base": b"b4", "plan": b"p5",
-        "definition": "d", "life": "l", "tick": Tick(1), "committed_ms": 7, "sources": (), "tasks": (),
+        "definition": "d", "incarnation": "l", "tick": Tick(1), "committed_ms": 7, "sources": (), "tasks": (),
     }  # fmt: skip
     return CommitRecord(**(values | changes))
 
@@ -144,8 +144,8 @@ def test_records_survive_their_own_encoding() -> None:
 # -- who runs the app ----------------------------------------------------------------------------
 
 
-def turn(backend: MemoryBackend, records: Records, now_ms: int, seed: int) -> Generation:
-    return Generation(
+def turn(backend: MemoryBackend, records: Records, now_ms: int, seed: int) -> AppLease:
+    return AppLease(
         backend, records, clock=ManualClock(now_ms), randomness=SeededRandomness(seed), lease_ms=1000
     )
 
@@ -169,7 +169,7 @@ def test_a_turn_is_refused_taken_over_when_it_ended_and_then_fenced(
 
 def test_keeping_a_turn_renews_it_in_time(backend: MemoryBackend, records: Records) -> None:
     clock = ManualClock(1_000)
-    held = Generation(backend, records, clock=clock, randomness=SeededRandomness(1), lease_ms=1000)
+    held = AppLease(backend, records, clock=clock, randomness=SeededRandomness(1), lease_ms=1000)
     for _ in range(5):
         clock.advance(400)
         held.keep()

@@ -127,17 +127,19 @@ def test_validators_find_the_results_whole_and_in_order_over_restarts(tmp_path: 
 
 
 def test_another_life_of_the_app_is_another_sender_from_its_beginning(tmp_path: Path) -> None:
-    with TaskRig(tmp_path, flow_of(), life="one") as rig:
+    with TaskRig(tmp_path, flow_of(), incarnation="one") as rig:
         rig.write(events(4, 100))
         rig.round({0: 50})
-        rig.life = "two"
+        rig.incarnation = "two"
         rig.round({0: 100})
         rig.deliver()
         validator = PartitionValidator("results", 0)
         for batch in rig.records().combine_chunks().to_batches():
             assert not validator.validate(batch, rig.clock.now_ms()).is_fatal.any()
         found = {producer.guid: producer.chain for producer in validator.state.producers}
-        assert found == {sender_guid("app", life, "results", 0, 0): 0 for life in ("one", "two")}
+        assert found == {
+            sender_guid("app", incarnation, "results", 0, 0): 0 for incarnation in ("one", "two")
+        }
 
 
 def test_every_flipped_bit_of_a_parcel_is_noticed(tmp_path: Path) -> None:

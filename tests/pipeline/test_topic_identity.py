@@ -167,14 +167,14 @@ def _without_ids(inner: Any) -> Any:
 def test_undelivered_results_for_a_topic_that_is_gone_are_told_and_not_a_key_error(tmp_path: Path) -> None:
     from tidegate.errors import InvalidError
     from tidegate.pipeline.admin import rebase_outputs
-    from tidegate.pipeline.coordinator import Master
+    from tidegate.pipeline.coordinator import Coordinator
     from tidegate.storage import open_backend
 
     app = tg.App("shop", data=tmp_path)
     app.stream("orders", value=ORDER).select("amount").to_topic("amounts")
     produce(app, 10, create=True)
     with pytest.MonkeyPatch.context() as meanwhile:  # a process that died between commit and delivery
-        meanwhile.setattr(Master, "deliver_outstanding", lambda self: False)
+        meanwhile.setattr(Coordinator, "deliver_outstanding", lambda self: False)
         app.run("local", until="caught_up")
     backend = open_backend(str(app.state))
     with tg.Log(app.log) as log:

@@ -383,4 +383,6 @@ def test_options_that_are_wrong_are_said(wrong: dict[str, str], complaint: str) 
 def test_the_page_of_the_sink_names_every_option_and_column() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "spark-sink.md").read_text()
     sparks_own = {"path", "queryName"}
-    assert [name for name in (*SINK_NAMES, *COLUMNS) if name not in sparks_own and f"`{name}`" not in page] == []
+    assert [
+        name for name in (*SINK_NAMES, *COLUMNS) if name not in sparks_own and f"`{name}`" not in page
+    ] == []

@@ -156,5 +156,5 @@ def named_objects(backend: StorageBackend, app: str) -> set[str]:
         for line in commit.tasks:
             named |= reachable(backend, Token.decode(line.token)) if line.token else set()
         for source in commit.sources:
-            named |= {source.apart, *chain_of(backend, records.state_of(source))}
+            named |= {source.state_object, *chain_of(backend, records.state_of(source))}
     return named - {""} | {each.parcel.name for each in commit.deliveries}

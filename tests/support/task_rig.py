@@ -76,9 +76,9 @@ class TaskRig:
         storage: StorageConfig | None = None,
         clock: ManualClock | None = None,
         randomness: Randomness | None = None,
-        life: str = "",
+        incarnation: str = "",
     ) -> None:
-        self.folder, self.flow, self.life = folder, flow, life
+        self.folder, self.flow, self.incarnation = folder, flow, incarnation
         self.clock = clock or ManualClock()
         self.randomness = randomness or SystemRandomness()
         self.log = Log(folder, durability="os", clock=self.clock)
@@ -187,7 +187,7 @@ class TaskRig:
         order = TaskOrder(
             self.flow.name, task, self.done.tokens.get(task, b""), self.done.waiting.get(task, ())
         )
-        return self.worker.work(order, tick, self.number + 1, events, life=self.life)
+        return self.worker.work(order, tick, self.number + 1, events, incarnation=self.incarnation)
 
     def commit(self, found: Round) -> Round:
         """Let the round count; its parcels wait to be delivered by the next one."""

@@ -1,16 +1,12 @@
-"""Other positions for an app's source partitions, asked for from outside: what is refused, and what its commit becomes.
+"""Administration of an app that does not run: status, reset, replay, resume, rebase, acknowledge.
 
-A position and the state that was made up to it belong together: a position that goes back under kept state would count
-records twice, and state that is dropped takes its position with it.
+Each change takes the lease first, so it is refused while the app runs, and becomes a commit of its own (`checkpoint`,
+R4). A coordinator in the middle of a round is fenced; data that others read does not disappear at once.
 
-Thread rule: pure functions, but for reading the app's record.
+A position and the state built up to it belong together. A position below kept state would count records twice, so it
+is refused; dropped state drops its position too.
 
-Ways out that messages name: look at an app, start it over, go back to a commit, go on with a stopped partition.
-
-Each change takes the app's turn first, so it is refused while the app runs, and becomes a commit of its own
-(`records`, R4): whoever was in the middle of a round is fenced, and nothing that others read disappears at once.
-
-Thread rule: any thread; functions keep nothing.
+Thread rule: any thread; functions keep no state.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
 from tidegate.pipeline.checkpoint import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.gc import Collector
-from tidegate.pipeline.lease import Generation
-from tidegate.pipeline.log_end_offsets import Heads
+from tidegate.pipeline.lease import AppLease
+from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.messages import Held, resume_command
 from tidegate.pipeline.planner import RECREATED, held_of
 from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_faults, read_once, stopped_of
@@ -398,7 +394,7 @@ def rebase_outputs(
     """
 
     def edit(records: Records, commit: CommitRecord) -> CommitRecord:
-        heads = Heads(log)
+        heads = LogEndOffsets(log)
         counts = log.partition_counts()
         ends = {
             topic: {
@@ -458,7 +454,7 @@ def _edited(
             generation=generation.number,
             base=digest,
             plan=b"",
-            life=randomness.uuid().hex[:12],
+            incarnation=randomness.uuid().hex[:12],
             committed_ms=clock.now_ms(),
         )
         made, _ = records.put_change(changed)
@@ -476,8 +472,8 @@ def _edited(
 @contextmanager
 def _turn(
     backend: StorageBackend, records: Records, clock: Clock, randomness: Randomness
-) -> Iterator[Generation]:
-    generation = Generation(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
+) -> Iterator[AppLease]:
+    generation = AppLease(backend, records, clock=clock, randomness=randomness, lease_ms=DEFAULT_TTL_MS)
     try:
         yield generation
     finally:
@@ -588,7 +584,7 @@ def _records(commit: CommitRecord, topics: Mapping[str, str]) -> int:
 
 
 def _lag(commit: CommitRecord, topics: Mapping[str, str], log: Log | KafkaLog) -> int:
-    heads = Heads(log)
+    heads = LogEndOffsets(log)
     try:
         counts = log.partition_counts()
         ends = {topic: heads.of(topic, counts[topic]) for topic in set(topics.values()) if topic in counts}

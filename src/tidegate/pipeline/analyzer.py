@@ -1,26 +1,21 @@
-"""How the values of results become bytes of a topic.
+"""Checks of a definition against the columns there are, and the encoding of results in topics.
 
-| results | bytes |
-|---|---|
-| a serde was given | what it writes: of an object or record all its columns, else the one column there is |
-| a lone `count()` | 8 bytes, big-endian, as Kafka Streams counts |
-| one column of bytes called `value` | themselves, as they were read |
-| anything else | a JSON object, with the columns in their declared order |
+Each step is checked when it is added, so that an error points at the line that caused it. A message names what was
+asked for, what exists, and what to write instead.
 
-Thread rule: values.
-
-A definition held against the columns there are: what does not fit is refused before anything runs.
-
-Each step is checked when it is said, so that an error points at the line that is wrong. Every message names what was
-asked for, what is there, and what to write instead.
-
-Order of steps that can be run:
+Order of steps:
 C1  `validate` comes first: it reads the producers' numbering, which later steps do not have.
-C2  windows come last, and once; results are gone on from by reading the topic they were sent to.
-C3  a `key_by` that state is kept after stands before every step that keeps state: one shuffle, nothing kept before
-it.
+C2  windows come last, and once. To continue from results, read the topic they are sent to.
+C3  a `key_by` in front of stateful steps comes before all of them: one shuffle, and no state before it.
 
-Thread rule: pure functions; functions of the user are called with batches without rows.
+| results | bytes in a topic |
+|---|---|
+| a serde was given | what it writes: of an object or record all its columns, else the one column |
+| a lone `count()` | 8 bytes, big-endian, as Kafka Streams counts |
+| one column of bytes called `value` | those bytes, unchanged |
+| anything else | a JSON object with the columns in their declared order |
+
+Thread rule: pure functions. User functions are called with empty batches.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ A1  a partition that has records and may read none is never told as caught up: t
 A2  every over-admitted range is bounded, and takes at most half of the room that is left; each either moves time, or
     fills the last quarter; so it ends.
 
-Thread rule: one master, one thread.
+Thread rule: one coordinator, one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.errors import OverloadError
 from tidegate.pipeline.checkpoint import CommitRecord
 from tidegate.pipeline.flow_facts import FlowFacts
 
-BRAKE_PERMILLE: Final = 750
+THRESHOLD_PERMILLE: Final = 750
 FULL_PERMILLE: Final = 970
 OVER_ADMITTED: Final = 1000  # records let through where nothing else helps: about a log batch
 FIRST_GUESS_BYTES: Final = 64.0
@@ -34,7 +34,7 @@ Place: TypeAlias = Callable[[str, int], int]
 
 
 @dataclass
-class Brake:
+class Backpressure:
     """What is known of the backlog: how it grows with records, and what happened since the brake went on."""
 
     limit_bytes: int
@@ -43,8 +43,8 @@ class Brake:
     _since: dict[str, int] = field(default_factory=dict)  # braked flow → least stream time when it began
 
     @property
-    def brake_bytes(self) -> int:
-        return self.limit_bytes * BRAKE_PERMILLE // 1000
+    def threshold_bytes(self) -> int:
+        return self.limit_bytes * THRESHOLD_PERMILLE // 1000
 
     def note(self, before: CommitRecord, after: CommitRecord, records: Mapping[str, int]) -> None:
         """A round of so many records of each flow changed the tasks' backlog."""
@@ -127,7 +127,9 @@ class Brake:
         )
 
     def _free(self, flows: Mapping[str, FlowFacts], commit: CommitRecord) -> dict[int, float]:
-        return {place: float(self.brake_bytes - used) for place, used in self._used(flows, commit).items()}
+        return {
+            place: float(self.threshold_bytes - used) for place, used in self._used(flows, commit).items()
+        }
 
     def _used(self, flows: Mapping[str, FlowFacts], commit: CommitRecord) -> dict[int, int]:
         used = {self.place(flow.name, task): 0 for flow in flows.values() for task in range(flow.tasks)}

@@ -1,38 +1,34 @@
-"""What an app remembers between rounds: one chain of commits, each made once, and the plan of the round after it.
+"""The stored records of an app: one chain of commits, the plan of the next round, and how a round becomes a commit.
 
-    apps/<app>/app                 what the app is: its definitions by digest (replaced by compare-and-swap)
-    apps/<app>/lease               who runs it; its epoch is the generation (`generation`)
-    apps/<app>/plans/<round>       what round N reads, and what it says about time
-    apps/<app>/commits/<round>     what was true after round N: offsets, tokens, parcels, totals
+    apps/<app>/app                 the app's definitions by digest (replaced by compare-and-swap)
+    apps/<app>/lease               who runs it; its epoch is the generation (`lease`)
+    apps/<app>/plans/<round>       what round N reads, and its time
+    apps/<app>/commits/<round>     the state after round N: offsets, tokens, parcels, totals
 
-Plans and commits are created if absent and never changed, so of any number of masters, attempts and processes that
-come back from the dead, one decides each round and all others take over what it decided or stop:
+Plans and commits are created if absent and never changed. Of any number of coordinators and attempts, one decides
+each round; all others adopt its decision or stop.
 
-R1  a plan names the digest of the commit it builds on, a commit the digest of its plan and of the commit before it.
-R2  `put_plan` gives back the one plan of the round: ours, or one of the same base that is not from a later
-    generation. Otherwise `FencedError`.
-R3  `put_commit` gives back the one commit of the round: ours, or one of the same plan and base. Otherwise
+R1  a plan names the digest of the commit it builds on; a commit names the digests of its plan and of the commit
+    before.
+R2  `put_plan` returns the one plan of the round: ours, or one with the same base that is not from a later generation.
+    Otherwise it raises `FencedError`.
+R3  `put_commit` returns the one commit of the round: ours, or one with the same plan and base. Otherwise it raises
     `FencedError`.
-R4  a change from outside of rounds (a new definition, reset, replay, resume) is a commit of its own without a plan: it
-    takes the next number, so whoever was in the middle of that round is fenced by R3.
-R5  commits are numbered without gaps and are never deleted but from the old end (`collecting`). A master that slept
-    until its round was deleted could create the record again; therefore whoever created a commit asks afterwards
-    whether the lease is still its own (`generation`), before anything is built on it. Only a later generation
-    can have deleted it, and that one's epoch is in the lease since before. What was created then is below the
-    newest commit, is never read, and is collected.
+R4  an administrative change (new definition, reset, replay, resume) is a commit without a plan. It takes the next
+    round number, so a coordinator in the middle of that round is fenced by R3.
+R5  commits are numbered without gaps and only deleted from the oldest (`gc`). A coordinator that was suspended until
+    its round was deleted could create that record again. Whoever creates a commit therefore checks the lease
+    afterwards (`lease`), before anything builds on it. Only a later generation can have deleted the record, and its
+    epoch was in the lease before that. The stray record is older than the newest commit, is never read, and is
+    collected.
+C1  a line that the round did not change is copied from the last commit byte for byte.
+C2  every section of every parcel gets its offset: the end of everything committed for its partition before, in the
+    order of flow, task and section; for a partition without commits, the current end of the log.
+C3  totals are sums over commits, so a repeated round counts once.
 
-Records are MessagePack, sealed by the backend. Source states above 64 KiB lie beside, as objects.
+Records are MessagePack, sealed by the backend. Source states above 64 KiB are stored as separate objects.
 
-Thread rule: one master, one thread; `newest` and the readers from any.
-
-A round's results as the commit that makes them real: lines carried over or replaced, bases given, totals added.
-
-C1  a line that the round did not touch is the last commit's, byte for byte.
-C2  every section of every parcel gets the offset it goes to: the end of all that was committed for its partition
-    before, in order of flow, task and section; where nothing was, the end of the log as it is.
-C3  totals are sums over commits, so a round that was repeated counts once.
-
-Thread rule: pure functions, but for asking where a topic ends.
+Thread rule: one coordinator thread writes; `newest` and the readers may be called from any thread.
 """
 
 from __future__ import annotations
@@ -115,7 +111,7 @@ class SourceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: int
     next_offset: int
     state: bytes = b""
-    apart: str = ""
+    state_object: str = msgspec.field(default="", name="apart")
     stream_time: int = -1
     seen_ms: int = -1
     stopped: Stop | None = None
@@ -210,7 +206,7 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: bytes
     plan: bytes
     definition: str
-    life: str
+    incarnation: str = msgspec.field(name="life")
     tick: Tick
     committed_ms: int
     sources: tuple[SourceLine, ...]
@@ -360,20 +356,20 @@ class Records:
 
     def state_of(self, line: SourceLine) -> bytes:
         """The state of a line, wherever it lies; `CorruptError` when it is not what was committed."""
-        if not line.apart:
+        if not line.state_object:
             return line.state
-        state = bytes(memoryview(self.backend.read(line.apart)))
+        state = bytes(memoryview(self.backend.read(line.state_object)))
         if digest(state) != line.state:
             raise CorruptError(
-                f"{line.apart} is not what app {self.app} committed; restore it from a copy, or go back to an older "
-                f"commit (`tidegate app replay {self.app} --to-round N`)",
-                path=line.apart,
+                f"{line.state_object} is not what app {self.app} committed; restore it from a copy, or go back to an "
+                f"older commit (`tidegate app replay {self.app} --to-round N`)",
+                path=line.state_object,
                 kafka_name=None,
             )
         return state
 
     def delete(self, kind: str, round: int) -> None:
-        """Remove a plan or a commit; `collecting` knows which."""
+        """Remove a plan or a commit; `gc` knows which."""
         self.backend.delete(f"{self.folder}/{kind}/{round:010d}")
 
     def numbers(self, kind: str) -> list[int]:
@@ -485,7 +481,7 @@ def commit_of(
         base=plan.base,
         plan=plan_digest,
         definition=before.definition,
-        life=before.life,
+        incarnation=before.incarnation,
         tick=plan.tick,
         committed_ms=now_ms,
         sources=sources,
@@ -512,7 +508,7 @@ def void_of(
         base=plan.base,
         plan=plan_digest,
         definition=before.definition,
-        life=before.life,
+        incarnation=before.incarnation,
         tick=before.tick,
         committed_ms=now_ms,
         sources=before.sources,
@@ -555,13 +551,13 @@ def _sources(
     for result in results:
         source = (result.flow, result.partition)
         line = lines[source]
-        state, apart = states[source]
+        state, state_object = states[source]
         lines[source] = SourceLine(
             result.flow,
             result.partition,
             result.next_offset,
             state,
-            apart,
+            state_object,
             max(result.stream_time, line.stream_time),
             plan.tick.now_ms if result.records else line.seen_ms,
             result.stopped,

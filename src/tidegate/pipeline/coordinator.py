@@ -1,41 +1,34 @@
-"""What the master asks of an engine: run one round's orders, wherever, and bring the results back.
+"""The coordinator: one round after the other, plan → execute → commit → deliver → collect.
 
-An engine keeps nothing that counts. It may run an order twice, at once or after each other, and lose all it has
-between two rounds: results are taken from whichever attempt answers, and only the master's commit makes them real.
+`planner` decides what a round does, an `Engine` does it, `checkpoint` turns the results into a commit and decides
+which coordinator was first. Everything kept between rounds is a copy of the newest commit, so a coordinator that dies
+is replaced by one that reads that commit.
 
-E1  `run` returns one result for every source and every task that was ordered, in any order.
-E2  errors keep their type: what a task raised as a `TidegateError` is raised here as the same class.
-E3  for a co-partitioned flow the events of source i go to task i; for a re-keyed one, to the task that owns the key,
-    those of one source in the order of its offsets.
-
-Who brings a commit's parcels into the log: the tasks of the next round, or the master.
-
-A task delivers its own parcel of the last commit first thing in the next round, all of them at once. That needs each
-partition of a topic to be fed by one task; where several feed one, the order of their sections is the order of their
-bases, and the master delivers them one after the other.
-
-D1  commit N+1 exists only if all parcels of commit N are in the log: handed to tasks of round N+1 that answered, or
-    delivered before the round began.
-
-Thread rule: pure functions.
-
-The master: one round after the other, plan → work → commit → deliver → collect, and nothing else.
-
-It decides nothing itself: `planning` says what a round is to do, the engine does it, `committing` says what is true
-afterwards, `records` decides who was first. Everything it keeps between two rounds is a copy of what the newest commit
-says, so a master that dies is replaced by one that reads that commit.
-
-M1  no task is started before its plan is durable, and a round is repeated from its plan as it is.
+M1  no task starts before its plan is durable; a round is repeated from its plan unchanged.
 M2  a round starts from the commit before it, read by number.
-M3  nothing is delivered that no commit names; a commit counts when it was created and the lease was still ours.
-M4  work that took longer than half the grace of the collection is given up, not committed (`collecting`, G3).
-M5  a plan that is too much for the workers, or that looks into a commit of a table which is not kept any more, is
-    given up by a commit that changes nothing but the number; the next plan is smaller, and new. After `MOST_GIVEN_UP`
-    of them in a row the run ends and says why.
-M6  a record that a step behind state fails on is found by its task. The round is then tried again from the same plan
-    with that record set aside where it is read, or its partition stopped in front of it. One that was read in an
-    earlier round and held back since is set aside by its source as well and left out by its task; or its partition
-    reads no further, and events from there on stay held back.
+M3  nothing is delivered that no commit names; a commit counts if it was created and the lease was still held
+    afterwards.
+M4  a round that took longer than half the grace period of collection is abandoned, not committed (`gc`, G3).
+M5  a plan that exceeds the workers' limits, or that reads a commit of a lookup table which no longer exists, is
+    abandoned by a commit that changes only the round number; the next plan is smaller. After `MOST_GIVEN_UP` of these
+    in a row the run fails with the reason.
+M6  a task finds records that fail in a step behind state. The round is then repeated from the same plan with each
+    such record set aside where it is read, or its partition stopped in front of it. A record that was read in an
+    earlier round and held back is set aside by its source and skipped by its task; or its partition stops, and later
+    events stay held back.
+
+Engines keep nothing that counts. An engine may run an order twice and may lose all memory between rounds.
+
+E1  `Engine.run` returns one result for every source and every task of the order, in any order.
+E2  an error keeps its type: a `TidegateError` raised by a task is raised by `run` as the same class.
+E3  in a co-partitioned flow the events of source i go to task i; in a re-keyed flow they go to the task that owns the
+    key, in offset order for each source.
+
+Delivery. A task delivers its own parcel of the last commit at the start of the next round. That needs each partition
+of a topic to be written by one task. If several tasks write one partition, the coordinator delivers their sections in
+the order of their base offsets.
+
+D1  commit N+1 exists only if all parcels of commit N are in the log.
 
 Thread rule: one thread.
 """
@@ -58,7 +51,7 @@ from tidegate.errors import (
     UnavailableError,
 )
 from tidegate.metrics import Metrics
-from tidegate.pipeline.backpressure import OVER_ADMITTED, Brake
+from tidegate.pipeline.backpressure import OVER_ADMITTED, Backpressure
 from tidegate.pipeline.checkpoint import CommitRecord, Limits, PlanRecord, commit_of, require_whole, void_of
 from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.log_end_offsets import Head
@@ -71,7 +64,15 @@ from tidegate.pipeline.messages import (
     SourceOrder,
     TaskOrder,
 )
-from tidegate.pipeline.planner import Rest, RoundSizes, Situation, Watch, lag_of, lag_seconds_of, plan_round
+from tidegate.pipeline.planner import (
+    Rest,
+    RoundSizes,
+    SilenceClock,
+    Situation,
+    lag_of,
+    lag_seconds_of,
+    plan_round,
+)
 from tidegate.pipeline.progress import RoundMetrics
 from tidegate.pipeline.recovery import Opened, partitions_added
 from tidegate.pipeline.settings import RunSettings
@@ -124,7 +125,7 @@ Task = tuple[str, int]
 def split_deliveries(
     deliveries: Sequence[Delivery], tasks: Collection[Task]
 ) -> tuple[dict[Task, tuple[Delivery, ...]], tuple[Delivery, ...]]:
-    """Those for tasks of the next round, by task, and those the master delivers before it."""
+    """Those for tasks of the next round, by task, and those the coordinator delivers before it."""
     if _share_a_partition(deliveries):
         return {}, in_order(deliveries)
     handed: dict[Task, tuple[Delivery, ...]] = {}
@@ -176,7 +177,7 @@ class StepOutcome:
     delivered: bool = False  # something was brought into the log just now, perhaps for another flow to read
 
 
-class Master:
+class Coordinator:
     """Runs an opened app on an engine, step by step."""
 
     def __init__(
@@ -206,7 +207,7 @@ class Master:
         self._settings = settings
         self._tables = tables or TableCommits(backend)
         storage = opened.setup.storage
-        self._brake = Brake(storage.backlog_limit_bytes, engine.place)
+        self._backpressure = Backpressure(storage.backlog_limit_bytes, engine.place)
         self._limits = Limits(
             storage.backlog_limit_bytes * engine.processes, storage.worker_total_bytes * engine.processes
         )
@@ -264,7 +265,7 @@ class Master:
         found = self._records.load_plan(self.commit.round + 1) if self._is_first else None
         waiting: tuple[str, ...] = ()
         if found is None:
-            planned = plan_round(self._situation(closing, ending=targets is not None), self._brake)
+            planned = plan_round(self._situation(closing, ending=targets is not None), self._backpressure)
             if isinstance(planned, Rest):
                 delivered = self.deliver_outstanding()
                 self._tell()
@@ -321,7 +322,7 @@ class Master:
         records = {
             name: sum(each.records for each in result.sources if each.flow == name) for name in self.flows
         }
-        self._brake.note(before, self.commit, records)
+        self._backpressure.note(before, self.commit, records)
         self._sizes.note(sum(records.values()), took_ms)
         self._note_seen(result)
         self._collector.superseded(before, self.commit)
@@ -406,7 +407,7 @@ class Master:
             for line in self.commit.sources
         }
         # Rounds' time never goes back, whatever the wall clock does.
-        watch = Watch(
+        watch = SilenceClock(
             max(self._clock.now_ms(), self.commit.tick.now_ms), self._settings.idle_after_ms, silent
         )
         tables = sorted({table for flow in self.flows.values() for table in flow.lookups})
@@ -467,7 +468,7 @@ class Master:
                 for flow, task in plan.tasks
             ),
             ticks=plan.ticks,
-            life=self.commit.life,
+            incarnation=self.commit.incarnation,
             frontiers={
                 flow: {number: sources[flow, number].frontier for number in tick.waits}
                 for flow, tick in plan.ticks.items()
@@ -581,7 +582,7 @@ class Master:
         least = read <= OVER_ADMITTED * max(1, len(plan.ranges))
         smaller = self._sizes.cut()
         if error is not None and (least or not smaller):
-            raise self._brake.overload(self.flows, self.commit) from error
+            raise self._backpressure.overload(self.flows, self.commit) from error
         self._given_up += 1
         if self._given_up > MOST_GIVEN_UP:
             raise OverloadError(

@@ -1,23 +1,18 @@
-"""What a source remembers between rounds: where it stands, its stream time, what it knows of producers.
+"""Dead letters: records that were set aside, stored as objects that count only if a commit names them.
 
-The bytes travel through the master, which stores them in commits and never looks into them:
+A round that sets records aside writes one object for each partition. The source's state names the newest, and each
+object names the one before it, so objects of failed attempts are in no chain.
 
-    version u8 (1) | MessagePack array of the fields below, in their order
-
-Nothing at all is a beginning.
-
-Thread rule: values.
-
-Records that were set aside, as objects on the backend: readable later, and only if a commit knows them.
-
-A round that sets records aside writes one object a partition; the source's state names the newest, and each names
-the one before it. So what a failed or repeated attempt wrote is in no chain and never shown.
-
-    "TGDL" | u8 version, 1 | u32 CRC-32C of all that follows | u16 length | name of the object before | Arrow IPC stream
+    "TGDL" | u8 version, 1 | u32 CRC-32C of the rest | u16 length | name of the previous object | Arrow IPC stream
 
 The columns are `offset, partition, reason, key, value` (`tables.serdes.dead_letters`).
 
-Thread rule: pure functions.
+`SourceState` is what a source keeps between rounds: position, stream time, producer state and newest dead letter. The
+coordinator stores its bytes in commits and does not read them; empty bytes are the initial state:
+
+    version u8 (1) | MessagePack array of the fields in their order
+
+Thread rule: immutable values and pure functions.
 """
 
 from __future__ import annotations

@@ -1,29 +1,24 @@
-"""The rules of change: what two definitions of one flow differ in, and whether state can follow.
+"""Compare an app's definition with the recorded one: which changes existing state can follow, and with what effect.
 
-| change | state that is there |
+Flows are matched by name (the name of their first output). Stores keep the widths and columns they were created with.
+
+| change | existing state |
 |---|---|
-| nothing, or the order of flows | goes on |
-| a new flow | starts as its source says |
-| a flow that is no longer said | stays where it is, and is not gone on with |
-| another end (topic, table) | goes on; from now on |
-| another format of values | goes on where the topic holds no records yet (`rounds/topics`) |
-| `validate`, `on_error`, `start`, late table's size, future guard, idle close, a function's code | from now on |
-| a longer grace, retention, horizon of deduplication | goes on; what was dropped before stays dropped |
-| aggregates appended after those there are | goes on; windows there are have them for records from now on |
-| any step of a flow that keeps no state | there is none; from now on |
-| of windows over changes (`emit="update"`): grace, more aggregates | refused: rows of before could not be taken back |
-| one more field of JSON values | goes on, unless records wait behind a `key_by` or rows of changes are kept, whole |
-| one field less, of which no state is made | goes on, unless whole records are kept |
-| anything else | does not fit, or would mean two things at once: refused, with the ways out |
+| none, or the order of flows | kept |
+| a new flow | starts where its source says |
+| a removed flow | stays stored and is not updated |
+| another output (topic, table) | kept; applies to new results |
+| another format of values | kept if the topic has no records yet (`recovery`) |
+| `validate`, `on_error`, `start`, late table, future guard, idle close, code of a function | applies from now on |
+| longer grace, retention or deduplication horizon | kept; what was dropped stays dropped |
+| aggregates appended at the end | kept; existing windows count them for new records only |
+| any step of a flow without state | nothing to keep; applies from now on |
+| windows over changes (`emit="update"`): grace, more aggregates | refused: rows cannot be retracted |
+| one more field of JSON values | kept, unless whole records wait behind a `key_by` or rows of changes are stored |
+| one field less that no state uses | kept, unless whole records are stored |
+| anything else | refused, with the remedies |
 
-A user's own reducer cannot be appended: nobody but it knows what its state of no record is.
-
-Thread rule: pure functions.
-
-Whether an app that was changed can go on with the state it has, and what that means for its results.
-
-Flows are told by their names (their first sink). For each, what was recorded is held against what is said now
-(`differences` has the rules); stores then keep the widths and columns they were made with.
+A user-defined reducer cannot be appended: its state for zero records is unknown.
 
 Thread rule: pure functions.
 """

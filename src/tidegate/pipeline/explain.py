@@ -1,21 +1,18 @@
-"""The plan of an app in words: what is read, what happens to it in how many tasks and why, where each record ends
-up, and what the state will take.
+"""Describe the plan of an app: what is read, how many tasks do what and why, where records end up, expected state size.
 
-Thread rule: pure functions, but for the sample.
+Estimate of rows in state, from a sample of the source:
 
-What a flow's state is expected to take, and how much a budget holds: arithmetic, with what it assumes.
+    tumbling, hopping  (key, pane) pairs with records, for the retention             rows per second × retention
+    sessions           at most one per record, at least one per key                  sessions per second × retention
+    sliding            every record                                                  records per second × retention
+    deduplication      every accepted id                                 records per second × (within + grace)
+    late table         at most its own limit, in every task
 
-    windows of time    (key, pane) pairs that have records, for the retention        rows a second × retention
-    sessions           at most one a record, at least one a key                      sessions a second × retention
-    sliding            every record                                                  records a second × retention
-    deduplication      every accepted id                                             records a second × (within +
-    grace) late table         at most its own limit, in every task
+A row takes the widths of its columns, its key, 16 bytes for its time and 16 bytes for its directory entry. Values
+without a fixed width count as `LOOSE_BYTES`. Compaction, checkpoints and packs that wait for deletion temporarily
+need about the same amount again on disk.
 
-A row takes its columns' widths, its key, its place in time (16 bytes) and its line in the directory (16 bytes).
-Values without a fixed width are reckoned at `LOOSE_BYTES`. Compaction, checkpoints and packs that wait to be
-deleted need about as much again on disk for a while.
-
-Thread rule: pure functions.
+Thread rule: pure functions, except for reading the sample.
 """
 
 from __future__ import annotations

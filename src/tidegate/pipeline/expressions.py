@@ -1,33 +1,24 @@
-"""Names and types: the columns a serde gives, the serde a type takes, the nearest name to one that is not there.
-
-Thread rule: pure functions.
-
-SQL expressions over a batch of columns, by DuckDB: an extra, loaded when the first one is met.
-
-An expression is a function of one row. What is not is refused before anything runs, by looking at how DuckDB parses
-it: aggregates, window functions, subqueries (their answers would depend on where a batch was cut), and functions
-whose answer changes by itself, such as `now()` and `random()` (a round that is repeated must give the same rows
-again).
-
-Names are DuckDB's: upper and lower case are the same. Times are in UTC. Nothing is read from or written to the
-machine.
-
-Thread rule: every thread of every process has a connection of its own.
-
-Expressions over the columns of events: SQL, Arrow expressions, functions over Arrow batches; a column at a time.
+"""Expressions over the columns of events, evaluated a column at a time: SQL, Arrow expressions, Arrow functions.
 
 | written | is | sees |
 |---|---|---|
-| `"amount"` | a column by its name, taken as it is | |
-| `"amount * 2"` | SQL (see `sql`) | the columns it names |
+| `"amount"` | a column by its name | |
+| `"amount * 2"` | SQL, evaluated by DuckDB | the columns it names |
 | `pc.field("amount") * 2` | an Arrow expression | every column |
-| `lambda batch: …` | a function over a record batch that answers a column of the same length | every column |
+| `lambda batch: …` | a function of a record batch that returns a column of the same length | every column |
 
-Beside the columns, `key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` can be used
-where no column has that name. The type of an expression is known before anything runs: it is worked out on a batch
-without rows, and answers of another type or length are refused when they come.
+`key` (as its serde reads it), `ts` (event time, UTC), `offset` and `partition` are available unless a column has that
+name. The type of an expression is inferred on an empty batch before anything runs; a result of another type or length
+is refused at run time.
 
-Thread rule: a projection is used by one thread at a time; it can be pickled, and holds no connection.
+An SQL expression is a function of one row. Refused before anything runs: aggregates, window functions and subqueries
+(their answers would depend on where batches are cut), and volatile functions such as `now()` and `random()` (a
+repeated round must give the same rows). Names ignore case, times are UTC, and the machine's files are out of reach.
+DuckDB is an optional dependency, loaded when the first SQL expression is checked.
+
+Also here: the columns a serde gives, the serde a type takes, and the nearest name to a misspelt one.
+
+Thread rule: one thread at a time for each projection; it can be pickled. Each thread has its own DuckDB connection.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""A flow: one source, steps in order, and where the results go; all that follows from these, worked out once.
+"""A flow: one source, its steps in order, its outputs, and everything derived from them.
 
-A flow that exists is valid: names and types fit, and it can be run as it is. What follows from the definition is
-plain to read: the columns after each step, whether records must change places (`rekey_at`), how many tasks there
-are, the names of the operators that keep state, and the fingerprint that tells a changed flow from the same one.
+A `Flow` that exists is valid: names and types fit and it can run. It has the columns after each step, whether records
+are repartitioned (`rekey_at`), the number of tasks, the names of stateful operators, and the fingerprint. Workers
+receive flows as they are, so a flow holds no connection, file or lock.
 
-Flows travel to workers as they are, so nothing in them holds a connection, a file or a lock.
+The functions at the end answer what an app knows of the topics it writes: serdes, kind of table and window size.
+Asking for another kind of table over such a topic is refused. For other topics keys default to text and values to
+bytes.
 
-Thread rule: values.
-
-What an app knows of the topics it writes, so that its own results can be read without saying everything twice.
-
-Of a topic that one of its flows ends in, the serdes, the kind and the size of windows are known, and asking for
-another kind of table is refused. Of any other topic keys are text, as for streams, and values bytes, unless said.
-
-Thread rule: pure functions.
+Thread rule: immutable values and pure functions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What may go: records, tokens' packs, parcels, source states and dead letters that nobody can need any more.
+"""Garbage collection of commits, plans, packs, parcels, source states and dead letters that no reader can need.
 
-The last `KEPT` commits stay readable with all they name. What is removed, and why that is safe while other masters,
-attempts and zombies may be about:
+The last `KEPT` commits stay readable with everything they name. What is removed, and why that is safe while other
+coordinators and attempts may still run:
 
 G1  *Known dead.* Objects that commits about to be forgotten name and no retained commit does. Names are unique to an
     attempt and a committed object is never named again, so nobody can come to need them. They go at once, and
@@ -17,13 +17,13 @@ G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or t
     is "now". The wall clock of this machine may say anything. When the store's clock itself jumps, no orphans go for
     as long as the grace.
 G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
-G5  *Commits* older than the retained ones. A master that slept through their removal and creates one again is told
+G5  *Commits* older than the retained ones. A coordinator that slept through their removal and creates one again is told
     by the lease (`records`, R5): the lease itself is never removed, and its epoch never falls.
 
 One pass is many small steps, so that a round never waits long for it. The first begins with a run, and what is left
 of it is done when the run ends: runs may be as short as they like.
 
-Thread rule: one master, one thread.
+Thread rule: one coordinator, one thread.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class Collector:
             for token in {line.token for commit in retained for line in commit.tasks if line.token}:
                 live |= self._reachable(token, required=True)
                 yield
-            live |= {line.apart for commit in retained for line in commit.sources if line.apart}
+            live |= {line.state_object for commit in retained for line in commit.sources if line.state_object}
             tokens: set[bytes] = {line.token for commit in retained for line in commit.tasks}
             for round in gone:
                 for commit in self._commits([round], required=False):
-                    dead = {line.apart for line in commit.sources if line.apart} - live
+                    dead = {line.state_object for line in commit.sources if line.state_object} - live
                     for line in commit.tasks:
                         if line.token and line.token not in tokens:
                             dead |= self._reachable(line.token, required=False) - live
@@ -199,7 +199,7 @@ class Collector:
 
     def _named(self, commits: list[CommitRecord], names: list[str]) -> Generator[None, None, set[str]]:
         """What these commits need; of `names` those that must be taken for needed too."""
-        named = {line.apart for commit in commits for line in commit.sources}
+        named = {line.state_object for commit in commits for line in commit.sources}
         named |= {each.parcel.name for commit in commits[-1:] for each in commit.deliveries}  # G2
         letters = {name for name in names if self._kind(name) == "letters"}
         if letters:

@@ -1,36 +1,24 @@
-"""Events as bytes on their way from the stage that reads to the task that owns their keys: one Arrow IPC stream.
+"""Order events of several source partitions, hold back those whose turn has not come, and regroup them into batches.
 
-Thread rule: pure functions.
-
-Events of a round put together to batches of a size: neither so small that calls cost more than work, nor so large
-that what one step leaves is out of the caches when the next one takes it up.
-
-Where updates are sent on, a batch is larger: of a window that changes in several, only the last row is to be sent, and
-finding it costs more (`consolidating`) than the caches save.
-
-B1  where batches are cut depends on the events alone, row by row, not on the pieces they came in: a fetch from a log
-    may be cut anywhere, and a round that is repeated has to give the same bytes.
-B2  a batch is an eighth of the memory that storage's ceiling leaves besides its pool, or less.
-
-Thread rule: pure functions.
-
-Events of several source partitions in the one order that the log alone decides, and those that wait for their turn.
-
-The order is that of (stamp, source partition, offset), where the stamp is the stream time at the event's own place in
-its partition. Stamps never go back within a partition, so a partition's events are in this order already, and putting
-partitions together is a merge. A partition's *frontier* (stream time, partition, next offset) is what none of its
-later events can be below. An event is worked on once it is below the frontiers of all partitions that are waited for;
-until then it is held back, in a store of the task:
+The order is (stamp, source partition, offset); the stamp is the stream time at the event's own place in its
+partition. Stamps never decrease within a partition, so this is a merge of sorted streams. The *frontier* of a
+partition (stream time, partition, next offset) is a lower bound of its later events. An event is processed once it is
+below the frontiers of all partitions that are waited for; until then a store of the task keeps it:
 
     key = source partition, 4 bytes | ts = stamp | payload: number, offset, event time, event's key, user's columns
 
-O1  what is worked on over all rounds is the same sequence, however the log is cut into rounds, as long as every
-    partition with records to come is waited for. Which ones are is said by the round's plan (`rounds.ticks`).
-O2  events of one partition leave in the order they came, always, also when offsets begin anew because somebody had the
-    app go on with a topic that was made again. Rows are numbered as they are held back, so one number for each
-    partition says which rows of the store are still held back.
+O1  the sequence of processed events over all rounds does not depend on how the log is cut into rounds, as long as
+    every partition with records to come is waited for. The round's plan names these partitions (`planner`).
+O2  events of one partition leave in the order they came, also if offsets start again because the topic was created
+    again. Rows are numbered when stored, so one number per partition says which rows are still held back.
+B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in: a repeated round
+    must give the same bytes.
+B2  a batch is at most an eighth of the memory that the storage limit leaves beside its pool. If updates are sent,
+    batches are larger, because only the last row of a window counts.
 
-Thread rule: one task, one thread.
+Between processes events travel as one Arrow IPC stream (`pack`, `unpack`).
+
+Thread rule: one thread for each task.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from tidegate.log.locks import LOCK_NAME
 from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.checkpoint import Records
-from tidegate.pipeline.coordinator import Engine, Master, Targets
-from tidegate.pipeline.lease import Generation
+from tidegate.pipeline.coordinator import Coordinator, Engine, Targets
+from tidegate.pipeline.lease import AppLease
 from tidegate.pipeline.local_engine import LocalEngine
-from tidegate.pipeline.log_end_offsets import Heads
+from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.lookup import LookedUpTables
 from tidegate.pipeline.messages import Delivery
 from tidegate.pipeline.progress import Progress
@@ -77,7 +77,7 @@ def start_run(
             backend = open_backend(setup.state, files=files, clock=clock, randomness=randomness)
             resources.callback(backend.close)
         records = Records(backend, setup.app)
-        generation = Generation(
+        generation = AppLease(
             backend,
             records,
             clock=clock,
@@ -104,7 +104,7 @@ def start_run(
             backend, log, opened.heads, opened.setup.flows, clock=clock, randomness=randomness
         )
         resources.callback(tables.close)
-        master = Master(
+        coordinator = Coordinator(
             opened,
             made,
             backend,
@@ -115,11 +115,11 @@ def start_run(
             settings=settings,
             tables=tables,
         )
-        tracker = Tracker(opened, master, clock=clock, processes=made.processes)
+        tracker = Tracker(opened, coordinator, clock=clock, processes=made.processes)
         run = Run(
             opened,
             made,
-            master,
+            coordinator,
             tracker,
             clock=clock,
             settings=settings,
@@ -141,7 +141,7 @@ def _engine(
     files: Files | None,
     metrics: Metrics,
 ) -> tuple[Engine, Callable[[Sequence[Delivery]], None]]:
-    """The engine, and what the master delivers with: the local engine's own worker, or one beside Spark's.
+    """The engine, and what the coordinator delivers with: the local engine's own worker, or one beside Spark's.
 
     The local engine's storage is measured with the run; Spark's workers are other processes and count for themselves.
     """
@@ -198,11 +198,11 @@ def _open_log(setup: WorkerSetup, settings: RunSettings, files: Files | None, cl
 
 
 def _looking(log: Log | KafkaLog, opened: Opened) -> Callable[[], Targets]:
-    """Where the sources end now, for threads other than the master's."""
+    """Where the sources end now, for threads other than the coordinator's."""
     topics = {flow.topic: flow.partitions for flow in opened.flows.values()}
 
     def look() -> Targets:
-        heads = Heads(log)
+        heads = LogEndOffsets(log)
         try:
             found = heads.look(topics)
         finally:

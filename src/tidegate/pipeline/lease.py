@@ -1,8 +1,8 @@
-"""Who runs an app: its lease, kept alive while rounds take long, and the generation that all records carry.
+"""The lease of an app: which process runs it, renewed during long rounds, and the generation in all records.
 
-The lease saves work and fails a second process fast; it is not what keeps results right. Two masters at once, one of
-them back from the dead, are kept apart by the records (`records`, R1–R4) and by one question asked of the lease after a
-commit was created (R5).
+The lease saves work and makes a second process fail fast; results do not depend on it. Two coordinators at the same
+time, one of them resumed after its lease ran out, are separated by the stored records (`checkpoint`, R1–R4) and by a
+check of the lease after each commit (R5).
 
 G1  of any number of processes one gets the lease; the others are told who has it.
 G2  a dead process of this machine does not block: its lease is taken at once. One of another machine blocks until its
@@ -35,7 +35,7 @@ from tidegate.tables.building.lease import Lease, read_lease
 PAUSE_MS: Final = 100
 
 
-class Generation:
+class AppLease:
     """This process's turn at running the app."""
 
     def __init__(

@@ -99,7 +99,7 @@ class LocalEngine:
         return RoundResult(tuple(sources), (*(each for _, each in together), *shards))
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """What the master delivers itself goes through the same worker, so one process opens a partition once."""
+        """What the coordinator delivers itself goes through the same worker, so one process opens a partition once."""
         self._worker.deliver(deliveries)
 
     def cancel(self) -> None:
@@ -140,7 +140,9 @@ class LocalEngine:
         frontiers: Frontiers | None = None,
     ) -> TaskResult:
         tick = order.tick_of(task.flow)
-        return self._worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
+        return self._worker.work(
+            task, tick, order.round, events, incarnation=order.incarnation, frontiers=frontiers
+        )
 
     def _read_and_split(
         self, order: RoundOrder, source: SourceOrder

@@ -1,6 +1,6 @@
 """How far the log goes: the first and the end offset of every partition, as a reader of committed records sees them.
 
-Thread rule: one master, one thread.
+Thread rule: one coordinator, one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Head(NamedTuple):
     goes_on: bool = False
 
 
-class Heads:
+class LogEndOffsets:
     """Looks at the partitions of an embedded or a Kafka log."""
 
     def __init__(self, log: Log | KafkaLog) -> None:

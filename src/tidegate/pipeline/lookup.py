@@ -1,28 +1,17 @@
-"""A stream meets a table: columns of the row that a table of plain keys has for each event.
+"""Lookups: join events with a table's rows by key, and keep the tables of an app up to date.
 
-A round looks into one commit of the table, which its plan names, so that a round that is repeated finds what it
-found before. The table is built by another process or app, in the same state; it must keep that commit while the
-round lasts (it keeps its last ten).
+A round reads the newest commit that exists when it is planned, and the same commit when it is repeated. A table built
+by another process must keep that commit while the round runs (tables keep their last ten).
 
-Keys are written as the table's serde writes them: text for text or bytes, whole numbers of any width for `Int` and
-`Long`, numbers that a double holds for `Double`. A number that the table's keys cannot hold has no row. Types that
-cannot meet are refused (`require_key`).
+Keys are written with the table's serde: text for text or bytes, whole numbers of any width for `Int` and `Long`,
+numbers that fit a double for `Double`. A number that the table's keys cannot hold has no row. Types that cannot match
+are refused (`require_key`). Each distinct key of a batch is looked up once, in one plan.
 
-Vectorised: every different key of a batch is asked for once, in one plan.
+`TableCommits` runs before planning, at most once a second: it advances tables that no other process builds, from
+their last commit or from the topic of their name. `lags` gives, for each table, how many records of its topic the
+newest commit has not seen. A table that cannot be built here is read as it is, and the reason is logged.
 
-Thread rule: one stage belongs to its task's thread.
-
-The tables that an app looks things up in: kept up to date from their topics, and how far behind each one is.
-
-A round looks into the newest commit that there is when it is planned, and into the same one when it is repeated.
-Before a round is planned, at most once a second, a table that no other process builds is built on here: from its last
-commit, or anew from the topic of its name where there is no such table yet. A table that another process builds is
-read as that one commits it. Of each table `lags` says how many records of its topic the newest commit has not seen;
-what cannot be told (the topic is not in the app's log) is left out.
-
-A table that cannot be built here (its records do not fit, say) is read as it is, with its lag; the reason is logged.
-
-Thread rule: one master, one thread.
+Thread rule: a lookup belongs to its task's thread, `TableCommits` to the coordinator's.
 """
 
 from __future__ import annotations
@@ -40,7 +29,7 @@ from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.pipeline.expressions import Projection, key_serde_for, shown
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.log_end_offsets import Heads
+from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.topology import Lookup
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
@@ -268,7 +257,7 @@ class LookedUpTables(TableCommits):
         self,
         backend: StorageBackend,
         log: Any,
-        heads: Heads,
+        heads: LogEndOffsets,
         flows: Iterable[Flow],
         *,
         clock: Clock,
@@ -376,7 +365,7 @@ def table_lags(
     log: Any, backend: StorageBackend, tables: Iterable[str]
 ) -> Iterator[tuple[str, CommitList | None, int | None]]:
     """Each table with its commits (None before the first) and its lag (None where the topic is not in the log)."""
-    heads = Heads(log)
+    heads = LogEndOffsets(log)
     try:
         for table in tables:
             found = load_commits(backend, table)
@@ -386,7 +375,7 @@ def table_lags(
         heads.close()
 
 
-def records_behind(heads: Heads, known: CommitList) -> int | None:
+def records_behind(heads: LogEndOffsets, known: CommitList) -> int | None:
     """The records that the newest commit has not seen; None where the topic is not the one it was made of."""
     shape = known.shape
     there = heads.partitions(shape.topic)

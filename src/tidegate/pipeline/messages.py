@@ -1,17 +1,14 @@
-"""What an app's objects are called on the backend, and its tasks in storage: user's names, made safe.
+"""Messages between the coordinator and workers, the same for every engine, and the names of an app's stored objects.
 
-Thread rule: pure functions.
+A round has two kinds of work. A *source order* is an offset range of one log partition to read, validate and decode.
+A *task order* is one task's state (its last token) and the time of the round; its events come from the source of the
+same number if the flow is co-partitioned, or from all sources by key group if it is re-keyed. No message names a
+process or an engine.
 
-What the master hands out for a round, and what comes back: small values, the same for every engine.
+Messages are encoded as MessagePack (`encode`, `decode`), never pickled; commit records contain some of them. Object
+names are made of user-given names with every unsafe character percent-encoded (`component`).
 
-A round has two kinds of work. A *source order* is a range of one log partition: read, validated, decoded. A *task
-order* is one task's state (its last token) and the moment of the round; its events come from the source of the same
-number where the flow is co-partitioned, or from all sources by key group where it is re-keyed. Nothing here names a
-process or an engine, and everything but bytes that only their writer reads can be looked at.
-
-Values travel as MessagePack (`encode`, `decode`), never as pickles: they are stored in commit records too.
-
-Thread rule: values.
+Thread rule: immutable values and pure functions.
 """
 
 from __future__ import annotations
@@ -185,7 +182,7 @@ class RoundOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[SourceOrder, ...]
     tasks: tuple[TaskOrder, ...]
     ticks: dict[str, Tick] = {}
-    life: str = ""
+    incarnation: str = ""
     frontiers: dict[str, dict[int, tuple[int, int]]] = {}
     stops: dict[str, dict[int, tuple[int, int]]] = {}
 

@@ -375,7 +375,7 @@ class TaskChain:
 
 
 def _idle(flow: Flow, step: Aggregate | None) -> int | None:
-    """After how long a silent source is not waited for; in a re-keyed flow only the master can tell silence."""
+    """After how long a silent source is not waited for; in a re-keyed flow only the coordinator can tell silence."""
     return None if step is None or flow.rekey_at is not None else step.idle_close_ms
 
 

@@ -1,48 +1,38 @@
-"""How many records a round reads: as many as take about as long as a round should, or a fixed number.
+"""Plan the next round as a value: offset ranges, watermarks, losses, stopped partitions, and how many records to read.
 
-The first round takes a fraction of a second, so that users see something soon; after it the size follows what the
-rounds before were able to do, by at most a factor of four at a time, so that one odd round neither starves nor floods
-the next.
-
-Thread rule: one master, one thread.
-
-When time moves without records: watermarks of re-keyed flows, silent partitions, windows that close by the clock.
-
-A re-keyed flow's watermark is the least stream time of its source partitions that are not silent. What a plan says is
-recorded in it, so a round that is repeated says the same; it never falls.
-
-W1  a partition with records to read is never silent, however long ago the last one came, also when this run ends before
-    them.
-W2  a partition is silent when this process watched it for `idle_after_ms` without a record, by the clock that never
-    jumps; time in which nobody watched (the app was not running) does not count.
-W3  a stopped partition holds the watermark back: what it would have brought is not there, so no window over it is
-    final. It is named in what the flow waits for.
-W4  when all are silent, the greatest of their stream times counts; with `idle_close_ms`, from then on it moves with the
-    clock. A flow that never had a record has no watermark.
-W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), and only until nothing that
-    could be closed is left.
-
-Thread rule: pure functions.
-
-What the next round is to do, as a value: ranges, ticks, losses, halts. Nothing is read or written here.
-
-P1  range starts are the last commit's; ends are the heads', within the round's size and the brake.
-P2  a round is planned when there is something to read, a tick is due, an end of input is asked for, or a partition has
-    to be taken out. Otherwise the planner rests and says until when, and what is still left to read: rest with
-    something left is never "caught up".
-P3  a co-partitioned task takes part when its source has records or its tick is due; the tasks of a re-keyed flow take
+P1  a range starts where the last commit ended, and ends at the log end offset, within the round size and the backlog
+    limit.
+P2  a round is planned if there is something to read, a tick is due, the end of input was requested, or a partition
+    has to be stopped. Otherwise the planner returns `Rest`: until when, and what is left to read. `Rest` with records
+    left is never "caught up".
+P3  a co-partitioned task takes part if its source has records or its tick is due; the tasks of a re-keyed flow take
     part together.
-P4  a flow that works in one order (`FlowFacts.is_ordered`) waits for every partition that is not silent. Where it holds
-    back more than a round reads, only partitions of which it holds nothing back are read; the one that all others wait
-    for is such a partition, so what is held back does not grow while what it waits for can be read. At the end of
-    a run that reads up to a mark, partitions that end there are not waited for, unless silence never counts. With a
-    full backlog, a run without such a mark reads nothing more that would only wait.
-P5  offsets that are not in the log take the partition out (`on_loss="stop"`) with the command that resumes it, or are
-    recorded as a loss for ever ("accept"), also when they took it out before.
-P5  offsets count in one topic. Where another topic has the name now (deleted and created again), the partition is
-    taken out whatever its offsets are: the new topic's records at these offsets are other ones.
+P4  an ordered flow (`FlowFacts.is_ordered`) waits for every partition that is not silent. If it holds back more
+    records than one round reads, only partitions without held-back records are read. The partition that all others
+    wait for is one of them, so held-back records do not grow while it can be read. At the end of a run with target
+    offsets, partitions that reached their target are not waited for, unless silence never counts. With a full
+    backlog, a run without targets reads nothing that would only wait.
+P5  offsets that are missing from the log stop the partition (`on_loss="stop"`) with the command that resumes it, or
+    are recorded as a permanent loss ("accept").
+P6  offsets belong to one topic. If the name now belongs to another topic (deleted and created again), the partition
+    is stopped whatever its offsets are.
 
-Thread rule: pure functions, but for the brake's memory.
+Watermarks. A re-keyed flow's watermark is the least stream time of its partitions that are not silent. It is recorded
+in the plan, so that a repeated round uses the same one, and it never decreases.
+
+W1  a partition with records to read is never silent, also if this run ends before them.
+W2  a partition is silent if this process saw no record of it for `idle_after_ms` of monotonic time. Time in which the
+    app did not run does not count.
+W3  a stopped partition holds the watermark back, because its records are missing; progress names it.
+W4  if all partitions are silent, the greatest stream time counts; with `idle_close_ms` it then follows the clock. A
+    flow without any record has no watermark.
+W5  a co-partitioned flow needs ticks only to close windows by the clock (`idle_close_ms`), until no open window is
+    left.
+
+Round size. The first round is small, so that results appear soon. Later sizes follow the measured throughput, by at
+most a factor of four per round, unless the size is fixed.
+
+Thread rule: pure functions, except for the memory of `Backpressure` and `RoundSizes` (one coordinator thread).
 """
 
 from __future__ import annotations
@@ -51,7 +41,7 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from tidegate.pipeline.backpressure import Brake, Source
+from tidegate.pipeline.backpressure import Backpressure, Source
 from tidegate.pipeline.checkpoint import (
     VERSION,
     CommitRecord,
@@ -133,7 +123,7 @@ TICK_EVERY_MS = 1000  # of windows closed by the clock
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SilenceClock:
     """What is looked at: the time the round will have, how long silence has to be, and how long each source (flow,
     partition) has been watched without a record so far."""
 
@@ -156,7 +146,7 @@ class Watermark:
 
 
 def watermark_of(
-    flow: FlowFacts, lines: Sequence[SourceLine], heads: Mapping[int, Head], watch: Watch, before: int
+    flow: FlowFacts, lines: Sequence[SourceLine], heads: Mapping[int, Head], watch: SilenceClock, before: int
 ) -> Watermark:
     """The flow's watermark now, not below the one `before`."""
     closes_ms = flow.idle_close_ms
@@ -195,7 +185,7 @@ def watermark_of(
 
 
 def tick_due(
-    flow: FlowFacts, source: SourceLine, task: TaskLine, head: Head, watch: Watch
+    flow: FlowFacts, source: SourceLine, task: TaskLine, head: Head, watch: SilenceClock
 ) -> tuple[bool, int | None]:
     """Whether a co-partitioned task wants a round without records now, and if not, when."""
     idle_ms = flow.idle_close_ms
@@ -227,7 +217,7 @@ class Situation:
     commit: CommitRecord
     base: bytes
     heads: HeadsOf
-    watch: Watch
+    watch: SilenceClock
     generation: int
     size: int
     on_loss: OnLoss = "stop"
@@ -269,7 +259,7 @@ class _Draft:
     wake_ms: list[int] = field(default_factory=list)
 
 
-def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
+def plan_round(now: Situation, backpressure: Backpressure) -> Planned | Rest:
     """The next round, or rest; `OverloadError` when nothing can ever go on."""
     draft = _Draft()
     sources = _by_source(now)
@@ -278,7 +268,7 @@ def plan_round(now: Situation, brake: Brake) -> Planned | Rest:
     held = held_of(now.flows, now.commit)
     marks = _tick(now, sources, held, draft)
     _order(now, sources, marks, held, draft, is_read=not lag and not draft.halts)
-    _admit(now, brake, _not_ahead(now, lags, held), marks, held, draft)
+    _admit(now, backpressure, _not_ahead(now, lags, held), marks, held, draft)
     if now.closing and not lag and not draft.halts:
         _close(now, sources, held, draft)
     for (flow, partition), each in draft.ranges.items():
@@ -419,7 +409,7 @@ def _lost(now: Situation, line: SourceLine, topic: str, head: Head) -> Stop:
 
 def _admit(
     now: Situation,
-    brake: Brake,
+    backpressure: Backpressure,
     lags: Mapping[Source, int],
     marks: Mapping[str, Watermark],
     held: Mapping[str, Held],
@@ -427,9 +417,9 @@ def _admit(
 ) -> None:
     """Ranges within the round's size and the brake (A1)."""
     wanted = {source: count for source, count in share_out(lags, max(now.size, len(lags))).items() if count}
-    admitted = brake.admitted(now.flows, now.commit, wanted)
+    admitted = backpressure.admitted(now.flows, now.commit, wanted)
     if any(admitted.values()):
-        brake.released()
+        backpressure.released()
     elif wanted:
         names = [f"{now.flows[flow].topic}-{partition}" for flow, partition in wanted]
         draft.waiting.append(
@@ -447,7 +437,7 @@ def _admit(
             return
         if not now.ending and all(flow in held and number in held[flow].offsets for flow, number in wanted):
             return  # they would only add to what waits; who is waited for was named
-        count = brake.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
+        count = backpressure.over_admit(now.flows, now.commit, sorted(wanted), draft.waiting[:-1], held)
         admitted = {source: min(count, lags[source]) for source in wanted}
     for source, count in admitted.items():
         if count:
@@ -497,7 +487,7 @@ def _tick(
     return marks
 
 
-def _holding(flow: FlowFacts, lines: Sequence[SourceLine], mark: Watermark, watch: Watch) -> list[str]:
+def _holding(flow: FlowFacts, lines: Sequence[SourceLine], mark: Watermark, watch: SilenceClock) -> list[str]:
     """The partitions that hold a re-keyed flow's windows open though they have nothing to read, in words."""
     newest = max((line.stream_time for line in lines), default=-1)
     waits = [each for each in (watch.idle_after_ms, flow.idle_close_ms) if each is not None]

@@ -1,19 +1,11 @@
-"""How far a run has come, as one value for people and programs.
+"""Progress, faults and metrics of a run.
 
-Thread rule: values.
+`Progress` is one value with everything a run reports. Faults are stopped partitions and counted validation faults;
+from them follows the exit code. A fault that did not stop its partition is reported by every run until it is
+acknowledged, so a killed process cannot hide it. `RoundMetrics` exports counters of what this process committed and
+gauges of the current state, in base units.
 
-What went wrong in an app's input: partitions that a fault stopped, faults that were counted, and the exit code.
-
-A fault that did not stop its partition is told until somebody acknowledges it, whatever run found it: a process that
-was killed must not make the next one say that all is well.
-
-Thread rule: pure functions.
-
-A run's numbers as metrics: few names, base units, Kafka's words.
-
-Counters count what this process committed; gauges are what is now.
-
-Thread rule: safe from any thread.
+Thread rule: immutable values and pure functions; metrics are safe from any thread.
 """
 
 from __future__ import annotations

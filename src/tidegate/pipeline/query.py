@@ -1,16 +1,11 @@
-"""From what the master did to what users see: progress values, rates, and how long it will still take.
+"""A running app: the loop of rounds on its own thread, and the handle that users hold.
 
-Thread rule: the run's thread; the values it makes go anywhere.
+Rounds follow each other at once while there is something to read, and at the trigger interval once caught up.
+Committed results are delivered before the loop waits. `until="caught_up"` ends the run at the log end offsets of its
+start; later records are left for the next run. `Tracker` turns the coordinator's outcomes into progress, rates and an
+estimate of the remaining time.
 
-A run of an app: the loop of rounds on a thread of its own, and what users hold of it.
-
-Rounds follow each other at once while there is something to read, and at the trigger's interval once caught up. What
-was committed is delivered before the loop waits, so results never lie about uncommitted or undelivered while nothing
-happens.
-
-`until="caught_up"` means: with what was in the log when the run began. Records that come later wait for the next run.
-
-Thread rule: `Run` from any thread; the loop and the master on one of their own.
+Thread rule: `Run` may be used from any thread; the loop and the coordinator run on one thread of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.notebook import cell
 from tidegate.pipeline.checkpoint import CommitRecord
-from tidegate.pipeline.coordinator import Engine, Master, StepOutcome, Targets
+from tidegate.pipeline.coordinator import Coordinator, Engine, StepOutcome, Targets
 from tidegate.pipeline.planner import held_of
 from tidegate.pipeline.progress import (
     READ,
@@ -54,10 +49,10 @@ from tidegate.pipeline.settings import RunSettings
 
 
 class Tracker:
-    """Makes progress values out of what the master says; the rate is of the last rounds that read something."""
+    """Makes progress values out of what the coordinator says; the rate is of the last rounds that read something."""
 
-    def __init__(self, opened: Opened, master: Master, *, clock: Clock, processes: int) -> None:
-        self._master = master
+    def __init__(self, opened: Opened, coordinator: Coordinator, *, clock: Clock, processes: int) -> None:
+        self._coordinator = coordinator
         self._clock = clock
         self._topics = topics_of(opened.flows)
         self._backlog_limit = opened.setup.storage.backlog_limit_bytes * processes
@@ -89,14 +84,14 @@ class Tracker:
         return read_once(new, self._topics)["records"]
 
     def _counted(self, flow: str) -> int:
-        return self._master.commit.totals.get(flow, {}).get("records", 0)
+        return self._coordinator.commit.totals.get(flow, {}).get("records", 0)
 
     def ended(self, caught_up: bool) -> Progress:
         self.progress = replace(self.progress, caught_up=caught_up)
         return self.progress
 
     def _made(self, outcome: StepOutcome | None) -> Progress:
-        commit = self._master.commit
+        commit = self._coordinator.commit
         counters: Counter[str] = Counter()
         totals = {flow: commit.totals.get(flow, {}) for flow in self._topics}
         for each in totals.values():
@@ -120,11 +115,11 @@ class Tracker:
             records=read["records"],
             records_per_second=rate,
             lag_records=lag,
-            lag_seconds=max(self._master.lag_seconds().values(), default=0.0),
+            lag_seconds=max(self._coordinator.lag_seconds().values(), default=0.0),
             eta_s=lag / rate if rate > 0 else None,
             caught_up=outcome is not None and lag == 0,
             watermarks=watermarks,
-            lookup_lag_records=self._master.lookup_lags,
+            lookup_lag_records=self._coordinator.lookup_lags,
             waiting_for=() if outcome is None else outcome.waiting_for,
             backlog_bytes=sum(line.backlog_bytes for line in commit.tasks),
             backlog_limit_bytes=self._backlog_limit,
@@ -231,7 +226,7 @@ class Run:
         self,
         opened: Opened,
         engine: Engine,
-        master: Master,
+        coordinator: Coordinator,
         tracker: Tracker,
         *,
         clock: Clock,
@@ -243,7 +238,7 @@ class Run:
         self.app = opened.setup.app
         self.notes = opened.notes
         self._engine = engine
-        self._master = master
+        self._coordinator = coordinator
         self._tracker = tracker
         self._clock = clock
         self._settings = settings
@@ -288,7 +283,7 @@ class Run:
 
     def stop(self) -> None:
         """Ask it to end after the round it is in; `wait` for it. A round that fails is not tried again."""
-        self._master.try_no_more()
+        self._coordinator.try_no_more()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -305,7 +300,7 @@ class Run:
         """Free the app at once: the next run can begin, and the round this one is in is not committed."""
         self.stop()
         if not self._ended.is_set():
-            self._master.give_app_up()
+            self._coordinator.give_app_up()
             self._engine.cancel()
 
     def join(self, timeout: int | DurationLike | None = None) -> None:
@@ -402,9 +397,9 @@ class Run:
                     raise
                 except TidegateError:  # runs that fail again and again must not fill the disk
                     with suppress(TidegateError):
-                        self._master.finish_collecting()
+                        self._coordinator.finish_collecting()
                     raise
-                self._master.finish_collecting()
+                self._coordinator.finish_collecting()
         except BaseException as error:  # noqa: BLE001 - the edge of the thread: whoever waits is told
             self._error = error
         progress = self._tracker.ended(caught_up)
@@ -418,7 +413,7 @@ class Run:
     def _loop(self) -> tuple[bool, bool]:
         """Whether it caught up, and whether the input was closed."""
         until = self._settings.until is not None
-        targets = self._master.ends_now() if until else None
+        targets = self._coordinator.ends_now() if until else None
         closing = False
         began_ms = self._clock.monotonic_ms()
         reached_ms: int | None = None  # when something last worked
@@ -428,7 +423,7 @@ class Run:
                 outcome = self._stepped(targets, closing)
             except (ConflictError, UnavailableError) as error:
                 if isinstance(error, ConflictError):
-                    if not self._master.took_over:
+                    if not self._coordinator.took_over:
                         raise
                     reached_ms = (
                         reached_ms or began_ms
@@ -452,12 +447,12 @@ class Run:
                 if self._settings.close and not closing:
                     closing = True
                     continue
-                return True, set(self._topics) <= set(self._master.commit.closed)
+                return True, set(self._topics) <= set(self._coordinator.commit.closed)
             wake_ms = self._settings.trigger_ms
             if outcome.rest_until_ms is not None:
                 wake_ms = min(wake_ms, max(1, outcome.rest_until_ms - self._clock.now_ms()))
             self._wait(started_ms + wake_ms)
-        self._master.deliver_outstanding()
+        self._coordinator.deliver_outstanding()
         self._mark_reached()
         return self._progress.lag_records == 0, False
 
@@ -466,9 +461,9 @@ class Run:
 
     def _stepped(self, targets: Targets | None, closing: bool) -> StepOutcome:
         """A step, and what it leaves to deliver where no round follows at once."""
-        outcome = self._master.step(targets=targets, closing=closing)
+        outcome = self._coordinator.step(targets=targets, closing=closing)
         if outcome.lag_records == 0 or outcome.kind == "rest":
-            self._master.deliver_outstanding()
+            self._coordinator.deliver_outstanding()
             self._mark_reached()
         return outcome
 
@@ -488,7 +483,7 @@ class Run:
 
     def _mark_reached(self) -> None:
         with self._changed:
-            self._reached = self._master.commit
+            self._reached = self._coordinator.commit
             self._changed.notify_all()
 
     def _has_reached(self, targets: Targets) -> bool:

@@ -1,20 +1,17 @@
-"""The topics an app needs: those it reads must exist, those it writes are made where they are missing.
+"""Open an app: take the lease, compare its definition with the recorded one, prepare topics, find the newest commit.
 
-What the app writes to a topic is recorded with it (`tables/topic_encoding`), and another encoding is refused.
+A new app gets its record and commit 0, which holds the start offsets. A restarted app continues from its newest
+commit. A changed definition that keeps the state correct becomes a commit of its own (`checkpoint`, R4); any other is
+refused with the remedies.
 
-Thread rule: one master, one thread.
+Topics that the app reads must exist; topics that it writes are created. The encoding of what it writes is recorded
+with the topic (`tables.topic_encoding`), and another encoding is refused.
 
-Opening an app: take its turn, hold its definition against the recorded one, and find where it goes on.
+O1  the record that names a definition is written before the commit that refers to it, so a crash between the two
+    leaves an app that opens.
+O2  every change carries over what was committed but perhaps not delivered; the next coordinator delivers it.
 
-A new app gets its record and commit 0, which holds where reading begins; an app that is started again goes on from its
-newest commit. A definition that changed in a way that keeps state right becomes a commit of its own
-(`records`, R4); any other is refused with the ways out.
-
-O1  the record that names a definition is written before the commit that refers to it, so a crash between the two leaves
-    an app that opens.
-O2  what was committed and perhaps not delivered is carried over by every change: it is delivered by whoever goes on.
-
-Thread rule: one master, one thread.
+Thread rule: one coordinator thread.
 """
 
 from __future__ import annotations
@@ -44,8 +41,8 @@ from tidegate.pipeline.checkpoint import (
 from tidegate.pipeline.evolution import Changes, compare
 from tidegate.pipeline.flow import Flow, find
 from tidegate.pipeline.flow_facts import FlowFacts, all_facts
-from tidegate.pipeline.lease import Generation
-from tidegate.pipeline.log_end_offsets import Heads
+from tidegate.pipeline.lease import AppLease
+from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.messages import Tick
 from tidegate.pipeline.settings import WorkerSetup
 from tidegate.pipeline.topology import To, serde, window
@@ -160,7 +157,7 @@ def _keep_encoding(
     recorded = read_encoding(log, backend, topic)
     if recorded == now:
         return
-    if recorded is not None and any(head.end for head in Heads(log).of(topic, partitions).values()):
+    if recorded is not None and any(head.end for head in LogEndOffsets(log).of(topic, partitions).values()):
         now = require_fit(topic, recorded, now, app)
     if recorded != now:
         record_encoding(log, backend, topic, now)
@@ -194,10 +191,10 @@ class Opened:
     setup: WorkerSetup
     flows: Mapping[str, FlowFacts]
     records: Records
-    generation: Generation
+    generation: AppLease
     commit: CommitRecord
     digest: bytes
-    heads: Heads
+    heads: LogEndOffsets
     notes: tuple[str, ...] = ()  # what a changed definition means, in words
 
 
@@ -205,7 +202,7 @@ def open_app(
     setup: WorkerSetup,
     log: Log | KafkaLog,
     records: Records,
-    generation: Generation,
+    generation: AppLease,
     *,
     clock: Clock,
     randomness: Randomness,
@@ -215,7 +212,7 @@ def open_app(
         raise InvalidError(
             f"app {setup.app} has no flow: end a stream with .to_topic(topic) or .to_table(name)"
         )
-    heads = Heads(log)
+    heads = LogEndOffsets(log)
     opening = _Opening(setup, log, records, generation, heads, clock, randomness)
     require_as_recorded(log, records.backend, setup.flows)
     commit, digest, flows, notes = opening.changed(opening.newest())
@@ -240,7 +237,7 @@ def definition_digest(lines: Lines) -> str:
     return hashlib.blake2b(said, digest_size=8).hexdigest()
 
 
-def starting_lines(flow: FlowFacts, heads: Heads, now_ms: int) -> tuple[SourceLine, ...]:
+def starting_lines(flow: FlowFacts, heads: LogEndOffsets, now_ms: int) -> tuple[SourceLine, ...]:
     """Where a flow begins that has never read anything."""
     found = heads.of(flow.topic, flow.partitions)
     topic_id = heads.states([flow.topic])[flow.topic].topic_id
@@ -297,8 +294,8 @@ class _Opening:
     setup: WorkerSetup
     log: Log | KafkaLog
     records: Records
-    generation: Generation
-    heads: Heads
+    generation: AppLease
+    heads: LogEndOffsets
     clock: Clock
     randomness: Randomness
 
@@ -452,7 +449,7 @@ class _Opening:
             base=b"",
             plan=b"",
             definition=definition_digest(lines),
-            life=self.randomness.uuid().hex[:12],
+            incarnation=self.randomness.uuid().hex[:12],
             tick=Tick(now_ms),
             committed_ms=now_ms,
             sources=tuple(sorted(sources, key=lambda line: (line.flow, line.partition))),
@@ -495,7 +492,7 @@ class _Opening:
             base=digest,
             plan=b"",
             definition=definition,
-            life=self.randomness.uuid().hex[:12],
+            incarnation=self.randomness.uuid().hex[:12],
             committed_ms=now_ms,
             sources=tuple(sorted(sources, key=lambda line: (line.flow, line.partition))),
             tasks=tuple(line for line in commit.tasks if line.flow not in fresh),

@@ -1,18 +1,10 @@
-"""Where an app's log and state are: addresses that mean the same in every process and every folder.
+"""Settings: where an app's log and state are, how a run behaves, and what a worker needs.
 
-Folders are made absolute when the app is defined, because workers start somewhere else. Nothing is looked at.
+Addresses mean the same in every process: folders are made absolute when the app is defined, because workers start in
+other folders. `RunSettings` is validated once. `WorkerSetup` travels to Spark's Python workers in a closure, so it
+holds definitions and addresses, never anything open.
 
-Thread rule: pure functions.
-
-How a run goes about it: when it ends, how large rounds are, what a loss means. Checked once, then values.
-
-Thread rule: values.
-
-What a worker needs to know to do any work of an app: where things are and what the flows are.
-
-It travels to Spark's Python workers inside the closure, so it holds definitions and places, never anything open.
-
-Thread rule: a value.
+Thread rule: immutable values and pure functions.
 """
 
 from __future__ import annotations
@@ -175,7 +167,7 @@ class WorkerSetup:
 
     @property
     def runtime_config(self) -> StorageConfig:
-        """The storage of one process, which may have all tasks of the app at once; only the master deletes.
+        """The storage of one process, which may have all tasks of the app at once; only the coordinator deletes.
 
         What tasks keep under pressure is their share of the memory there is, so more tasks keep less each.
         """

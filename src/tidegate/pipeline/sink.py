@@ -1,70 +1,45 @@
-"""Parcels: what a task wants to publish, as one object that counts once a commit names it.
+"""Results to topics: encode them as record batches, store them as parcels, deliver committed parcels exactly once.
 
-A parcel is the record batches of its sections behind each other, exactly as they go into the log, base offsets 0. The
-description with positions and digests is in the commit; the object has no header of its own.
+Records. After windows the key is Kafka Streams' windowed key and the value holds the aggregates; a window that ceased
+to exist is a record without a value. Otherwise a record keeps its key and time. Updates of windows carry the header
+`settled` (8 bytes, big-endian, milliseconds): windows that end at or before it get no further update. Readers need it
+to know which windows are final, because tasks of one topic may be far apart in time. A task writes the partition of
+its own number if the topic has as many partitions as there are tasks; otherwise the (inner) key decides, as in
+Kafka's default partitioner. Metadata of numbered records is in their headers, so any consumer of windowed keys can
+read the topic.
 
-P1  a parcel's name is its attempt's alone, so attempts never meet; `put` is durable when it returns.
-P2  bytes are checked against the digest (length and CRC-32C of the whole) before any of them is used.
+C1  a replay writes the same bytes: a sender's identity is made of app, incarnation, topic, partition and task; its
+    position is in the task's checkpoint (`OutboxState`); the time in headers is the round's.
+C2  a batch has at most 1 MiB and never more than `max.message.bytes`; a result that does not fit is refused before
+    commit.
 
-Thread rule: pure functions.
+Parcels. A parcel holds the record batches of its sections one after the other, with base offset 0. Positions and
+digests are in the commit.
 
-Results as the record batches of topics: keys, values and stamps, a column at a time.
+P1  a parcel's name belongs to one attempt; `put` is durable when it returns.
+P2  its bytes are checked (length and CRC-32C) before use.
 
-After windows a record's key is the windowed key in Kafka Streams' bytes and its value the aggregates; a window that
-ceased to exist is a record without a value. Without windows a record keeps its key and time.
+Delivery to a log folder: each batch once, at the offset the commit assigned.
 
-Updates of windows have a header `settled`: windows that end at or before this time (8 bytes, big-endian, milliseconds)
-get no update after this record any more. Whoever makes windows of them knows by it which of theirs are final
-(`sources`): the task's partitions may be far apart in time, so timestamps alone would not tell.
+    the log ends at the base offset   append
+    it ends behind it                 compare what is there with our batches, skip those, append the rest
+    it ends before it, or differs     another program wrote, or records are gone: `FencedError`
 
-Which partition: a task whose number is a partition of the topic, of as many partitions as there are tasks, writes
-that partition alone, as Kafka Streams does. Otherwise the (inner) key decides, as Kafka's default partitioner does.
+A delivery may be repeated by any process after any crash. Batches with equal CRC at equal offsets are the same; if
+the topic repacked batches or compaction removed records, records are compared.
 
-Numbered records (`integrity`) carry all their metadata in their own headers; nothing else is written into the topic, so
-that any consumer of windowed keys and values can read it, and Kafka Streams can restore a store from it.
+Delivery to a Kafka cluster, which has no append at an expected offset: look first, then produce the rest.
 
-C1  same bytes on replay: a sender's identity is made of app, life, topic, partition and task, its position is in the
-    task's checkpoint (`OutboxState`), and the time in its headers is the round's.
-C2  a batch is at most a mebibyte and never larger than the topic takes (`max.message.bytes`): a result that does not
-    fit is refused before the round is committed.
+L1  looking begins at the base offset of the commit. Positions in the sender's numbering decide, not offsets: if
+    position n is in the log, all up to n were delivered, also if compaction removed them.
+L2  a record without numbering among ours, or other content at one of our positions, raises `FencedError`. Results
+    without numbering (`integrity=False`) are known by their offsets only.
+L3  the producer is idempotent and reused, because getting a producer id takes half a second; a failed one is
+    discarded.
+L4  two deliveries at the same moment may both produce. Numbered records then repeat producer positions, and
+    validators report the second as DUPLICATE; plain consumers get them twice.
 
-Thread rule: one task, one thread.
-
-A section of a parcel as records, held against what lies in the log where it belongs.
-
-Thread rule: pure functions.
-
-Committed parcels into a Kafka cluster: every record is there afterwards, and what is numbered counts once.
-
-A cluster has no append that expects an offset. What is there is looked at first, and only the rest is produced, so a
-delivery that is repeated after a crash adds nothing. Two that run at the same moment (an attempt that was given up and
-came back to life) both see nothing and both produce: then plain consumers get records twice. Numbered records
-(`integrity`, the default) are the same bytes at the same producer positions, so every validator calls the second
-one a DUPLICATE, and tables leave it out.
-
-L1  looking begins at the base that the commit gave. Repeats push later records behind their bases, so positions in the
-    sender's numbering decide, not offsets: of a sender whose position n is in the log, all up to n were delivered, also
-    where compaction has taken them out since.
-L2  a record without numbering among ours, or other content at one of our positions, is somebody else's: `FencedError`.
-    Results without numbering (`integrity=False`) are known by their offsets alone; after repeats they stop so, too.
-L3  the producer is an idempotent one: what the client sends again on its own is neither doubled nor reordered. It takes
-    half a second until a broker has given it its number, so producers are kept; one that failed is not used again.
-
-Thread rule: any thread.
-
-Committed parcels into their topics: each batch once, at the offset the commit gave it.
-
-    the log ends at the base          append
-    it ends behind it                 what lies there must be ours: it is compared and skipped, the rest appended
-    it ends before it, or differs     somebody else wrote, or what was there is gone: `FencedError`
-
-So a delivery may be repeated after any crash, by anybody, and readers never see a record twice nor an uncommitted one.
-A batch's CRC covers all but its offset and epoch; equal CRCs at the same offsets are the same batches. Where the topic
-packs batches anew, or compaction took records out meanwhile, the records that are there are compared instead.
-
-That is for a folder; `delivering_to_cluster` says how it is with Kafka.
-
-Thread rule: any thread; the log's partitions take turns.
+Thread rule: encoding has one thread for each task; delivery may run on any thread.
 """
 
 from __future__ import annotations
@@ -176,7 +151,7 @@ VERSION: Final = 1
 class _Saved(msgspec.Struct, array_like=True):
     """Where the task's senders stand, by topic and partition; in one life of the app."""
 
-    life: str = ""
+    incarnation: str = ""
     positions: dict[str, dict[int, bytes]] = {}
 
 
@@ -198,16 +173,16 @@ class OutboxState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def position(self, life: str, topic: str, partition: int) -> ChainState:
+    def position(self, incarnation: str, topic: str, partition: int) -> ChainState:
         """Where a sender goes on; a new life of the app begins anew."""
-        if self._saved.life != life:
+        if self._saved.incarnation != incarnation:
             return ChainState()
         found = self._saved.positions.get(topic, {}).get(partition)
         return ChainState() if found is None else ChainState.from_bytes(found)
 
-    def move(self, life: str, topic: str, partition: int, state: ChainState) -> None:
-        if self._saved.life != life:
-            self._saved = _Saved(life)
+    def move(self, incarnation: str, topic: str, partition: int, state: ChainState) -> None:
+        if self._saved.incarnation != incarnation:
+            self._saved = _Saved(incarnation)
         known = self._saved.positions
         self._saved.positions = {
             **known, topic: {**known.get(topic, {}), partition: state.to_bytes()}
@@ -256,7 +231,7 @@ class Changelog:
         self,
         rows: Sequence[Rows],
         state: OutboxState,
-        life: str,
+        incarnation: str,
         tick: Tick,
         timings: Timings,
         bad: list[BadRecord],
@@ -287,7 +262,7 @@ class Changelog:
             return []
         made = []
         for number in sorted(by_partition):
-            found = self._sealed(number, by_partition[number], state, life, tick, timings)
+            found = self._sealed(number, by_partition[number], state, incarnation, tick, timings)
             if found.records:
                 made.append(found)
         return made
@@ -390,14 +365,14 @@ class Changelog:
         number: int,
         pieces: list[RecordColumns],
         state: OutboxState,
-        life: str,
+        incarnation: str,
         tick: Tick,
         timings: Timings,
     ) -> Batches:
         topic = self._sink.topic
         if self._sink.integrity:
             with timings("stamp_out"):
-                pieces = self._stamped(number, pieces, state, life, tick)
+                pieces = self._stamped(number, pieces, state, incarnation, tick)
         if len(pieces) > 1 and sum(each.key.nbytes + each.value.nbytes for each in pieces) <= JOINED_BYTES:
             pieces = [joined(pieces)] if self._sink.integrity else pieces
         with timings("encode"):
@@ -405,18 +380,18 @@ class Changelog:
         return Batches(topic, number, batches, sum(map(len, pieces)))
 
     def _stamped(
-        self, number: int, pieces: list[RecordColumns], state: OutboxState, life: str, tick: Tick
+        self, number: int, pieces: list[RecordColumns], state: OutboxState, incarnation: str, tick: Tick
     ) -> list[RecordColumns]:
         """The pieces numbered and check-summed."""
         topic = self._sink.topic
-        chains = Chains(sender_guid(self._app, life, topic, number, self._task), headers_only=True)
-        position = state.position(life, topic, number)
+        chains = Chains(sender_guid(self._app, incarnation, topic, number, self._task), headers_only=True)
+        position = state.position(incarnation, topic, number)
         stamped: list[RecordColumns] = []
         for piece in pieces:
             planned = chains.data(position, piece, tick.now_ms)
             stamped += planned.pieces
             position = planned.after
-        state.move(life, topic, number, position)
+        state.move(incarnation, topic, number, position)
         return stamped
 
 
@@ -441,9 +416,9 @@ def _finite(values: pa.RecordBatch) -> pa.RecordBatch:
     return values if is_same else pa.RecordBatch.from_arrays(columns, schema=values.schema)
 
 
-def sender_guid(app: str, life: str, topic: str, partition: int, task: int) -> bytes:
+def sender_guid(app: str, incarnation: str, topic: str, partition: int, task: int) -> bytes:
     """Who a task is to those who validate what it sends: the same at every attempt, another in another life."""
-    said = msgspec.json.encode([app, life, topic, partition, task]).decode()
+    said = msgspec.json.encode([app, incarnation, topic, partition, task]).decode()
     return uuid.uuid5(NAMESPACE, said).bytes
 
 

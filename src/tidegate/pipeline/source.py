@@ -1,35 +1,24 @@
-"""A source's records held against their producers' numbering, as one task of the pipeline does it.
+"""Read a range of one log partition as events: validated, decoded, stamped with stream time.
 
-This is the consumer's validator of the leader leg: repeats, control records and faulty records are left out, faults
-do what the flow says. Its state is part of the source's state, so it always stands where reading stands; producers
-silent for too long leave it when it is loaded and when it is saved.
+    log → [validation] → values to columns → event time → stream time → stateless steps → events
 
-Records without any header have no numbering; they pass by with only the position moved, which is half the cost
-of a topic that other programs write. Without `validate()` only Tidegate's own control records are left out, and
-records that carry a numbering are counted as `unchecked`.
+Stream time is the largest event time of all records so far that have one and are not beyond the future guard,
+including records that a filter drops. Every event carries it and all operators use it, so results do not depend on
+batch boundaries nor on re-keying. In a changelog it is the `settled` header of the record (see `sink`), or the
+timestamp less the time for which windows may still change (`Source.settles_ms`). If a changelog has updates and the
+flow keeps state, events are changes of rows (`RowChanges`), deletions included.
 
-Thread rule: one reading, one thread.
+Validation is that of the integrity consumer: duplicates, control records and faulty records are left out, and faults
+are handled as the flow says. Its state is part of the source's state. Producers that were silent for too long are
+removed from it on load and save. Records without any header have no numbering and only move the position. Without
+`validate()` only Tidegate's control records are left out, and numbered records are counted as `unchecked`.
 
-A range of one log partition as events: read, validated, decoded, stamped with stream time.
+S1  a fault that stops the partition is data: events before it are returned, and `result().stopped` has the reason,
+    the offset and the remedy. The state then is that before the faulty record.
+S2  records that are set aside are written as one object before `result()` names it.
+S3  the result is a function of the log, the order and the tick: a repeated order gives the same events.
 
-    log → [validation] → values to columns → event time → stream time → steps that keep nothing → events
-
-Stream time is the source's own: the largest event time of all its records so far that have one and are not beyond
-the future guard, also of those that a filter leaves out. Every event carries it, and all operators judge by it,
-so that results do not depend on cuts, nor on whether the flow is re-keyed.
-
-Of a changelog it is what its records say is final (header `settled`, see `changelog`); of records that do not say it,
-their timestamp less the time for which windows may still change (`Source.settles_ms`). So a change that its writer made
-in time is late for nobody. Where the changelog has updates and the flow keeps state, events are changes of rows
-(`RowChanges`), and deletions are, too.
-
-Nothing but a function of the log, the order and the tick is in the result: a repeated order gives the same events.
-
-S1  a fault that stops the partition is data: events before it are handed out, and `result().stopped` says why, where
-    and what would go on. The state then stands right before the record at fault.
-S2  what is set aside is written as one object before `result()` names it.
-
-Thread rule: one reading, one thread.
+Thread rule: one thread for each reading.
 """
 
 from __future__ import annotations

@@ -1,34 +1,20 @@
-"""One flow as a commit of its app left it: the tasks' operators, restored and only read.
+"""Result tables: a flow's committed windows, late records and dead letters, read from state without a copy.
 
-Restoring reads metadata; rows are read when a query asks for them. Nothing is written or deleted here, and no lock is
-taken: commits are immutable, and the last ones stay readable.
+Any process can read while the app runs. Every answer is of one commit, and a scan is of one commit from its first
+batch to its last; a later query may see a later commit (`pinned` keeps one for several queries). If a commit is
+collected during a scan, the scan raises `CommitGoneError`. Data dropped by retention is not there.
 
-Thread rule: reading from any thread.
-
-What a flow set aside, over all of its tasks: late and future records, and values that could not be read.
-
-Thread rule: pure functions over a snapshot, or over one that they open and close.
-
-Windows of a flow as one commit has them, for the queries of `Table`.
-
-Columns: key, window_start, window_end, then the aggregates under their own names, then `timestamp`: the newest event
-time in the window. An aggregate that is called like one of the others comes as `value.<name>`. Times are epoch
-milliseconds.
-
-Thread rule: from any thread.
-
-A flow's windows as a table that any process can read while the app runs: the state itself, without a copy.
-
-What `.to_table(name)` promises: every answer is of one commit, whole rounds or nothing of them, and a scan is so from
-its first batch to its last; a later question may see a later commit (`pinned` keeps one for several questions). A
-commit that is collected while a scan reads it ends the scan with `CommitGoneError`. What retention has dropped is not
-there.
-
-    with app.open_table("orders-per-minute") as table:
+    with app.read("orders-per-minute") as table:
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
 
-Thread rule: that of `Table`.
+Columns: key, window_start, window_end, the aggregates under their own names, then `timestamp`, the newest event time
+in the window. An aggregate with the name of another column is called `value.<name>`. Times are epoch milliseconds.
+
+Opening a commit restores the tasks' operators read-only, which reads metadata; rows are read by queries. Nothing is
+written and no lock is taken.
+
+Thread rule: that of `Table`; reading from any thread.
 """
 
 from __future__ import annotations
@@ -52,8 +38,8 @@ from tidegate.pipeline.checkpoint import KEPT, CommitRecord, Records, TaskLine
 from tidegate.pipeline.dead_letters import read_letters
 from tidegate.pipeline.evolution import as_recorded
 from tidegate.pipeline.flow import Flow
-from tidegate.pipeline.messages import storage_task
 from tidegate.pipeline.lineage import explain_window
+from tidegate.pipeline.messages import storage_task
 from tidegate.pipeline.operator_chain import TaskChain, WindowOperators
 from tidegate.pipeline.transforms import Around
 from tidegate.randomness import SystemRandomness

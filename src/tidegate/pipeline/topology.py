@@ -1,21 +1,15 @@
-"""What a stream can be asked to do, one value for each step; no behaviour.
+"""The steps of a stream as values, and their recorded form.
 
-A flow is a source, steps in order, and sinks. `checking` holds it against the columns there are, `tasks/` turns it
-into operators, `explain` into words. Steps are compared and hashed by what they say, so that an app that is started
-again can be told from one that was changed.
+A flow is a source, steps in order, and outputs. Steps have no behaviour: `analyzer` checks them against the columns,
+`operator_chain` and `transforms` run them, `explain` describes them.
 
-Thread rule: values.
+`document` turns a definition into dicts, lists, strings and numbers, so that it can be stored and compared. Its
+fingerprint is BLAKE2b of the canonical JSON (sorted keys, no blanks). Paths and addresses are not part of it: an app
+that moves to another folder or cluster stays the same app. A function is recorded by module, name and a digest of its
+code (bytecode, constants, enclosed plain values). Another Python version changes the digest too, so `evolution` only
+reports a changed function and does not refuse it.
 
-What a definition says, as plain values: the same in every process, so that definitions can be stored and compared.
-
-A document holds dicts, lists, strings, numbers and nothing else. The fingerprint is BLAKE2b of its canonical JSON
-(keys in order, no blanks). Nothing about places is in it: an app that moves to another folder or cluster stays the
-same app.
-
-Functions are told by module and name. Their code is digested, too (bytecode, constants, plain values they enclose),
-so a changed body is seen; another version of Python changes it as well, which is why `changes` only remarks on it.
-
-Thread rule: pure functions.
+Thread rule: immutable values and pure functions.
 """
 
 from __future__ import annotations

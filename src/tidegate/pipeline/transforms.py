@@ -1,15 +1,11 @@
-"""How long each part of a round's work took, for whoever looks at a slow one.
+"""Stateless steps over whole batches: filter, project, change the key, look up columns of a table.
 
-Thread rule: one owner.
+A step is a function of one row. If it fails on a batch, the failing rows are found by bisection and the batch
+continues without them. An error that says that something is unreachable (`errors.is_transient`) is no fault of a
+record: it is raised as `UnavailableError` with the step and the records, and the round is repeated. `Timings`
+measures the parts of a round.
 
-Steps that keep nothing: rows left out, other columns, another key, columns of a table; run over whole batches.
-
-A step is a function of one row. Where it fails on a batch, the rows it fails on are found by running it on halves, and
-the batch goes on without them: one record that a function or an expression cannot take is that record's fault alone.
-An error that says that something is out of reach (`errors.is_transient`) is no record's fault: it is raised as
-`UnavailableError` with the step and the records, and the round is tried again.
-
-Thread rule: one chain, one thread.
+Thread rule: one thread for each chain.
 """
 
 from __future__ import annotations

@@ -1,24 +1,16 @@
-"""Opening an app's log from its address, the same way in every process of a run. State is opened by `open_backend`.
+"""The worker: executes source and task orders in one process, in Spark's Python workers and in the local engine's
+threads.
 
-Thread rule: pure functions.
+A worker keeps tasks in memory between rounds. An order names the checkpoint a task starts from; a task that is
+exactly there continues, any other is restored from the token, which reads metadata only.
 
-Of several results for one window in a round, the last: an update is sent once a round.
+W1  before the commit only objects with unique names are written: packs, parcels, dead letters.
+W2  results are a function of the order and the log, wherever and however often it runs: tokens and names differ,
+    rows, offsets and parcels' bytes do not.
+W3  a round larger than a batch runs through the operators in pieces. Of several updates of one window only the last
+    is sent, in its place.
 
-A round larger than a batch goes through the operators in pieces, and each piece sends its updates. Only the last
-of a window's says something that the ones before do not, so only it is kept, in its place.
-
-Thread rule: pure functions.
-
-The work of rounds in one process: the same in Spark's Python workers and in a local engine's threads.
-
-A worker keeps tasks warm between rounds. An order says which checkpoint a task starts from; a task that stands exactly
-there goes on as it is, any other is made anew from the token, of which only metadata is read.
-
-W1  nothing that others see is written before the commit but objects with names of their own: packs, parcels, letters.
-W2  what an order gives is a function of the order and the log, wherever and however often it is run: tokens and names
-    differ, rows, offsets and parcels' bytes do not.
-
-Thread rule: one thread at a time for one flow and task; different tasks may run at once.
+Thread rule: one thread at a time for one flow and task; different tasks may run in parallel.
 """
 
 from __future__ import annotations
@@ -261,7 +253,7 @@ class Worker:
         round: int,
         events: Iterable[EventBatch],
         *,
-        life: str = "",
+        incarnation: str = "",
         frontiers: Frontiers | None = None,
     ) -> TaskResult:
         """Deliver what was committed before, bring the task through one round, and checkpoint it.
@@ -282,7 +274,9 @@ class Worker:
             arrived = self._in_order(flow, task, events, frontiers or {}, order.left_out, timings)
             rows = self._through(flow, task, tick, events, arrived, counters, timings)
             settled = None if before is None else (before, max(before, task.chain.settled or before))
-            contents = self._changelog(task, rows, tick, life, timings, settled) if not task.chain.bad else []
+            contents = (
+                self._changelog(task, rows, tick, incarnation, timings, settled) if not task.chain.bad else []
+            )
             if task.chain.bad:  # what the task keeps and wrote was made with them
                 self.forget(order.flow, order.task)
                 return TaskResult(order.flow, order.task, b"", bad=tuple(task.chain.bad))
@@ -465,7 +459,7 @@ class Worker:
         task: _Task,
         rows: list[Rows],
         tick: Tick,
-        life: str,
+        incarnation: str,
         timings: Timings,
         settled: tuple[int, int] | None,
     ) -> list[Batches]:
@@ -474,7 +468,7 @@ class Worker:
         contents: list[Batches] = []
         for changelog in task.changelogs:
             contents += changelog.batches(
-                rows, task.outbox, life, tick, timings, task.chain.bad, settled=settled
+                rows, task.outbox, incarnation, tick, timings, task.chain.bad, settled=settled
             )
         return contents
 

@@ -1,23 +1,11 @@
-"""Slots: Python processes that are met again, and the RDDs that reach them.
+"""The Spark engine: a round is one Spark job that the driver starts.
 
-Spark has a pool of idle Python processes for each set of environment variables a function is to run with, and takes any
-of the pool. So each slot of an app gets a variable of its own: its pool has one process, and the same slot of the next
-round meets it, as long as it runs on the same executor and was not idle for a minute. A slot is one RDD of one
-partition; a round is their union.
+Spark schedules, retries and places tasks; the work itself is `round_task`, with the same `Worker` as in the local
+engine. Each slot is a Python process that keeps the state of its tasks between rounds (`compat.Slots`). In a re-keyed
+flow, a first stage reads the sources and its events cross Spark's shuffle to the slots that own the keys, or files
+beside it if all slots share a machine (`exchange`).
 
-P1  a slot has at most one task at a time in a job; two would make its pool grow, and the second process starts cold.
-P2  the session's own environment is never changed: other apps and jobs use it from other threads at the same time.
-
-Thread rule: one thread at a time for one `Slots`; several on one context do not disturb each other.
-
-The Spark engine: a round is one Spark job that the driver starts.
-
-Spark schedules, tries again and moves work elsewhere; what is done is `rounds/work`, the same `Worker` as in the local
-engine. Each slot is a Python process that keeps the state of its tasks between rounds (`rounds/slots`). Where a flow is
-re-keyed, its sources are read in a first stage and their events cross Spark's shuffle to the slots that own the keys
-(`rounds/shuffle`), or files beside it where all slots are on one machine (`rounds/exchange`).
-
-Thread rule: `run` from one thread at a time; `cancel` and `close` from any.
+Thread rule: `run` from one thread at a time; `cancel` and `close` from any thread.
 """
 
 from __future__ import annotations

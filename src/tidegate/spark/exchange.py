@@ -1,34 +1,24 @@
-"""Where all slots share a machine, blobs lie in its files, and through Spark's shuffle goes only where they lie.
+"""Events on their way from the slot that reads a source to the slot that owns the key.
 
-A blob that Spark carries crosses two sockets, the JVM's memory twice and a file of its own; that is more work than all
-that is done with the events in it. A session `local[…]` has its slots as processes beside it: what one of them writes
-to a file once, another one maps. Everywhere else blobs go through the shuffle themselves.
-
-X1  a file is one attempt's: it has a name of its own, and all of it is there before Spark hears of it. A reader is told
-    of files by the attempt that Spark chose.
-X2  files stay until the job is over, so that a second attempt of a reader finds them. Then the driver removes all
-    there are, also what an attempt left behind that nobody waits for.
-
-Thread rule: one owner.
-
-Events on their way through Spark's shuffle: from the slot that reads a source to the slot that owns the key.
-
-A record as a Spark row would cost more than all the work done with it, so what crosses is blobs: for each batch and
-task one Arrow IPC stream, addressed to a slot. Spark's own pairs of a Python shuffle are used (a number, then bytes),
-without pickling. What a source came to travels the same way and comes back with the results, and so does an error.
-Where slots share a machine, a blob of events stays in a file and only its place crosses (`exchange`).
-
-A blob begins with one byte that says what it is:
+What crosses Spark's shuffle are blobs: one Arrow IPC stream for each batch and task, addressed to a slot, in the
+format of PySpark's own shuffle (a number, then bytes), without pickling. Source results, frontiers and errors travel
+the same way. The first byte of a blob is its kind:
 
     E  uint16 length of the flow's name, uint32 task, the name, zeroes up to a multiple of 64, Arrow IPC stream
-    P  Place as MessagePack: where a blob of kind E lies
+    P  Place as MessagePack: the file and position of a blob of kind E
     S  SourceResult as MessagePack
-    R  Reached as MessagePack: how far a source came, for slots whose tasks put sources in order
+    R  Reached as MessagePack: how far a source was read, for slots whose tasks order several sources
     F  Failure as MessagePack
 
-S1  batches of one source and task arrive whole; their order does not matter, tasks put them in order of their offsets.
+If all slots share a machine (`local[…]`), a blob of events is written to a file once and mapped by its reader, and
+only its place crosses the shuffle: the shuffle itself would cost more than all other work with the events.
 
-Thread rule: pure functions.
+S1  batches of one source and task arrive whole, in any order; tasks sort them by offset.
+X1  a file belongs to one attempt and is complete before Spark hears of it. A reader gets the files of the attempt
+    that Spark chose.
+X2  files stay until the job ends, so that a second attempt of a reader finds them; then the driver removes them all.
+
+Thread rule: one owner.
 """
 
 from __future__ import annotations

