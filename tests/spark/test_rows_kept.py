@@ -17,7 +17,7 @@ from tidegate.log.access.embedded import Log
 from tidegate.log.cleaning.housekeeping import Housekeeping
 from tidegate.log.topics.topics import BrokerConfig
 from tidegate.randomness import SeededRandomness
-from tidegate.tables.versions.ingesting import Ingested
+from tidegate.tables.versions.ingest import Ingested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from tidegate.pipeline.tasks.letters import chain_of
 from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.packs.garbage import reachable
 from tidegate.storage.packs.token import Token
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
 

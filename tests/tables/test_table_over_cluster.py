@@ -13,7 +13,7 @@ from table_records import window_record, windows_in
 from tidegate.log.access.connect import open_log
 from tidegate.log.format.records import TIMESTAMP_TYPE
 from tidegate.log.topics.topics import TopicConfig, TopicDescription
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import windowed_table
 
 
 class Described:

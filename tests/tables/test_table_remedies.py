@@ -16,8 +16,8 @@ from remedies import keyword, typed, written
 from tidegate.cli.main import run as cli
 from tidegate.errors import CorruptError, IntegrityError, InternalError, OffsetOutOfRangeError
 from tidegate.integrity.fault_injection import DamageKind
-from tidegate.tables.versions.reading import versioned_table
-from tidegate.tables.versions.report import PushFailedError
+from tidegate.tables.versions.catalog import PushFailedError
+from tidegate.tables.versions.reader import versioned_table
 from tidegate.web.failures import failure_of
 
 
