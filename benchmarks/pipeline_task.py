@@ -29,7 +29,7 @@ import pyarrow as pa
 from _report import Report, demand
 from _storage import roomy, scratch_folder
 from tidegate.integrity.columns import without_control
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, Sink, Source, Step, To, Validate
 from tidegate.pipeline.rounds.orders import Delivery, SourceOrder, TaskOrder, Tick

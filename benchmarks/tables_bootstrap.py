@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from _report import Report, demand
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.factories import windowed_table
 from tidegate.tables.options import Consumed
 from tidegate.tables.serdes.base import Bytes, Long

@@ -22,7 +22,7 @@ from simulated_replicas import counting, leaders, led, undisturbed
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid.status import ReplicaStatus, read_statuses
 from tidegate.tables.hybrid.table import HybridTable, hybrid_table
@@ -34,9 +34,10 @@ WAIT_SECONDS = 300
 NURSERY = """
 import os, signal, sys, threading, time
 from contextlib import contextmanager
-from tidegate.log.access.embedded import Log
 from tidegate.tables.hybrid.table import hybrid_table
 from tidegate.tables.hybrid import leader as outgoing
+from tidegate.log.log import Log
+from tidegate.tables.hybrid.table import hybrid_table
 
 plain, plain_turn, turns = outgoing.Outgoing.copy, outgoing.Outgoing._turn, threading.Lock()
 

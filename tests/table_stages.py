@@ -14,7 +14,7 @@ from push_kit import push_here
 
 import tidegate as tg
 from table_records import Said, session_record, window_record, write_records
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.factories import sessioned_table, windowed_table

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 import tidegate as tg
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RECORD_SCHEMA
+from tidegate.log.log import Log
 
 START = 1_767_225_600_000
 

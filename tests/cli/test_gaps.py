@@ -13,7 +13,7 @@ import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.integrity import read_columns
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 DAY = 86_400_000
 TEN = 1_767_261_600_000
@@ -129,8 +129,8 @@ def compacted(folder: Path, *, lag_ms: int, clock: ManualClock) -> Log:
 
 
 def clean(log: Log) -> None:
-    from tidegate.log.cleaning.housekeeping import Housekeeping
-    from tidegate.log.topics.topic_config import BrokerConfig
+    from tidegate.log.maintenance import Housekeeping
+    from tidegate.log.topic_config import BrokerConfig
     from tidegate.randomness import SeededRandomness
 
     keeper = Housekeeping(
@@ -204,7 +204,7 @@ def test_break_applies_the_tolerance_of_the_topic(tmp_path: Path, capsys: Any, w
 
 def test_a_compaction_under_way_is_reckoned_with(tmp_path: Path, capsys: Any) -> None:
     """Its segments are swapped before the checkpoint says so; a crash may come between."""
-    from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+    from tidegate.log.checkpoints import CleanerCheckpoint
 
     clock = ManualClock(TEN)
     with compacted(tmp_path / "log", lag_ms=0, clock=clock) as log:

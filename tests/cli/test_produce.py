@@ -20,8 +20,8 @@ from tidegate.cli.main import run
 from tidegate.cli.output import Progress
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
 
 
 @pytest.fixture(autouse=True)

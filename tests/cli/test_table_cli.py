@@ -11,7 +11,7 @@ import pytest
 import tidegate as tg
 from table_records import session_record, window_record, write_records
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.factories import sessioned_table, windowed_table
 from tidegate.tables.options import Consumed, Materialized
 from tidegate.tables.serdes.base import Long, String

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 
 import tidegate as tg
 from table_records import windows_in
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.storage import open_backend
 from tidegate.windows.keys import partitions_of_inner_keys

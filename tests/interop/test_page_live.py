@@ -15,7 +15,7 @@ from kafka_broker import Broker
 from served_shop import serving
 
 import tidegate as tg
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 NOW = 1_767_261_600_000

@@ -45,8 +45,8 @@ from tidegate.cli.main import run as command_line
 from tidegate.clock import SystemClock
 from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer

@@ -16,7 +16,7 @@ from streams_oracle import ask
 
 import tidegate as tg
 from tidegate.kernels.murmur2 import murmur2
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.windows.keys import (
     LATEST,
     LENIENT,

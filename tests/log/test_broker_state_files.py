@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from tidegate.files import Files
+from tidegate.log import checkpoints
+from tidegate.log.checkpoints import LeaderEpochs
 from tidegate.log.format.batch import BatchHeader, ControlType, iter_headers, read_control
-from tidegate.log.partitions import checkpoints
-from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.producers.producer_snapshot import decode_snapshot, encode_snapshot
-from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerStates
-from tidegate.log.segments.offset_index import OffsetIndex
-from tidegate.log.segments.time_index import TimeIndex
-from tidegate.log.segments.transaction_index import AbortedTxn, TransactionIndex
+from tidegate.log.indexes import AbortedTxn, OffsetIndex, TimeIndex, TransactionIndex
+from tidegate.log.producer_state import CompletedTxn, Origin, ProducerStates, decode_snapshot, encode_snapshot
 
 FILES = Files()
 RECORDED = Path(__file__).parents[1] / "fixtures" / "kafka-3.9" / "folders"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions, MarkerKind
-from tidegate.log.segments.transaction_index import AbortedTxn
+from tidegate.log.compaction_filter import CleanedTransactions, MarkerKind
+from tidegate.log.indexes import AbortedTxn
 
 ABORTED = AbortedTxn(producer_id=1, first_offset=10, last_offset=20, last_stable_offset=21)
 

@@ -12,8 +12,8 @@ from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Effect
 from tidegate.log.format.batch import BatchHeader
 from tidegate.log.format.decode import DecodeLimits
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.producer_state import Origin
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.testing.batches import CodecName, Rec, build_batch
 
 DAY_MS = 86_400_000

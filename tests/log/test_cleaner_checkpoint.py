@@ -9,12 +9,11 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import TidegateWarning
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, read_offsets
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topic_config import BrokerConfig
+from tidegate.log.checkpoints import CLEANER_OFFSETS, CleanerCheckpoint, read_offsets
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.partition import PartitionLog
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.batches import Rec, build_batch

@@ -6,12 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.log.cleaning.cleaned_transactions import CleanedTransactions
-from tidegate.log.cleaning.cleaning_filter import CleaningFilter, Kept, LastBatch, Rules
-from tidegate.log.cleaning.key_map import KeyMap
+from tidegate.log.compaction_filter import CleanedTransactions, CleaningFilter, Kept, KeyMap, LastBatch, Rules
 from tidegate.log.format.batch import BatchHeader, check_batch, iter_headers
 from tidegate.log.format.decode import decode, scan_batches
-from tidegate.log.segments.transaction_index import AbortedTxn
+from tidegate.log.indexes import AbortedTxn
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 

@@ -10,26 +10,24 @@ import pytest
 
 from tidegate.errors import TidegateWarning
 from tidegate.files import Effect, Files
-from tidegate.log.access.closing import (
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.checkpoints import (
+    CLEAN_SHUTDOWN,
     CLOSED_NAME,
+    LOG_STARTS,
+    RECOVERY_POINTS,
     forget_closed,
     last_segment_base,
     mark_closed,
     merge_checkpoints,
     read_checkpoint,
-    was_closed_cleanly,
-)
-from tidegate.log.access.closing import Position as Kept
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.checkpoints import (
-    CLEAN_SHUTDOWN,
-    LOG_STARTS,
-    RECOVERY_POINTS,
     read_offsets,
+    was_closed_cleanly,
     write_offsets,
 )
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.topics.topics import TopicPartition
+from tidegate.log.checkpoints import Position as Kept
+from tidegate.log.log import Log
+from tidegate.log.producer_state import Origin
 from tidegate.testing.batches import Rec, build_batch
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.log.cleaning.compaction import (
+from tidegate.log.compaction_plan import (
     MAX_RELATIVE_OFFSET,
     Cleanable,
     Limits,

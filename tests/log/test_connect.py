@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, bootstrap_servers, folder_path, is_kafka, open_log
 
 
 def test_a_plain_path_or_file_url_is_a_folder(tmp_path: Path) -> None:

@@ -12,14 +12,13 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, InvalidError, TidegateError
 from tidegate.files import Effect, Files
-from tidegate.log.access.closing import was_closed_cleanly
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.maintenance import owner_status
+from tidegate.log.catalog import CATALOG_NAME
+from tidegate.log.checkpoints import CLEAN_SHUTDOWN, read_topic_id, was_closed_cleanly
 from tidegate.log.format.batch import iter_headers
-from tidegate.log.partitions.checkpoints import CLEAN_SHUTDOWN, read_topic_id
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.topics.catalog import CATALOG_NAME
-from tidegate.log.topics.topic_config import Source
+from tidegate.log.locks import owner_status
+from tidegate.log.log import Log
+from tidegate.log.producer_state import Origin
+from tidegate.log.topic_config import Source
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.partitions.epochs import LeaderEpochs
+from tidegate.log.checkpoints import LeaderEpochs
 
 THREE = [(2, 6), (3, 8), (4, 11)]
 

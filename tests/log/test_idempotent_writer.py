@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.writer import Writer, Written
 from tidegate.log.format.records import coerce
+from tidegate.log.log import Log
+from tidegate.log.writer import Writer, Written
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.faults import FailAt
 

@@ -13,8 +13,8 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.log.format.records import RECORD_SCHEMA
-from tidegate.log.kafka import consumer as consuming
-from tidegate.log.kafka.consumer import MessageConsumer
+from tidegate.log.kafka import reader as consuming
+from tidegate.log.kafka.reader import MessageConsumer
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

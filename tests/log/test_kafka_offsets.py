@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tidegate.errors import UnavailableError
-from tidegate.log.kafka.offsets import Offsets
+from tidegate.log.kafka.log import Offsets
 
 
 class Answering:

@@ -14,8 +14,7 @@ import pytest
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.kernels.client_messages import DELIVERY_ROW
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, coerce
-from tidegate.log.kafka.producer import ANY_PARTITION, MessageProducer
-from tidegate.log.kafka.writer import KafkaWriter, _runs
+from tidegate.log.kafka.writer import ANY_PARTITION, KafkaWriter, MessageProducer, _runs
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -64,6 +63,20 @@ def table() -> pa.Table:
             ),
         }
     )
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["alone", "behind a sound row"])
+def test_the_timestamp_zero_is_refused_before_anything_is_sent(servers: str, first: int) -> None:
+    """The client takes 0 for the present time: records of 1970-01-01 would be dated today."""
+    topic = f"zero-{first}"
+    rows = pa.table({"value": ["sound", "zero"], "timestamp": [5, 0]}).slice(1 - first)
+    with KafkaWriter(servers, settings(servers), topic) as writer:
+        with pytest.raises(InvalidError, match=rf"row {first} .*topic {topic} has the timestamp 0"):
+            writer.write(rows, partition=0)
+        (run,) = writer.write(pa.table({"value": ["earliest"], "timestamp": [1]}), partition=0)
+    assert (run.first_offset, run.last_offset) == (0, 0)
+    (message,) = found(servers, topic, 1)
+    assert (message.value(), message.timestamp()[1]) == (b"earliest", 1)
 
 
 @pytest.mark.parametrize("cut", [0, 2])

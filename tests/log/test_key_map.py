@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError
-from tidegate.log.cleaning.key_map import SLOT_BYTES, KeyMap
+from tidegate.log.compaction_filter import SLOT_BYTES, KeyMap
 from tidegate.randomness import SeededRandomness
 
 

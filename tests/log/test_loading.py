@@ -14,14 +14,13 @@ import pytest
 from log_partitions import START_MS, Place, one_record
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Effect, Files
-from tidegate.log.partitions.checkpoints import TopicId
-from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.kafka_recovery import KafkaRecovery
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.file_names import CLEANED, SWAP
-from tidegate.log.segments.segment import LogSegment
+from tidegate.log.checkpoints import LeaderEpochs, TopicId
+from tidegate.log.fetch import Isolation
+from tidegate.log.format.partition_files import CLEANED, SWAP
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
+from tidegate.log.recovery import KafkaRecovery
+from tidegate.log.segment import LogSegment
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.batches import Rec, build_batch
 from tidegate.testing.faults import CrashAt, SimulatedCrash, count_effects

@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition
+from tidegate.log.indexes import OffsetIndex, OffsetPosition
 
 BASE = 45
 SEED_ENTRIES = bytes.fromhex("0000001c00001049 00000038000020ac 0000005400003114")

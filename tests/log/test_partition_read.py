@@ -11,11 +11,11 @@ import pytest
 
 from log_partitions import Place, one_record, records
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError
+from tidegate.log.fetch import Fetched, Isolation
 from tidegate.log.format.batch import iter_headers
-from tidegate.log.partitions.fetching import Fetched, Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.transaction_index import AbortedTxn
+from tidegate.log.indexes import AbortedTxn
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
 from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 LOG_END, WATERMARK, COMMITTED = Isolation.LOG_END, Isolation.HIGH_WATERMARK, Isolation.TXN_COMMITTED

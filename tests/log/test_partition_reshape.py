@@ -11,10 +11,10 @@ import pytest
 from log_partitions import START_MS, Place, one_record, records
 from tidegate.errors import ConflictError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Files
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.segments.file_names import CLEANED
-from tidegate.log.segments.segment import LogSegment
+from tidegate.log.fetch import Isolation
+from tidegate.log.format.partition_files import CLEANED
+from tidegate.log.partition import PartitionLog
+from tidegate.log.segment import LogSegment
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, SimulatedCrash, count_effects
 

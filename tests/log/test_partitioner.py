@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.partitioner import RUN_ROWS, Partitioner, partition_of_key
 from tidegate.log.format.records import coerce
+from tidegate.log.writer import RUN_ROWS, Partitioner, partition_of_key
 
 KEYS = st.lists(st.one_of(st.none(), st.binary(max_size=8)), min_size=1, max_size=60)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.positions import (
+from tidegate.log.reader import (
     EARLIEST,
     LATEST,
     Position,

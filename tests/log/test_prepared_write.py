@@ -11,8 +11,8 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.log import Log
 
 
 def rows(*values: str) -> RecordColumns:

@@ -10,8 +10,7 @@ import pytest
 from log_partitions import PID
 from log_partitions import ProducerBench as Bench
 from tidegate.errors import FencedError, InvalidError, TidegateError
-from tidegate.log.producers.producer_snapshot import BatchMetadata
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producer_state import BatchMetadata, Origin
 
 MAX = 2**31 - 1
 DAY_MS = 86_400_000

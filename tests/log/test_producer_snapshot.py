@@ -10,7 +10,8 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.producers.producer_snapshot import (
+from tidegate.log.format.partition_files import SNAPSHOT, offset_file, offsets_of
+from tidegate.log.producer_state import (
     BatchMetadata,
     ProducerEntry,
     SnapshotFiles,
@@ -19,7 +20,6 @@ from tidegate.log.producers.producer_snapshot import (
     read_snapshot,
     write_snapshot,
 )
-from tidegate.log.segments.file_names import SNAPSHOT, offset_file, offsets_of
 
 FILES = Files()
 EMPTY = bytes.fromhex("000148674bc700000000")

@@ -14,16 +14,16 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
-from tidegate.log.access.watermark import WATERMARK_NAME, WatermarkFile, boot_mark, read_watermark
+from tidegate.log.log import Log
+from tidegate.log.reader import Reader
+from tidegate.log.watermark import WATERMARK_NAME, WatermarkFile, boot_mark, read_watermark
 from tidegate.testing.batches import Rec, build_batch
 
 WRITER = """
 import sys
 import pyarrow as pa
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
 from tidegate.testing.batches import Rec, build_batch
 
 log = Log(sys.argv[1], durability="os")
@@ -311,7 +311,7 @@ def test_after_a_power_cut_readers_see_what_is_sound_and_at_least_what_was_durab
 
 def test_many_readers_at_once(elsewhere: Elsewhere, tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom tidegate.log.access.embedded import Log\n"
+        "import sys\nfrom tidegate.log.log import Log\n"
         "with Log(sys.argv[1], read_only=True) as log:\n"
         "    reader, seen = log.reader('t', max_bytes=500), []\n"
         "    while len(seen) < 1000:\n"

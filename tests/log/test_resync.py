@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.files import Files
-from tidegate.log.segments.resync import WINDOW_BYTES, next_sound_batch
+from tidegate.log.batch_file import RESYNC_BYTES, next_sound_batch
 from tidegate.testing.batches import Rec, build_batch
 
 FILES = Files()
@@ -57,7 +57,7 @@ def test_a_batch_inside_a_record_is_found_only_when_its_offset_could_be_next(tmp
 
 def test_batches_across_a_window_border_are_found(tmp_path: Path) -> None:
     for shift in (-70, -61, -30, -16, -1, 0, 1):
-        junk = b"\x00" * (WINDOW_BYTES + shift)
+        junk = b"\x00" * (RESYNC_BYTES + shift)
         assert search(tmp_path / "log", junk + batch(5), 0) == len(junk)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.partitions.rolling import MAX_RELATIVE_OFFSET, records_per_segment, roll_reason, waited_ms
+from tidegate.log.segment_roll import MAX_RELATIVE_OFFSET, records_per_segment, roll_reason, waited_ms
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from log_partitions import Place, one_record
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.partitions.recovery import SafeRecovery
-from tidegate.log.partitions.sealing import Sealer, seal_as_found
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.file_names import offset_file
-from tidegate.log.segments.seals import check_seals, read_seal
+from tidegate.log.fetch import Isolation
+from tidegate.log.format.partition_files import offset_file
+from tidegate.log.log import Log
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
+from tidegate.log.recovery import SafeRecovery
+from tidegate.log.sealer import Sealer, seal_as_found
+from tidegate.log.seals import check_seals, read_seal
 from tidegate.testing.batches import end_transaction_batch
 
 SIZE = 72

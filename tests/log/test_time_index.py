@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.segments.time_index import TimeIndex, TimestampOffset
+from tidegate.log.indexes import TimeIndex, TimestampOffset
 
 BASE = 45
 NONE = TimestampOffset(-1, BASE)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.topics.topics import (
+from tidegate.log.catalog import (
     TopicPartition,
     check_partition_count,
     check_topic_name,

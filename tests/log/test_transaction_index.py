@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.segments.transaction_index import AbortedSearch, AbortedTxn, TransactionIndex
+from tidegate.log.indexes import AbortedSearch, AbortedTxn, TransactionIndex
 
 FOUR = [
     AbortedTxn(0, 0, 10, 11),

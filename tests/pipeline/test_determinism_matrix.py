@@ -1,12 +1,17 @@
 """One result, however an app is run: sizes of rounds, restarts, numbers of partitions, a log that grows meanwhile.
 
 In full (`make soak`) every step and pair of steps that the API accepts goes through all ways; `make test` has those
-where order matters most. What is simple enough is also held against the slow way in plain Python.
+where order matters most. What is simple enough is also compared with the slow way in plain Python.
+
+The full form takes about an hour of one core. With `TIDEGATE_MATRIX=covering` each chain still meets every number of
+partitions, every size of rounds, every restart and every way of growing, but not all of them with each other: about
+two fifths of the cases.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -29,16 +34,29 @@ SOME: tuple[tuple[str, ...], ...] = (
 )
 
 
-def agree(folder: Path, flows: list[tuple[str, ...]], partitions: int, events: int, *, full: bool) -> int:
-    """Run the flows in every way; how many cases there were: a flow run in one way."""
+OPEN_ENDED = [*(Way(size) for size in reversed(SIZES)), Way(13, stops=2), Way(9, stops=4)]
+ENDED = [
+    Way(1000, closes=True),
+    Way(17, pieces=3, closes=True),
+    Way(10, pieces=2, closes=True),
+    Way(25, stops=1, pieces=4, closes=True),
+]
+
+
+def covering(turn: int, partitions: int) -> tuple[list[Way], list[Way]]:
+    """A share of the ways for one number of partitions; those of all numbers together are all ways."""
+    part = (PARTITIONS.index(partitions) + turn) % len(PARTITIONS)
+    first, *others = OPEN_ENDED
+    return [first, *others[part :: len(PARTITIONS)]], ENDED if part == 0 else []
+
+
+def agree(
+    folder: Path, flows: list[tuple[str, ...]], partitions: int, events: int, *all_ways: list[Way]
+) -> int:
+    """Run the flows in these ways, which must agree; how many cases there were: a flow run in one way."""
     log = lines(partitions, partitions, events)
-    open_ended = [Way(size) for size in reversed(SIZES)] + [Way(13, stops=2)]
-    ended = [Way(1000, closes=True), Way(17, pieces=3, closes=True)]
-    if full:
-        open_ended.append(Way(9, stops=4))
-        ended += [Way(10, pieces=2, closes=True), Way(25, stops=1, pieces=4, closes=True)]
     cases = 0
-    for ways in (open_ended, ended):
+    for ways in all_ways:
         expected: dict[str, Any] | None = None
         for number, way in enumerate(ways):
             place = folder / f"{way.closes}-{number}"
@@ -51,7 +69,8 @@ def agree(folder: Path, flows: list[tuple[str, ...]], partitions: int, events: i
 
 @pytest.mark.parametrize("partitions", PARTITIONS)
 def test_flows_that_depend_on_order_come_to_one_result(tmp_path: Path, partitions: int) -> None:
-    assert agree(tmp_path, list(SOME), partitions, 24, full=False) == len(SOME) * (len(SIZES) + 3)
+    cases = agree(tmp_path, list(SOME), partitions, 24, OPEN_ENDED[:-1], ENDED[:2])
+    assert cases == len(SOME) * (len(SIZES) + 3)
 
 
 def test_windows_over_changes_come_to_one_result(tmp_path: Path) -> None:
@@ -84,11 +103,20 @@ GROUP = 25
 def test_every_step_and_pair_of_steps_comes_to_one_result(
     tmp_path: Path, group: int, partitions: int, record_property: Any
 ) -> None:
-    cases = agree(tmp_path, MATRIX[group : group + GROUP], partitions, 60, full=True)
+    is_covering = os.environ.get("TIDEGATE_MATRIX") == "covering"
+    ways = covering(group // GROUP, partitions) if is_covering else (OPEN_ENDED, ENDED)
+    cases = agree(tmp_path, MATRIX[group : group + GROUP], partitions, 60, *ways)
     record_property("cases", cases)
     print(
         f"determinism: {cases} cases of {len(MATRIX[group : group + GROUP])} chains, {partitions} partitions"
     )
+
+
+def test_the_covering_form_has_every_way_for_every_chain() -> None:
+    for turn in range(len(PARTITIONS)):
+        chosen = [covering(turn, partitions) for partitions in PARTITIONS]
+        assert {way for each in chosen for ways in each for way in ways} == {*OPEN_ENDED, *ENDED}
+        assert all(each[0][0] == OPEN_ENDED[0] and len(each[0]) == 3 for each in chosen)
 
 
 def test_the_matrix_has_every_step_and_pair_and_the_api_refuses_few(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.integrity import audit_topic
-from tidegate.log.access.showing import LOOKED_AT
+from tidegate.log.log import LOOKED_AT
 from tidegate.log.verify.verify import verify
 from tidegate.pipeline.reading import result_table
 from tidegate.pipeline.reading.result_table import ResultTable

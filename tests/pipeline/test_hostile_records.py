@@ -16,8 +16,8 @@ from tidegate.cli.main import run
 from tidegate.errors import CorruptError
 from tidegate.integrity.certificates import parse_certificate
 from tidegate.integrity.header import ChainOrigin
-from tidegate.log.segments.seals import Seal
-from tidegate.log.topics.catalog import Catalog
+from tidegate.log.catalog import Catalog
+from tidegate.log.seals import Seal
 
 SCRIPT = Path(__file__).parents[1] / "hostile_records.py"
 DEEP = b"[" * 100_000

@@ -110,7 +110,7 @@ def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: 
 def test_the_tumbling_windows_are_those_of_a_plain_loop_over_the_records(local: Path, before: Path) -> None:
     """What both engines agree on is also right: first of each order, by minute, what came too late left out."""
     kept: dict[int, dict[tuple[str, int], tuple[int, float]]] = defaultdict(dict)
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(before / "log", read_only=True) as log:
         rows = log.reader("orders").read_all()

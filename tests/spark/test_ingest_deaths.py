@@ -16,7 +16,7 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
 from tidegate.integrity.audit import audit
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.memory import MemoryBackend

@@ -20,7 +20,7 @@ from stamped_streams import NOW, Pen, Row, Streams, arrivals
 from tidegate.clock import ManualClock
 from tidegate.integrity.header import HEADERS_ONLY, NO_CONTROL, ControlType
 from tidegate.integrity.validator import OnError, ValidationRules
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Summary

@@ -18,7 +18,7 @@ import pytest
 from task_oracles import START, expected, key_format, rows_of, said, stream
 from task_rig import last_of_each, window_rows
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
 from tidegate.pipeline.tasks.setup import WorkerSetup

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records, app_folder
 from tidegate.pipeline.rounds.run import Summary

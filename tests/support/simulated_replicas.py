@@ -32,10 +32,10 @@ from tidegate.integrity.header import CONTROL_KEY_PREFIX, RecordKind, Stamp
 from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA, Sender, table_of
 from tidegate.integrity.state import Manifest
-from tidegate.log.access.numbered_writer import numbered
-from tidegate.log.access.writer import Written
+from tidegate.log.catalog import TopicState
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.log import numbered
+from tidegate.log.writer import Written
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend

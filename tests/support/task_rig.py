@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import (
     Delivery,

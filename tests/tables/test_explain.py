@@ -9,7 +9,7 @@ import pytest
 
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.factories import WindowedTable, sessioned_table, windowed_table
 from tidegate.tables.factories import table as key_table
 from tidegate.tables.options import Consumed

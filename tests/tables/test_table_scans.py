@@ -15,7 +15,7 @@ import pytest
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import CommitGoneError, CorruptError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.commits import KEPT
 from tidegate.tables.factories import sessioned_table, windowed_table
 from tidegate.tables.factories import table as key_table

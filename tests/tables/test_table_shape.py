@@ -10,7 +10,7 @@ import pytest
 
 from table_records import Said, session_record, window_record, windows_in, write_records
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.factories import sessioned_table, table, windowed_table
 from tidegate.tables.options import (
     DEFAULT_RETENTION_MS,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.demo import Stage
     from tidegate.integrity.fault_injection import Damage
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
 
 # -- the data --------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Planted:
 def plant(folder: Path) -> Planted:
     """Write the log `folder`, which must not exist."""
     from tidegate.integrity.fault_injection import DamageKind, break_topic
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     planted, clock = Planted(), ManualClock(START_MS)
     parts: dict[str, Any] = {"durability": "os", "clock": clock, "randomness": SeededRandomness(2026)}
@@ -178,7 +178,7 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
 
 
 def _compact(log: Log) -> None:
-    from tidegate.log.cleaning.housekeeping import Housekeeping
+    from tidegate.log.maintenance import Housekeeping
 
     parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
     Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=[PRICES])  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     from tidegate.integrity import Push, sorted_sender
     from tidegate.integrity.fault_injection import DamageKind, break_topic
     from tidegate.integrity.state import Manifest
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(scratch / "catalogue", **parts) as whole:
         whole.create_topic(CATALOGUE, 1)
@@ -410,7 +410,7 @@ class Play:
 
     def _right_cents(self, planted: Planted) -> int:
         """The sum of all orders in the log that are byte for byte what a till sent, each counted once."""
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log
 
         arrived: set[bytes] = set()
         with Log(self.log, read_only=True) as log:
@@ -542,7 +542,7 @@ def _newest(commits: Path) -> int:
 
 def _without_results(log: Path) -> None:
     """The copied log without the topic that the first run made."""
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(log, durability="os") as copy:
         if "orders-per-minute" in copy.topics():

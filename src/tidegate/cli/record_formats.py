@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from tidegate.cli.output import printable, to_json
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.json_records import encode_lines, parse_document, parse_lines, to_objects
 from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA
+from tidegate.log.log import Log
 
 if TYPE_CHECKING:
     from tidegate.tables.serdes.base import WindowedSerde

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.integrity.compare import Kind
     from tidegate.integrity.report import AuditReport
     from tidegate.log.verify.findings import Findings
-    from tidegate.log.verify.report import Report
+    from tidegate.log.verify.verify import Report
     from tidegate.storage.backends.port import StorageBackend
 
 
@@ -755,7 +755,7 @@ def break_copy(
     target = into if into is not None else source.with_name(f"{source.name}-broken")
 
     from tidegate.integrity.fault_injection import DamageKind, break_topic
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(source, read_only=True) as log:
         done = break_topic(

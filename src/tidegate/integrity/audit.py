@@ -69,14 +69,13 @@ from tidegate.integrity.partition_audit import (
 from tidegate.integrity.report import AuditReport, PartitionAudit, add_findings, add_findings_at
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.validator import ValidationRules
-from tidegate.log.access.connect import open_log
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.format.partition_files import LOG, offset_file
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.segments.file_names import LOG, offset_file
-from tidegate.log.topics.topics import TopicPartition
-from tidegate.log.verify.folders import Compaction, PartitionTarget, find_partitions
-from tidegate.log.verify.partition import Audit, Progress, segment_bases
+from tidegate.log.log import open_log
 from tidegate.log.verify.ranges import RangeOrder, cut_evenly
-from tidegate.log.verify.report import PartitionReport, Report
+from tidegate.log.verify.scan import Compaction, PartitionTarget, find_partitions
+from tidegate.log.verify.verify import Audit, PartitionReport, Progress, Report, segment_bases
 
 # --- auditing: The whole audit of a topic or folder: one pass here, or ranges spread over processes or a …
 

@@ -40,7 +40,7 @@ from tidegate.integrity.digests import ALL, Digest, ReadOrder, TopicAt, cut, dig
 from tidegate.integrity.report import AuditReport
 from tidegate.integrity.summary import RangeSummary, extend, merge
 from tidegate.integrity.verdicts import FATAL
-from tidegate.log.access.connect import folder_path, is_kafka
+from tidegate.log.log import folder_path, is_kafka
 
 # --- certificates: Certificates: a small document that says what was read, and a check that the log still …
 

@@ -78,8 +78,8 @@ from tidegate.integrity.header import (
 )
 from tidegate.integrity.sender import ChainLimits, RecordWriter, Sender, outlet_of
 from tidegate.integrity.state import Manifest
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
+from tidegate.log.writer import Written
 
 # --- lifecycle: The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and …
 

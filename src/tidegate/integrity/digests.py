@@ -45,10 +45,9 @@ from tidegate.errors import OffsetOutOfRangeError
 from tidegate.integrity.columns import single, times_of
 from tidegate.kernels import record_digests as kernels
 from tidegate.kernels.encoding import BinarySource, RecordSource
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.encode import NO_DELTAS, record_source
 from tidegate.log.format.records import RecordColumns
+from tidegate.log.log import Log, is_kafka, open_log
 
 # --- digests: Digests of records that can be added up: of any range, in any order, by any number of workers.
 

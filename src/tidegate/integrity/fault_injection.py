@@ -59,8 +59,8 @@ from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import Manifest
 from tidegate.integrity.verdicts import UNKNOWN_BOUND, Tolerance, Verdict, tolerance_of
 from tidegate.kernels.integrity_headers import MANAGED, STAMP_ROW
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.checkpoints import CleanerCheckpoint
+from tidegate.log.log import Log
 from tidegate.randomness import Randomness, SeededRandomness
 
 # --- damage: What a kind of damage does to the records of one partition, as a plan: nothing is read or …

@@ -69,15 +69,14 @@ from tidegate.integrity.state import NO_TIME, UNCOUNTED, PartitionState, Produce
 from tidegate.integrity.summary import NOWHERE, RangeSummary, Run, extend
 from tidegate.integrity.validator import AUDIT, Counters, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import NOT_COMPACTED, Tolerance
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
-from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
-from tidegate.log.topics.topic_config import TopicConfig
-from tidegate.log.topics.topics import TopicDescription
-from tidegate.log.verify.folders import Compaction, PartitionTarget
-from tidegate.log.verify.partition import Audit
+from tidegate.log.catalog import TopicDescription
+from tidegate.log.checkpoints import CompactedBelow
+from tidegate.log.log import Log
+from tidegate.log.reader import Reader
+from tidegate.log.topic_config import TopicConfig
 from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_range
-from tidegate.log.verify.report import PartitionReport
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import Audit, PartitionReport
 
 # --- audit: The integrity metadata of records at rest, checked: whole partitions through the validator …
 

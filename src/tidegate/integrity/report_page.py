@@ -25,7 +25,7 @@ from typing import Final
 from tidegate.integrity.report import BY_METADATA, AuditReport, PartitionAudit, Tally, percent
 from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.verify.findings import Finding, Findings, Severity
-from tidegate.log.verify.report import Report
+from tidegate.log.verify.verify import Report
 
 # --- report_style: The look of an audit's page: colours for light and dark, and what becomes of tables on …
 

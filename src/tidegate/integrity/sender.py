@@ -102,9 +102,8 @@ from tidegate.integrity.header import (
     start_of_chain_bytes,
 )
 from tidegate.integrity.state import Sent
-from tidegate.log.access.partitioner import Partitioner
-from tidegate.log.access.writer import Written
 from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColumns, coerce
+from tidegate.log.writer import Partitioner, Written
 from tidegate.randomness import Randomness, SystemRandomness
 
 # --- outlet: What a sender needs of a log's writer: check first, store later, repeat exactly.

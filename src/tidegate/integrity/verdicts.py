@@ -11,7 +11,7 @@ Compaction leaves a record alone until it is `min.compaction.lag.ms` old; a gap 
 The age is that of the *incoming* record, as in Venice. With the *previous* record's age a producer that was silent for
 longer than the lag could hide loss; gaps that pass only because of it carry a note of their own (TOLERATED_SUSPECT).
 
-Where it is known how far a partition was compacted (`compacted_below`, see `log.cleaning.cleaner_checkpoint`), a gap
+Where it is known how far a partition was compacted (`compacted_below`, see `log.checkpoints`), a gap
 behind a record at or above that offset is loss whatever its age. A gap that begins below that offset and ends above it
 is tolerated as suspect: compaction keeps the last record of what it cleans, unless another producer wrote its key.
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.log.maintenance import Housekeeping
 from tidegate.pipeline.definition.changes import compare
 from tidegate.windows.keys import KeyFormat, TimeWindow, Windowed
 

@@ -14,7 +14,7 @@ from backend_faults import BackendEffect, WatchedBackend
 from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import CommitRecord, Records

@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.generation import Generation

@@ -19,7 +19,7 @@ import pytest
 
 from tidegate.clock import SystemClock
 from tidegate.errors import ConflictError, TidegateError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run, Summary

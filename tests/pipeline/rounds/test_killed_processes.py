@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import ConflictError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run

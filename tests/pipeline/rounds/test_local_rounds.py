@@ -17,8 +17,8 @@ import tidegate as tg
 from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, FencedError, InvalidError, OverloadError, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicPartition
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector

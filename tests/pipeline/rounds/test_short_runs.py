@@ -15,7 +15,7 @@ from pipelines import named_objects, objects_of
 from tidegate.cli.main import run
 from tidegate.clock import SystemClock
 from tidegate.errors import UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import KEPT, Records
 from tidegate.pipeline.rounds.settings import RunSettings

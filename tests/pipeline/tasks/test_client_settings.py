@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.local import LocalEngine
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import StorageConfig
@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """Every client that is made from now on: its kind and settings."""
     from confluent_kafka import admin
 
-    from tidegate.log.kafka.librdkafka import Library
+    from tidegate.log.kafka.client import Library
 
     seen: list[tuple[str, dict[str, Any]]] = []
     begin, client = admin.AdminClient.__init__, Library._client

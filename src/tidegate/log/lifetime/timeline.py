@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.durations import format_duration, format_moment
-from tidegate.log.lifetime.lifetime import WorkloadLifetime
-from tidegate.log.lifetime.segments import PartitionFacts, SegmentLifetime
+from tidegate.log.lifetime.lifetime import PartitionFacts, SegmentLifetime, WorkloadLifetime
 
 PHASES = ("filling", "retention", "check", "delay", "open")
 PHASE_TEXTS = {

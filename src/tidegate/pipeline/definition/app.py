@@ -465,7 +465,7 @@ class App:
     def _reading(self) -> Any:
         """The log, open for reading; it is kept until `close`."""
         if self._opened_log is None:
-            from tidegate.log.access.connect import is_kafka, open_log
+            from tidegate.log.log import is_kafka, open_log
 
             reading: dict[str, Any] = {} if is_kafka(self.log) else {"read_only": True}
             self._opened_log = open_log(self.log, client=self.client or None, **reading)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.integrity.state import NEVER
 from tidegate.integrity.validator import policy_of
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
     described,

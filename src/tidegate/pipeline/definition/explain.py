@@ -15,7 +15,7 @@ from tidegate.errors import TidegateError
 from tidegate.integrity.state import NEVER, Phase
 from tidegate.integrity.validator import OnError, ValidationRules, policy_of
 from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow

@@ -24,7 +24,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
 from tidegate.integrity.verdicts import tolerance_of
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step

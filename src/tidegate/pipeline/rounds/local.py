@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from tidegate.clock import Clock
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.rounds.orders import (
     Delivery,

@@ -22,8 +22,8 @@ import msgspec
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.changes import Changes, compare
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.facts import FlowFacts, all_facts

@@ -13,8 +13,8 @@ from typing import Final
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 from tidegate.integrity.verdicts import INTEGRITY_LAG_MS
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.known_topics import find

@@ -16,8 +16,8 @@ import msgspec
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads

@@ -36,8 +36,8 @@ from tidegate.dropped_records import warn_dropped
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError, TidegateError
 from tidegate.integrity.validator import Throttle
 from tidegate.integrity.verdicts import Tolerance
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import DEFAULT_MAX_BYTES
+from tidegate.log.log import Log
+from tidegate.log.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 from tidegate.pipeline.rounds.orders import (

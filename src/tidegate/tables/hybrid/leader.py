@@ -75,7 +75,7 @@ from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import PartitionState, Phase, decode_state, encode_state
 from tidegate.integrity.validator import FaultLog
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.randomness import Randomness
 from tidegate.tables.commits import Lease
 from tidegate.tables.hybrid.replica import AgedOut, Following, LiveTopic, kept_for, rewound, topic_id_of

@@ -89,8 +89,8 @@ from tidegate.integrity.control_records import Leadership, TopicSwitch, leadersh
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.state import NEVER, Phase
 from tidegate.integrity.verdicts import Note, Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.tables.ingest.validation import has_headers, offset_after, repeats_of, rules_of
 from tidegate.tables.snapshot import PartitionState

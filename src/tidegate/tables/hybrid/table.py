@@ -140,7 +140,7 @@ def hybrid_table(
     """
     owns_log = isinstance(log, str | Path)
     if owns_log:
-        from tidegate.log.access.connect import open_log
+        from tidegate.log.log import open_log
 
         log = open_log(str(log))
     clock = clock or getattr(log, "clock", None) or SystemClock()

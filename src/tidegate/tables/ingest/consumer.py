@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
+from tidegate.log.log import Log
 from tidegate.tables.commits import recreated
 from tidegate.tables.options import TableShape
 from tidegate.tables.snapshot import PartitionState, TableSource

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.log.access.partitioner import partitions_of_column
+from tidegate.log.writer import partitions_of_column
 from tidegate.storage import Time
 from tidegate.tables.queries import LATEST
 from tidegate.tables.snapshot import task_of

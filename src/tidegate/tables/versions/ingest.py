@@ -40,7 +40,7 @@ from tidegate.integrity.replica import CheckpointCadence
 from tidegate.integrity.state import Manifest, Phase, encode_state
 from tidegate.integrity.validator import Judged, OnError
 from tidegate.integrity.verdicts import Finding, Note, Verdict, tolerance_of
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler

@@ -44,9 +44,8 @@ from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateEr
 from tidegate.integrity.control_records import Push
 from tidegate.integrity.sender import ChainState, Sender
 from tidegate.integrity.state import Manifest, Sent
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage.backends.port import TEMPORARY, check_state_name
