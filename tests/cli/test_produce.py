@@ -413,6 +413,7 @@ def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch:
         ("csv", b"key,value\na,\xff\xfe\n", "invalid UTF8"),
         ("csv", b"", "it is empty"),
         ("csv", b"key,value\na\n", "Expected 2 columns, got 1"),
+        ("csv", b"key,key,value\na,b,1\n", "columns twice: key"),
         ("parquet", b"PAR1" + bytes(100), "not a Parquet file"),
         ("parquet", b"", "not a Parquet file"),
     ],
