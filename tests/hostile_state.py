@@ -31,8 +31,7 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, InternalError, TidegateError
 from tidegate.storage import open_backend
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend
-from tidegate.storage.backends.state_keys import StateKeys
+from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend, StateKeys
 from tidegate.tables.topic_table import open_committed
 from tidegate.tables.versions.reader import versioned_table
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.kernels.mark_sort import DIGITS, FARTHEST, UNSORTED, sort_marks
-from tidegate.storage.runs.hashing import sorted_marks
+from tidegate.storage.runs.columns import sorted_marks
 
 
 def made(count: int, seed: int, *, same_bits: int = 0, buckets: int = 1) -> tuple[np.ndarray, int, int]:

@@ -15,8 +15,8 @@ from tidegate.kernels.assignment import admit_sizes, assign_panes, list_late, li
 from tidegate.kernels.run_matching import match_runs
 from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
 from tidegate.storage.runs.aggregates import Count
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.hashing import binary_parts
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.columns import binary_parts
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.windows.kinds import Hopping

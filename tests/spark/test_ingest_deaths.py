@@ -19,8 +19,8 @@ from tidegate.integrity.audit import audit
 from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.commits import DEFAULT_TTL_MS
 from tidegate.tables.ingest.materializer import kept_checkpoints
 from tidegate.tables.queries import all_rows

@@ -11,9 +11,9 @@ import xxhash
 
 from storage_oracles import keys_of_one_hash
 from tidegate.kernels import group_order
-from tidegate.storage.reading.plan import RangeRequest
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.hashing import binary_parts
+from tidegate.storage.reader import RangeRequest
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.columns import binary_parts
 from tidegate.storage.spec import Merge
 from workers import TASK, Row, Worker, rows_batch, store
 

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import ConflictError, InvalidError, UnavailableError
+from tidegate.storage.backends.base import Part
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import Part
-from tidegate.storage.index.entries import HotCopy, RunEntry, StoredRef, Tenant
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.token import Token
+from tidegate.storage.index import HotCopy, RunEntry, StoredRef, Tenant
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
 from tidegate.storage.runs.run import DIRECTORY, Run
 
 TASK = "app/3"

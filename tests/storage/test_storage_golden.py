@@ -11,16 +11,13 @@ import pyarrow as pa
 
 from tidegate.clock import ManualClock
 from tidegate.randomness import SeededRandomness
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.backends.published import seal_published, unseal_published
-from tidegate.storage.index.entries import RunEntry, StoredRef
-from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import PackReader, write_pack
-from tidegate.storage.packs.token import Token
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
+from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
+from tidegate.storage.pack import PackCache, PackReader, write_pack
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 

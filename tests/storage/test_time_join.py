@@ -18,8 +18,8 @@ from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.reading.plan import RangeRequest, Time
+from tidegate.storage.index import BucketIndex
+from tidegate.storage.reader import RangeRequest, Time
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
 

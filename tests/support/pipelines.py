@@ -21,9 +21,8 @@ from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records, app_folder
 from tidegate.pipeline.rounds.run import Summary
 from tidegate.pipeline.tasks.letters import chain_of
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.manifest import Token, reachable
 from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind

@@ -126,17 +126,13 @@ def test_modules_of_the_log_import_modules_before_them(path: Path) -> None:
 # aggregates and operators share with runs. Whoever needs more wants a new method of the reader or the writer instead.
 STORAGE_FACADE = {
     "tidegate.storage",
-    "tidegate.storage.backends.port",
-    "tidegate.storage.merged_append",
+    "tidegate.storage.backends.base",
     "tidegate.storage.runs.aggregates",
-    "tidegate.storage.runs.assembling",
-    "tidegate.storage.runs.hashing",
-    "tidegate.storage.runs.picking",
+    "tidegate.storage.runs.columns",
 }
 DEEPER = {
     # Only a master knows which commits count: it collects for all tasks, from what their tokens name.
-    ("pipeline/rounds/collecting.py", "tidegate.storage.packs.garbage"),
-    ("pipeline/rounds/collecting.py", "tidegate.storage.packs.token"),
+    ("pipeline/rounds/collecting.py", "tidegate.storage.manifest"),
 }
 ABOVE_STORAGE = [path for path in MODULES if room(path) in ("windows", "tables", "pipeline")]
 

@@ -233,7 +233,7 @@ def _nearest(folder: Path) -> Path:
 
 def _state_key() -> Check:
     """Whether state is signed here; of a key only its id is shown."""
-    from tidegate.storage.backends.state_keys import state_keys
+    from tidegate.storage.backends.signed import state_keys
 
     try:
         keys = state_keys()

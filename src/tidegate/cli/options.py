@@ -24,7 +24,7 @@ from tidegate.errors import InvalidError
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
     from tidegate.log.log import Log
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 DEFAULT_LOG = "./data/log"

@@ -36,7 +36,7 @@ from tidegate.errors import InvalidError
 if TYPE_CHECKING:
     from tidegate.pipeline.reading.recorded import RecordedTable
     from tidegate.pipeline.reading.result_table import ResultTable
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- tidegate table serve --------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class BatchFile:
             self.truncate(self.size)
 
     def sync(self) -> None:
-        """All content is on the disk when this returns. A file nobody writes is opened for it and closed."""
+        """All content is on the disk when this returns. A file without an open writer is opened for it and closed."""
         with self._syncing:
             if self._writer is not None:
                 self._writer.sync()

@@ -452,7 +452,7 @@ def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
 
 
 def was_changed_since(files: Files, partition_folder: Path) -> bool:
-    """Whether somebody who does not keep our marks, a broker say, has written since our clean close."""
+    """Whether a program that does not keep Tidegate's marks, such as a broker, has written since the clean close."""
     closed = _sizes_at_close(files, partition_folder)
     return closed is not None and closed != _last_sizes(files, partition_folder)
 
@@ -520,7 +520,7 @@ def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[Topic
 def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
     """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was.
 
-    A partition whose folder is missing was not closed: whoever opens it says so.
+    A partition whose folder is missing was not closed; opening it raises the error.
     """
     for folder in partition_folders:
         if not files.exists(folder):

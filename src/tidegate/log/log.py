@@ -543,7 +543,7 @@ class Log:
         self._owned.release(TopicPartition(topic, partition))
 
     def close(self) -> None:
-        """Close every partition cleanly and let go of the folder; fine to call twice."""
+        """Close every partition cleanly and release the folder; may be called twice."""
         if os.getpid() != self._owner_pid:
             self._owned.abandon()  # the parent closes
             return

@@ -207,7 +207,7 @@ class PartitionOutcome:
 
 
 class Housekeeping:
-    """The chores over all partitions of an owner."""
+    """The maintenance tasks of one log, over all its partitions."""
 
     def __init__(
         self, owner: Log, *, broker: BrokerConfig, files: Files, clock: Clock, randomness: Randomness
@@ -254,7 +254,7 @@ class Housekeeping:
     def clean_idle(self) -> list[PartitionOutcome]:
         """Retention and compaction, where due, of the partitions that are not open here.
 
-        Where the cleaner is off nobody ages compacted topics, as with those that are open.
+        Where the cleaner is off, compacted topics are not cleaned, as with those that are open.
         """
         outcomes: list[PartitionOutcome] = []
 
@@ -473,14 +473,14 @@ PATIENCE_SECONDS = 60.0
 
 
 class Maintenance:
-    """The chores of one owner, in time. `start` begins, `close` ends; both are safe to call twice."""
+    """Runs the maintenance tasks of one log on their timetable. `start` and `close` may be called twice."""
 
     def __init__(self, owner: Log) -> None:
         self._owner = owner
         self._broker = owner.contents.broker_config()
         self._scheduler = owner.scheduler
         self._clock = owner.clock
-        self.chores = Housekeeping(
+        self.housekeeping = Housekeeping(
             owner, broker=self._broker, files=owner.files, clock=owner.clock, randomness=owner.randomness
         )
         self._clock_guard = ClockJumpGuard(owner.clock, hold_ms=self._broker.log_retention_check_interval_ms)
@@ -494,37 +494,37 @@ class Maintenance:
             return
         interval_ms = self._broker.log_retention_check_interval_ms
         self._lock = MaintenanceLock(self._owner.path, interval_ms, files=self._owner.files)
-        broker, chores = self._broker, self.chores
+        broker, tasks = self._broker, self.housekeeping
         first_ms = broker.log_initial_task_delay_ms
         self._every("retention", self._retain, broker.log_retention_check_interval_ms, first_ms)
         if broker.log_cleaner_enable:
             self._after("compaction", self._compact, first_ms)
         self._every(
             "recovery points",
-            chores.checkpoint_recovery_points,
+            tasks.checkpoint_recovery_points,
             broker.log_flush_offset_checkpoint_interval_ms,
             first_ms,
         )
         self._every(
             "log start offsets",
-            chores.checkpoint_log_starts,
+            tasks.checkpoint_log_starts,
             broker.log_flush_start_offset_checkpoint_interval_ms,
             first_ms,
         )
         interval_ms = broker.replica_high_watermark_checkpoint_interval_ms
-        self._every("high watermarks", chores.checkpoint_high_watermarks, interval_ms, interval_ms)
+        self._every("high watermarks", tasks.checkpoint_high_watermarks, interval_ms, interval_ms)
         interval_ms = broker.producer_id_expiration_check_interval_ms
         self._every("producer expiry", self._expire, interval_ms, interval_ms)
         self._after("flush", self._flush, 0)
 
     def close(self) -> None:
-        """No chore begins after this; one that is running is waited for. Raises what kept failing (T1)."""
+        """Stop: no task begins after this, a running one is waited for. Raises errors that persisted (T1)."""
         lock, self._lock = self._lock, None
-        self.chores.stop()
+        self.housekeeping.stop()
         if not self._turning.acquire(timeout=PATIENCE_SECONDS):
             raise UnavailableError(
-                f"{self._owner.path}: a chore has been running for more than {PATIENCE_SECONDS:.0f} s; the disk "
-                f"hangs or is overloaded"
+                f"{self._owner.path}: a maintenance task has been running for more than {PATIENCE_SECONDS:.0f} s; "
+                "the disk hangs or is overloaded"
             )
         self._turning.release()
         for entry in self._entries.values():
@@ -539,8 +539,8 @@ class Maintenance:
 
     def _retain(self) -> None:
         if self._clock_is_sound():
-            self.chores.retain(compacted=False)
-            self.chores.clean_idle()
+            self.housekeeping.retain(compacted=False)
+            self.housekeeping.clean_idle()
             if self._lock is not None:
                 self._lock.publish(last_run_ms=self._clock.now_ms())
 
@@ -548,19 +548,19 @@ class Maintenance:
         worked = False
         try:
             if self._clock_is_sound():
-                worked = self.chores.compact_dirtiest() is not None
-                self.chores.retain(compacted=True)
+                worked = self.housekeeping.compact_dirtiest() is not None
+                self.housekeeping.retain(compacted=True)
         finally:
             self._after("compaction", self._compact, 0 if worked else self._broker.log_cleaner_backoff_ms)
 
     def _expire(self) -> None:
         if self._clock_is_sound():
-            self.chores.expire_producers()
+            self.housekeeping.expire_producers()
 
     def _flush(self) -> None:
         wait_ms = FLUSH_LOOK_MS
         try:
-            wait_ms = self.chores.flush_due()
+            wait_ms = self.housekeeping.flush_due()
         finally:
             self._after("flush", self._flush, max(1, wait_ms))
 

@@ -205,7 +205,7 @@ class OpenPartition:
 
 @dataclass(slots=True)
 class _Held:
-    """An open partition, and who wants it open."""
+    """An open partition, whether it stays open, and how many borrowers it has."""
 
     partition: OpenPartition
     is_kept: bool = False
@@ -310,7 +310,7 @@ class OwnedPartitions:
                     self._broker_lock = None
 
     def abandon(self) -> None:
-        """Forget everything without touching the disk: this is a forked child's copy."""
+        """Drop all references without touching the disk, in a forked child."""
         self._held.clear()
         self._broker_lock = None
 
@@ -361,7 +361,7 @@ class OwnedPartitions:
         return opened
 
     def _follow_cuts(self, opened: OpenPartition) -> None:
-        """Cleaning goes on from where the log ends, should recovery or a cut have taken what it had cleaned."""
+        """Lower the cleaner checkpoint to the log end whenever recovery or a truncation removed compacted records."""
         checkpoint = CleanerCheckpoint(self._contents.path, files=self._files, clock=self._clock)
         log = opened.log
 

@@ -392,7 +392,7 @@ class PartitionLog:
         self._state.config = config
 
     def close(self, *, clean: bool = True) -> bool:
-        """Bring everything to the disk in its final form and let go of it; whether that was done.
+        """Sync everything in its final form and close all files; whether that was done.
 
         False when the log was read-only, or `clean=False` asked to drop it as a crash would.
         """

@@ -188,7 +188,7 @@ class PartitionView:
         return self._is_others
 
     def last_stable(self, bounds: Bounds) -> int:
-        """The end for readers of committed records only; searched for where nobody publishes it."""
+        """The end for readers of committed records only; searched for in folders without a watermark file."""
         if bounds.generation != NO_GENERATION:
             return bounds.last_stable
         open_since = first_open_transaction(
@@ -311,7 +311,7 @@ class PartitionView:
         return None
 
     def _view(self, bounds: Bounds) -> LogView:
-        """The log as `fetching` wants it. Its end is the end of the last file: the reader cuts at offsets."""
+        """The log as a `LogView` for `fetch`. Its end is the end of the last file: the reader cuts at offsets."""
         segments = self._segments()
         last = segments.last
         end = LogPoint(max(bounds.high_watermark, last.base_offset), last.base_offset, last.size)
@@ -347,7 +347,7 @@ class PartitionView:
         )
 
     def _is_settled(self, bounds: Bounds) -> bool:
-        """Whether nobody is renaming log segments, by the generation and a second look at the folder (V3)."""
+        """Whether no process is renaming log segments, by the generation and a second listing of the folder (V3)."""
         known, self._known = self._segments().bases, None
         return bounds.generation % 2 == 0 and self._segments().bases[: len(known)] == known
 
@@ -377,7 +377,7 @@ class PartitionView:
             )
 
     def _unpublished_bounds(self, old: Watermark | None) -> Bounds:
-        """A folder nobody publishes for: from its first log segment to its last batch."""
+        """The bounds of a folder without a watermark: from its first log segment to its last batch."""
         self._generation = NO_GENERATION
         self._known = None
         segments = self._segments()
@@ -401,7 +401,9 @@ class PartitionView:
         return Bounds(start, end, end, NO_GENERATION)
 
 
-_UNUSED_CHANCE = SeededRandomness(0)  # a log segment draws its roll jitter; nobody rolls a read-only one
+_UNUSED_CHANCE = SeededRandomness(
+    0
+)  # a log segment draws its roll jitter, but a read-only one is never rolled
 
 
 def _end_of_last_batch(segment: LogSegment) -> int:

@@ -309,7 +309,7 @@ class Reshaping:
         ).create()
 
     def _plan_sync(self) -> None:
-        """A finished segment should reach the disk soon, whoever acknowledges what."""
+        """Schedule a sync of finished segments, independently of acknowledgements."""
         if not self._is_sync_planned:
             self._is_sync_planned = True
             self._state.ports.scheduler.after(0, self._sync_finished, "flush-log")

@@ -524,7 +524,7 @@ class Loader:
             return LeaderEpochs.empty(path, files=files), True
 
     def _trim_epochs(self, log_end: int) -> None:
-        # A broker goes on without the checkpoint; for the only copy of a log the epochs are looked up again.
+        # A broker continues without the checkpoint; for the only copy of a log the epochs are read from its batches.
         is_missing = self._epochs.latest is None and self._segments.size > 0
         if self._are_epochs_damaged or (is_missing and not isinstance(self._recovery, KafkaRecovery)):
             self._epochs.clear()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Reason(Enum):
-    """Why log segments were let go; the value is what reports and the command line print."""
+    """Why log segments were removed; the value is what reports and the command line print."""
 
     START_OFFSET = "start-offset"
     SIZE = "size"

@@ -137,7 +137,7 @@ class WatermarkFile:
         self.was_certain = is_certain(slots)
         if found is None:
             found = Watermark(0, 0, 0, 0, 0, 0)
-        # A writer that died in the middle of a change left an odd number; whoever opens has finished it.
+        # A writer that died during a change left an odd number; opening the partition has finished the change.
         self._newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
 
     @property

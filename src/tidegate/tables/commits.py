@@ -75,7 +75,7 @@ from tidegate.randomness import Randomness
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- commits

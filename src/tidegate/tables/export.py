@@ -28,7 +28,7 @@ from tidegate.tables.options import TableRules
 from tidegate.tables.serdes.json import serde_from
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- export

@@ -52,7 +52,7 @@ from tidegate.tables.topic_encoding import read_encoding
 from tidegate.tables.topic_table import TopicTable
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- opening

@@ -44,7 +44,7 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.state import max_age_of
 from tidegate.integrity.validator import OnError, policy_of, require_new_names
 from tidegate.log.catalog import check_topic_name
-from tidegate.storage.backends.port import check_state_name
+from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.serdes.base import Bytes, Serde, require_raw
 from tidegate.windows.keys import LATEST, KeyChecks, KeyFormat
 from tidegate.windows.stores.segments import Expiry, default_interval_ms

@@ -79,7 +79,7 @@ from tidegate.windows.stores.session_store import SessionStore
 from tidegate.windows.stores.window_store import WindowStore
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- cells

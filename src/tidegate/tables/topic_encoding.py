@@ -25,7 +25,7 @@ import msgspec
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 _LONGEST_NAME: Final = 150
 JSON: Final = "json"

@@ -43,7 +43,7 @@ from tidegate.tables.snapshot import Counts, StoredCommit, StoredCommits, Stored
 from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.changes import Subscription
     from tidegate.tables.explain import Explanation
     from tidegate.tables.ingest.materializer import Claim, Materialiser

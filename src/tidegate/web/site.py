@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidegate.log.catalog import TopicDescription
     from tidegate.log.kafka.log import KafkaLog
     from tidegate.log.log import Log
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 EVERY_SECONDS: Final = 0.05
@@ -174,7 +174,7 @@ class Site:
     def backend(self) -> StorageBackend | None:
         """Where apps and tables keep what they know, opened to be read; None: there is no state yet."""
         from tidegate.storage import open_backend
-        from tidegate.storage.backends.port import NoStateError
+        from tidegate.storage.backends.base import NoStateError
 
         with self._guard:
             if self._backend is None:

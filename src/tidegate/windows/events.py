@@ -27,8 +27,7 @@ from tidegate.kernels.compressing import (
     compress_halves,
     compress_words,
 )
-from tidegate.storage.runs.assembling import even_width, numbers_column
-from tidegate.storage.runs.hashing import binary_parts
+from tidegate.storage.runs.columns import binary_parts, even_width, numbers_column
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]

@@ -24,8 +24,8 @@ from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import TEMPORARY
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.port import TEMPORARY
 from tidegate.tables.serdes.base import String
 from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count

@@ -841,8 +841,7 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     records = Records(backend, "shop")
     Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
-    from tidegate.storage.packs.garbage import reachable
-    from tidegate.storage.packs.token import Token
+    from tidegate.storage.manifest import Token, reachable
 
     named = set()
     for round in records.rounds():

@@ -23,8 +23,8 @@ from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling

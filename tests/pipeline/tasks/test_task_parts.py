@@ -28,7 +28,7 @@ from tidegate.pipeline.tasks.packing import join_events, pack_events, unpack_eve
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_name
+from tidegate.storage.backends.base import check_name
 from tidegate.tables.serdes.base import Long, String
 from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.log.dump.records import java_text
 
-# --- messages: Kafka's own internal records, read by schema: what is inside `__consumer_offsets` …
+# -- messages --------------------------------------------------------------------------------------
 
 _NUMBERS: Final = {
     "int8": Struct(">b"),
@@ -318,7 +318,7 @@ CONTROL_RECORDS: Final[dict[int, tuple[str, Schema]]] = {
 }
 
 
-# --- decoders: How the dump shows keys and values: text by default, numbers, or Kafka's internal records.
+# -- decoders --------------------------------------------------------------------------------------
 
 TOMBSTONE: Final = "<DELETE>"
 _INT16 = Struct(">h")

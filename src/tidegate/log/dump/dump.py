@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from tidegate.log.dump.text import TextSink
 
 
-# --- indexes: Dumping `.index`, `.timeindex`, `.txnindex` and `.snapshot` files, each entry compared with …
+# -- indexes ---------------------------------------------------------------------------------------
 
 CHUNK_ENTRIES = 4096
 _SEARCH_BYTES = 64 * 1024
@@ -225,7 +225,7 @@ def _require(there: bool, target: Target, path: Path) -> None:
     raise InvalidError(f"{target.shown} is compared with {path.name}, which is not beside it; copy it there")
 
 
-# --- log: Dumping a `.log` (or KRaft `.checkpoint`) file: batch by batch, record by record, in bounded …
+# -- log -------------------------------------------------------------------------------------------
 
 _CONTROL_KEY = Struct(">hh")
 
@@ -389,7 +389,7 @@ def read_control_record(key: bytes | None, value: bytes | None) -> Control:
     return Control(record.kind.name, type_id)
 
 
-# --- dump: Printing log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
+# -- dump ------------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Sink: TypeAlias = TextSink | JsonSink

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable
 
 
-# --- batches: Walking any `.log` file piece by piece, by the rules of Kafka's own file reader.
+# -- batches ---------------------------------------------------------------------------------------
 
 WINDOW_BYTES: Final = 4 << 20
 UP_TO_MAGIC: Final = 17
@@ -183,7 +183,7 @@ def _length(piece: Piece) -> int:
     return len(piece.data)
 
 
-# --- legacy: Messages of magic 0 and 1, as brokers before 0.11 wrote them: enough of the format to print …
+# -- legacy ----------------------------------------------------------------------------------------
 
 OUTER_SIZE: Final = {0: 14, 1: 22}  # crc … value length
 _MAX_INNER_BYTES: Final = 64 << 20
@@ -326,7 +326,7 @@ def _corrupt(what: str, path: Path, position: int) -> CorruptError:
     return CorruptError(f"{path}: the message at position {position} {what}", path=path, position=position)
 
 
-# --- records: The records of a run of batches as columns of what the dump prints of each.
+# -- records ---------------------------------------------------------------------------------------
 
 _EVERY_OFFSET = -(2**63)
 _MAX_SEQUENCE = 2**31 - 1

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tidegate.log.producer_state import ProducerEntry
 
 
-# --- lines: Record lines of the dump, a whole window at a time: columns are joined into one block of text …
+# -- lines -----------------------------------------------------------------------------------------
 
 
 def record_lines(
@@ -165,7 +165,7 @@ def _labels(run: BatchRun, records: RecordColumns) -> Any:
     return pc.if_else(pa.array(np.repeat(appended, counts)), _word("LogAppendTime"), _word("CreateTime"))
 
 
-# --- text: The dump as text: each line exactly as Kafka's tool writes it, in two profiles.
+# -- text ------------------------------------------------------------------------------------------
 
 _WORD = ("false", "true")
 

@@ -208,7 +208,7 @@ def computed_crcs(buffer: Buffer | ByteArray, table: BatchTable) -> NDArray[np.u
 
 RUN_BYTES: Final = 512 << 10
 SCRATCH_BYTES: Final = 4 << 20
-_kept: Final[deque[memoryview]] = deque(maxlen=4)  # scratch memory that nobody uses at the moment
+_kept: Final[deque[memoryview]] = deque(maxlen=4)  # scratch memory that is free for reuse
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
 from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
 from tidegate.randomness import SeededRandomness
 
-# --- facts: What a forecast needs to know of a partition, read from its folder: no lock, no writing, few …
+# -- facts -----------------------------------------------------------------------------------------
 
 _UNUSED_CHANCE = SeededRandomness(0)
 
@@ -41,9 +41,9 @@ _UNUSED_CHANCE = SeededRandomness(0)
 def attending_interval_ms(
     log: Path, config: TopicConfig, broker: BrokerConfig, *, files: Files
 ) -> int | None:
-    """How often somebody checks retention in this log; None when nobody does.
+    """How often retention is checked in this log; None when no process checks.
 
-    A folder of ours is aged by whoever holds its maintenance lock; a foreign one by its broker.
+    A Tidegate folder is checked by the process that holds its maintenance lock; a foreign one by its broker.
     """
     if LogFolder(files, log).is_ours():
         status = owner_status(log, files=files)
@@ -184,7 +184,7 @@ def require_partition(numbers: tuple[int, ...], topic: str, partition: int | Non
     return (partition,)
 
 
-# --- traps: Settings that work against each other: what surprises people about how long records stay, and …
+# -- traps -----------------------------------------------------------------------------------------
 
 _SMALLEST_TIME_INDEX = 24  # two 12-byte entries; one of them is kept for the roll
 _LATEST_SANE_SKEW_MS = 7 * 86_400_000

@@ -44,7 +44,7 @@ from tidegate.errors import InvalidError
 from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
 from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
-# --- lifetime: How long a record really lives: the arithmetic for a steady workload that need not exist yet.
+# -- lifetime --------------------------------------------------------------------------------------
 
 
 class Rule(Enum):
@@ -135,9 +135,9 @@ class WorkloadLifetime:
 
 
 def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
-    """How often somebody looks whether log segments may go; None where nobody does.
+    """How often log segments are checked for removal; None where no process checks.
 
-    Compacted topics are swept by the cleaner, and by nobody where that is off.
+    Compacted topics are checked by the cleaner; where it is off, by no process.
     """
     if not config.compacts:
         return broker.log_retention_check_interval_ms
@@ -147,7 +147,7 @@ def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
 def workload_lifetime(
     workload: Workload, config: TopicConfig, broker: BrokerConfig, *, attended: bool = True
 ) -> WorkloadLifetime:
-    """The four bounds for a workload; `attended=False` when nobody runs retention."""
+    """The four bounds for a workload; `attended=False` when no process runs retention."""
     if workload.record_bytes > config.segment_bytes:
         raise InvalidError(
             f"a record of {workload.record_bytes} bytes does not fit into segment.bytes="
@@ -287,7 +287,7 @@ def _changes(
     return tuple(changes)
 
 
-# --- segments: When each log segment of an existing partition can disappear, which rule decides, and what …
+# -- segments --------------------------------------------------------------------------------------
 
 FUTURE_TOLERANCE_MS = 60_000  # clocks of honest machines differ by seconds, not by minutes
 
@@ -307,7 +307,7 @@ class SegmentFacts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition at one moment. `check_interval_ms` is None when nobody runs retention."""
+    """One partition at one moment. `check_interval_ms` is None when no process runs retention."""
 
     topic: str
     partition: int

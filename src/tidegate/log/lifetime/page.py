@@ -15,7 +15,7 @@ from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.log.lifetime.timeline import PHASE_TEXTS, PHASES, Bar, Timeline, mark_levels, ticks
 
-# --- page: A timeline as one self-contained HTML file: inline SVG, no script, no network, light and dark.
+# -- page ------------------------------------------------------------------------------------------
 
 _WIDTH = 1080
 _LEFT = 190
@@ -136,7 +136,7 @@ def _marks(timeline: Timeline, head: int) -> list[str]:
     return parts
 
 
-# --- chart: A timeline as PNG or SVG, drawn with matplotlib (the `plot` extra); `lifetime_page` needs …
+# -- chart -----------------------------------------------------------------------------------------
 
 # Told apart by lightness as well as by hue, so also in grey and by colour-blind eyes.
 COLOURS = {

@@ -61,7 +61,7 @@ _REBUILD: Final = "move it away; the log rebuilds it when it is opened for writi
 
 
 class Growing(NamedTuple):
-    """The last log segment, which somebody may be writing to: how far it was walked, in offsets and in bytes."""
+    """The last log segment, which may be growing: how far it was walked, in offsets and in bytes."""
 
     log: Path
     walked_to: int
@@ -307,7 +307,7 @@ class SequenceCheck:
         self.tracks: dict[int, ProducerTrack] = {}
         self.records_with_sequence = 0
         self.damaged: list[tuple[int, int]] = []
-        """Stretches of offsets that cannot be read; whoever scans fills it."""
+        """Stretches of offsets that cannot be read; filled by the scan."""
         self._findings = findings
         self._compacted = compacted
         self._has_beginning = has_beginning

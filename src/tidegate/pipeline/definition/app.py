@@ -30,7 +30,7 @@ from tidegate.pipeline.definition.places import log_address, state_address
 from tidegate.pipeline.definition.steps import OnError, Sink, Source, sink_name
 from tidegate.pipeline.definition.stream import Stream
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_state_name
+from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.serdes.base import Serde, String, windowed
 from tidegate.windows.operators.windowed_operator import Emit
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from tidegate.pipeline.rounds.engine import Engine
     from tidegate.pipeline.rounds.progress import Progress
     from tidegate.pipeline.rounds.run import Run, Summary
-    from tidegate.storage.backends.port import StorageBackend
-    from tidegate.tables.factories import KeyTable, SessionedTable, WindowedTable
-    from tidegate.tables.versions.catalog import PushReport, Versions
-    from tidegate.tables.versions.reader import VersionedTable
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.tables.factories import KeyTable, SessionedTable, WindowedTable
+from tidegate.tables.versions.catalog import PushReport, Versions
+from tidegate.tables.versions.reader import VersionedTable
 
 LOCAL = "local"
 
@@ -441,7 +441,7 @@ class App:
     def _state_to_read(self) -> StorageBackend:
         """The state, opened to be read; made where there is none, so that it can be waited for."""
         from tidegate.storage import open_backend
-        from tidegate.storage.backends.port import NoStateError
+        from tidegate.storage.backends.base import NoStateError
 
         try:
             return open_backend(self.state, read_only=True)

@@ -51,7 +51,7 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.pipeline.tasks.names import component
-from tidegate.storage.backends.port import MAX_COMPONENT_BYTES
+from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.base import Serde, require_raw
 from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited

@@ -139,7 +139,7 @@ def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]
         return
     from tidegate.pipeline.rounds.lookups import table_lags
     from tidegate.storage import open_backend
-    from tidegate.storage.backends.port import NoStateError
+    from tidegate.storage.backends.base import NoStateError
 
     settings: dict[str, Any] = {"client": app.client} if is_kafka(app.log) else {"read_only": True}
     try:

@@ -44,7 +44,7 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.records import FlowLine, Records
 from tidegate.pipeline.rounds.ways_out import list_apps
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.base import Bytes, Double, Int, Long, String
 from tidegate.tables.serdes.json import Json
 from tidegate.tables.serdes.json_values import field_of

@@ -29,7 +29,7 @@ from tidegate.pipeline.reading.rows import FlowForm, FlowRows
 from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commits import CommitFollower, PinnedCommit
 from tidegate.tables.export import address_for_spark
 from tidegate.tables.rows import Rows

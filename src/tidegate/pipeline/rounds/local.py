@@ -31,7 +31,7 @@ from tidegate.pipeline.tasks.held_events import Frontiers
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import EventBatch
 
 Done = TypeVar("Done")

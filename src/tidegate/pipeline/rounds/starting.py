@@ -40,7 +40,7 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage import open_backend
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 MakeEngine = Callable[[WorkerSetup], Engine]
 

@@ -21,7 +21,7 @@ from tidegate.pipeline.definition.known_topics import find
 from tidegate.pipeline.definition.steps import To
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Heads
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited

@@ -29,7 +29,7 @@ from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import acknowledged, new_faults, read_once, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import ObjectInfo, StorageBackend
+from tidegate.storage.backends.base import ObjectInfo, StorageBackend
 from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
 

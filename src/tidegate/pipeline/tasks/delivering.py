@@ -30,7 +30,7 @@ from tidegate.pipeline.rounds.orders import Delivery, Section
 from tidegate.pipeline.tasks.delivering_to_cluster import ClusterDeliverer
 from tidegate.pipeline.tasks.parcels import read_parcel, section_of
 from tidegate.pipeline.tasks.sections import fenced, records_of, require_ours
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.waiting import waiting
 
 BUSY_MS: Final = 10_000

@@ -33,7 +33,7 @@ from tidegate.pipeline.rounds.orders import Held
 from tidegate.pipeline.tasks.batching import BATCH_BYTES, PIECE_ROWS, batch_bytes
 from tidegate.pipeline.tasks.packing import join_events
 from tidegate.storage import BucketIndex, Merge, StoreSpec, Time, WorkerStorageRuntime
-from tidegate.storage.runs.assembling import int64_column
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import LATEST
 

@@ -57,7 +57,7 @@ from tidegate.pipeline.tasks.stateless import Stateless, raise_if_transient
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import SourceValidation, rules_for
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, RowChanges, weights
 from tidegate.windows.kinds import LATEST
 

@@ -84,7 +84,7 @@ from tidegate.tables.ingest.validation import rules_of
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.ingest.materializer import Materialiser
 
 

@@ -29,12 +29,12 @@ import msgspec
 
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.integrity import Role
-from tidegate.storage.backends.port import TEMPORARY
+from tidegate.storage.backends.base import TEMPORARY
 from tidegate.tables.commits import CommitList, load_commits, stored_tables
 from tidegate.tables.versions.catalog import State, TableVersion, Versions, version_named
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.hybrid.leader import Leading
 
 

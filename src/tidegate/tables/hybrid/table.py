@@ -39,7 +39,7 @@ from tidegate.tables.options import Consumed, Materialized, table_rules
 from tidegate.tables.topic_table import serde_named
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 MOST_REPLICAS: Final = 64
 DEFAULT_REWIND: Final = "1d"

@@ -71,7 +71,7 @@ from tidegate.tables.snapshot import (
 from tidegate.windows.stores.segmented_store import PreparedPut
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- letter box

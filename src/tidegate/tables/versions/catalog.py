@@ -61,7 +61,7 @@ from tidegate.kernels.integrity_headers import MANAGED
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- record

@@ -25,7 +25,7 @@ from tidegate.tables.versions.reader import VersionSnapshot, view_version
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 EXAMPLES: Final = 5
 SHARE_BYTES: Final = 256 << 20

@@ -63,7 +63,7 @@ from tidegate.tables.versions.catalog import (
 )
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 READ_BYTES: Final = 16 << 20
 APPEND_BYTES: Final = 48 << 20

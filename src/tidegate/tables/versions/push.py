@@ -48,7 +48,7 @@ from tidegate.log.catalog import check_topic_name
 from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
-from tidegate.storage.backends.port import TEMPORARY, check_state_name
+from tidegate.storage.backends.base import TEMPORARY, check_state_name
 from tidegate.tables.commits import Lease, load_commits, read_lease
 from tidegate.tables.hybrid.status import stored_replicas
 from tidegate.tables.snapshot import task_of
@@ -67,7 +67,7 @@ from tidegate.tables.versions.ingest import Ingested
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # --- pushing

@@ -39,7 +39,7 @@ from tidegate.tables.table import Positions, Table
 from tidegate.tables.versions.catalog import State, TableVersion, VersionList, Versions
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 _TASK_BYTES: Final = 224 << 20
 

@@ -27,10 +27,8 @@ import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.kernels.hyperloglog import LARGEST, REGISTERS, estimate_sketches, merge_sketches, sketch_hashes
-from tidegate.storage.runs.aggregates import input_column
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import BinaryParts, UInt64s, binary_parts, hash_parts
-from tidegate.storage.runs.picking import order_keys
+from tidegate.storage.runs.aggregates import input_column, order_keys
+from tidegate.storage.runs.columns import BinaryParts, UInt64s, binary_parts, hash_parts, int64_column, words
 from tidegate.windows.keys import make_binary, room_for
 
 # --- lists

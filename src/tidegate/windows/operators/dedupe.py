@@ -61,8 +61,7 @@ from tidegate.storage import (
     StoreSpec,
     WorkerStorageRuntime,
 )
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
+from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
 from tidegate.windows.aggregates.collections import one_of_equals, refuse_incomparable
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events
 from tidegate.windows.keys import binary_column, make_binary, room_for

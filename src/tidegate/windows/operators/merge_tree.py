@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidegate.kernels.grouping import place_rows, sort_cursors
 from tidegate.kernels.neighbours import list_nodes
 from tidegate.storage import ScratchLimiter
-from tidegate.storage.runs.assembling import list_bytes, merge_needs
+from tidegate.storage.runs.columns import list_bytes, merge_needs
 from tidegate.windows.aggregates.folds import Folds
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys import Int32s

@@ -32,7 +32,7 @@ from tidegate.kernels.sessions import merge_sessions
 from tidegate.kernels.stream_time import GOOD
 from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import int64_column, merge_need, merge_needs, window_words, words
+from tidegate.storage.runs.columns import int64_column, merge_need, merge_needs, window_words, words
 from tidegate.windows.aggregates.folds import Aggregates
 from tidegate.windows.events import EventBatch, Int64s
 from tidegate.windows.keys import Int32s

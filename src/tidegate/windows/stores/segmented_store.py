@@ -43,15 +43,16 @@ from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import (
     AppendBatch,
     BucketIndex,
+    MergedRows,
     RangeRequest,
     RuntimeContext,
     SortedRows,
     StoreSpec,
     Time,
+    TouchedRows,
+    touched_rows,
 )
-from tidegate.storage.merged_append import MergedRows, TouchedRows, append_merged, touched_rows
-from tidegate.storage.runs.assembling import words
-from tidegate.storage.runs.hashing import UInt64s
+from tidegate.storage.runs.columns import UInt64s, words
 from tidegate.windows.stores.segments import LATEST, NOTHING_OBSERVED, Expiry, Flags, Int64s, TimeSegments
 
 # --- positions
@@ -378,7 +379,7 @@ class SegmentedStore:
         elif not rows.num_rows:
             parts = []
         elif returning == "merged":
-            parts, merged = append_merged(self._context, self.state, rows)
+            parts, merged = writer.append_merged(task, self.state, rows)
             result = result._replace(merged=merged)
         else:
             parts = writer.append(task, self.state, rows)
