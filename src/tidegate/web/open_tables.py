@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.pipeline.reading.result_table import ResultTable
-from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.commits import Commit
-from tidegate.tables.options import TableShape
-from tidegate.tables.versions.catalog import TableVersion, VersionList
+    from tidegate.storage.backends.base import StorageBackend
+    from tidegate.tables.commits import Commit
+    from tidegate.tables.options import TableShape
+    from tidegate.tables.versions.catalog import TableVersion, VersionList
+
 
 # -- the interface ---------------------------------------------------------------------------------
 

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from tidegate.pipeline.rounds.engine import Engine
     from tidegate.pipeline.rounds.progress import Progress
     from tidegate.pipeline.rounds.run import Run, Summary
-from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.factories import KeyTable, SessionedTable, WindowedTable
-from tidegate.tables.versions.catalog import PushReport, Versions
-from tidegate.tables.versions.reader import VersionedTable
+    from tidegate.storage.backends.base import StorageBackend
+    from tidegate.tables.factories import KeyTable, SessionedTable, WindowedTable
+    from tidegate.tables.versions.catalog import PushReport, Versions
+    from tidegate.tables.versions.reader import VersionedTable
 
 LOCAL = "local"
 
