@@ -42,8 +42,8 @@ def failed_push() -> PushFailedError:
 
 def test_a_push_that_failed_is_looked_into_and_sent_again() -> None:
     told = failed_push()
-    assert "missing" in typed(told, "tables.versions.report.look_closer: verify", expect=1)
-    shown = typed(told, "tables.versions.report.look_closer: consume")
+    assert "missing" in typed(told, "tables.versions.catalog.look_closer: verify", expect=1)
+    shown = typed(told, "tables.versions.catalog.look_closer: consume")
     assert told.report.version.faults[0].offset in [
         json.loads(line)["offset"] for line in shown.splitlines() if line[0] == "{"
     ]
@@ -68,7 +68,7 @@ def test_a_version_that_nobody_shows_yet_is_found_and_swapped_in() -> None:
     push_here(Path("data"), rows(10), swap=False)
     with pytest.raises(tg.UnavailableError) as told:
         versioned_table("users", state="data/state")
-    listed = typed(told.value, "tables.versions.reading.VersionCommits._wanted: table versions")
+    listed = typed(told.value, "tables.versions.reader.VersionCommits._wanted: table versions")
     assert "ready" in listed
     assert cli(["table", "swap", "users", "1"]) == 0
     with versioned_table("users", state="data/state") as table:
