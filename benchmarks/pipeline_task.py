@@ -192,7 +192,7 @@ def measure(
     show(report, alone, rows)
     extra = (sending.seconds - alone.seconds) / sending.rows
     report.figure(
-        f"{codec.name}: a task with .to(topic), {sending.rows / 1e6:.2f} M results",
+        f"{codec.name}: a task with .to_topic(topic), {sending.rows / 1e6:.2f} M results",
         f"{rows / sending.seconds / 1e6:.2f} M records/s", f"{extra * 1e9:.0f} ns a result",
     )  # fmt: skip
     show(report, sending, rows)

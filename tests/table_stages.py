@@ -161,7 +161,7 @@ class Results(Stage):
     def app(self) -> tg.App:
         app = tg.App("a", data=self.folder)
         stream = app.stream("t", value=tg.Json(n="long"))
-        stream.window(tg.Tumbling("1s", grace="1h")).aggregate(total=tg.sum("n")).table("totals")
+        stream.window(tg.Tumbling("1s", grace="1h")).agg(total=tg.sum("n")).to_table("totals")
         return app
 
     def opened(self) -> Any:

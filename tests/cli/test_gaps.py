@@ -22,9 +22,9 @@ KINDS = ["drop", "reorder", "flip", "future-clock", "repeat", "truncate-tail", "
 
 def an_app(folder: Path, window: Any, name: str = "counts") -> tg.App:
     app = tg.App("shop", data=folder)
-    app.stream("orders", value=tg.Json(amount="double")).window(window).aggregate(
+    app.stream("orders", value=tg.Json(amount="double")).window(window).agg(
         n=tg.count(), total=tg.sum("amount")
-    ).to(name)
+    ).to_topic(name)
     return app
 
 
@@ -241,7 +241,7 @@ def test_explain_says_where_gaps_prove_nothing(tmp_path: Path) -> None:
         ("orders", None),
     ):
         app = tg.App("shop", log=tmp_path / "log", state=tmp_path / "state")
-        app.stream(topic).validate().to("copied")
+        app.stream(topic).validate().to_topic("copied")
         told = app.explain()
         assert ("a gap that is no fault" in told) == (expected is not None)
         assert expected is None or expected in told

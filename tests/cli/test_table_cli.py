@@ -98,9 +98,7 @@ TEN = 1_767_261_600_000
 def shop(folder: Path, name: str, size: str = "1m") -> tg.App:
     app = tg.App(name, log=str(folder / "log"), state=str(folder / "state"))
     clicks = app.stream("clicks", value=tg.Json(x="double"))
-    clicks.window(tg.Tumbling(size, grace="1h")).aggregate(n=tg.count(), total=tg.sum("x")).table(
-        "per_minute"
-    )
+    clicks.window(tg.Tumbling(size, grace="1h")).agg(n=tg.count(), total=tg.sum("x")).to_table("per_minute")
     return app
 
 
@@ -121,7 +119,7 @@ def apps(folder: Path) -> Path:
 
 
 def test_tables_of_apps_are_read_by_name(capsys: pytest.CaptureFixture[str], apps: Path) -> None:
-    with shop(apps, "shop").read("per_minute") as own:
+    with shop(apps, "shop").open_table("per_minute") as own:
         expected = own.to_arrow().to_pylist()
     assert len(expected) == 4
     scanned = lines(capsys, apps, "scan", "per_minute")

@@ -43,7 +43,7 @@ def app_over(folder: Path, change: Any = None) -> App:
     orders = app.stream("orders", value=Json(n="int64")).validate()
     if change is not None:
         orders = orders.map(change, pa.schema([("n", pa.int64())]))
-    orders.to(COPY)
+    orders.to_topic(COPY)
     return app
 
 

@@ -58,10 +58,10 @@ class Extra(PlainState):
         super().__init__(index)
         self.position = b"0"
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.position
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.position = data or b"0"
 
 

@@ -260,10 +260,10 @@ def test_states_keep_their_own_extra_in_the_checkpoint() -> None:
             self.index: BucketIndex = store().index
             self.watermark = -1
 
-        def encode_extra(self) -> bytes:
+        def encode_progress(self) -> bytes:
             return str(self.watermark).encode()
 
-        def restore_extra(self, data: bytes) -> None:
+        def restore_progress(self, data: bytes) -> None:
             self.watermark = int(data or b"-1")
 
     worker = Worker()

@@ -643,10 +643,10 @@ def test_an_operators_position_is_that_of_the_cut(_invariant: None) -> None:
             self.index = BucketIndex(worker.specs[0])
             self.processed = Cursor(-1, -1)
 
-        def encode_extra(self) -> bytes:
+        def encode_progress(self) -> bytes:
             return b"%d %d" % self.processed
 
-        def restore_extra(self, data: bytes) -> None:
+        def restore_progress(self, data: bytes) -> None:
             self.processed = Cursor(*map(int, data.split())) if data else Cursor(-1, -1)
 
         def advance(self) -> None:

@@ -77,9 +77,9 @@ def every_kind(folder: Path, change: Change | None = None, *, only: Collection[s
     if change is not None:
         columns = [("order", pa.int64()), ("shop", pa.string()), ("amount", pa.float64())]
         orders = orders.map(change, pa.schema(columns))
-    unique = orders.deduplicate("order", within="15m")
+    unique = orders.drop_duplicates("order", within="15m")
     shops = orders.key_by("shop", shards=3)
-    unique_shops = shops.deduplicate("order", within="15m")
+    unique_shops = shops.drop_duplicates("order", within="15m")
     made: dict[str, Any] = {"orders": count(), "amount": sum("amount")}
     kinds: dict[str, tuple[Any, WindowKind]] = {
         "tumbling": (unique, Tumbling("1m", grace="5m")),
@@ -91,11 +91,11 @@ def every_kind(folder: Path, change: Change | None = None, *, only: Collection[s
     }
     for name, (stream, kind) in kinds.items():
         if only is None or name in only:
-            stream.window(kind).aggregate(**made).to(name)
+            stream.window(kind).agg(**made).to_topic(name)
     if only is None or "passed" in only:
-        unique.to("passed")
+        unique.to_topic("passed")
     if only is None or "shops" in only:
-        shops.window(Session("10s", grace="5m")).aggregate(**made).table("shops")
+        shops.window(Session("10s", grace="5m")).agg(**made).to_table("shops")
     return app
 
 

@@ -250,7 +250,7 @@ class Node:
         rows, extra = self.committed
         self.rows, self.is_alive, self.taken = dict(rows), True, []
         self.state = PartitionState(self.world.shape, 0)
-        self.state.restore_extra(extra)
+        self.state.restore_progress(extra)
         now_ms = self.clock.now_ms()
         self.following = Following(self.world.log, self.state, now_ms=now_ms, metrics=Metrics())
         self.leading = Leading(
@@ -286,7 +286,7 @@ class Node:
             return True
 
     def commit(self) -> None:
-        self.committed = (dict(self.rows), self.state.encode_extra())
+        self.committed = (dict(self.rows), self.state.encode_progress())
 
     def die(self) -> None:
         """Nothing of what is in memory is left, and nobody is told."""

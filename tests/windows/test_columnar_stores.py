@@ -43,10 +43,10 @@ class ClockState(StoreState):
     def stream_time(self) -> int:
         return self.time
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return str(self.time).encode()
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.time = int(data or b"-1")
         self.restored()
 

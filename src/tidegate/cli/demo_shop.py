@@ -242,11 +242,11 @@ app = tg.App("shop", data=os.environ.get("SHOP_DATA", {data!r}))
 (
     app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_error="keep")
     .validate()                                  # producers' numbering and checksums
-    .deduplicate("order_id", within="10m")       # the first of each order counts
+    .drop_duplicates("order_id", within="10m")   # the first of each order counts
     .window(tg.Tumbling("1m", grace="30s", retention="1d"))
-    .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-    .to("orders-per-minute")                     # a changelog, in Kafka Streams' own bytes
-    .table("per-minute")
+    .agg(orders=tg.count(), revenue=tg.sum("amount"))
+    .to_topic("orders-per-minute")               # a changelog, in Kafka Streams' own bytes
+    .to_table("per-minute")
 )
 """
 LOOK = """\
@@ -254,7 +254,7 @@ from datetime import UTC, datetime
 
 from shop import app
 
-with app.read("per-minute") as table:
+with app.open_table("per-minute") as table:
     for row in table.fetch("customer-7", "2026-01-01T10:00Z", "2026-01-01T10:04Z"):
         minute = datetime.fromtimestamp(row.window.start / 1000, UTC)
         print(f"{row.key}  {minute:%H:%M}  {row.value['orders']} orders  {row.value['revenue']:8.2f}")
@@ -481,7 +481,7 @@ class Play:
 TOTAL = """
 from shop import app
 
-with app.read("per-minute") as table:
+with app.open_table("per-minute") as table:
     print(f"{sum(row.value['revenue'] for row in table.all()):.2f}")
 """
 LETTERS = """
@@ -497,7 +497,7 @@ from tidegate import App
 from pathlib import Path
 
 def rows():
-    with shop.app.read("per-minute") as table:
+    with shop.app.open_table("per-minute") as table:
         return table.to_arrow()
 
 first = rows()

@@ -33,13 +33,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.storage.index import BucketIndex, ExtraState, RunEntry, StoredRef
+from tidegate.storage.index import BucketIndex, ProgressState, RunEntry, StoredRef
 from tidegate.storage.maintenance.dump import dump
 from tidegate.storage.maintenance.operations import Operation
 from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
-from tidegate.storage.parts import AttachedStore, Mark, Standing, StorageParts, TaskStorage, mark_of
+from tidegate.storage.parts import AttachedStore, LastCheckpoint, Mark, StorageParts, TaskStorage, mark_of
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
-from tidegate.storage.state import extras_of
+from tidegate.storage.state import extras_of, progress_name
 
 # -- checkpoint --------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class Cut:
 def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
     """Make the checkpoint; its token."""
     started = parts.clock.monotonic_ms()
-    _let_old_ones_go(parts, task)
+    _release_old_ones(parts, task)
     token = _unchanged(parts, task)
     packs: Collection[str] = ()
     if token is None:
@@ -72,7 +72,7 @@ def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
 
 
 def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
-    """Whether the task holds exactly what it held at this checkpoint (None: nothing yet), and may go on from it.
+    """Whether the task holds exactly what it held at this checkpoint (None: nothing yet), and may continue from it.
 
     Merging and storing do not change what it holds. But where a master deletes, packs that no checkpoint names are
     his after a while: a task that holds some for half of that time is to be restored instead.
@@ -89,16 +89,16 @@ def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
 
 def _unchanged(parts: StorageParts, task: TaskStorage) -> bytes | None:
     """The last token, if a checkpoint made now would say the same (C5)."""
-    standing = task.standing
-    if standing is None or standing.token is None or not is_at(parts, task, standing.token):
+    last = task.last_checkpoint
+    if last is None or last.token is None or not is_at(parts, task, last.token):
         return None
     stores = task.attached()
     names = {*task.restored, *(store.spec.name for store in stores)}
-    if names != standing.named or not all(store.state.index.is_exported for store in stores):
+    if names != last.named or not all(store.state.index.is_exported for store in stores):
         return None
-    if parts.config.deletes and not _hold_again(parts, task, Token.decode(standing.token).number):
+    if parts.config.deletes and not _hold_again(parts, task, Token.decode(last.token).number):
         return None
-    return standing.token
+    return last.token
 
 
 def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
@@ -112,7 +112,7 @@ def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
 def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Collection[str]]]:
     """The token of a new manifest, and the packs it names."""
     with ExitStack() as pinned:
-        cut = yield from _come_to_rest(parts, task, pinned)
+        cut = yield from _flush_until_clean(parts, task, pinned)
         since_ms, task.unnamed_since_ms = task.unnamed_since_ms, None
         yield "cut"
         manifest = Manifest(
@@ -129,7 +129,7 @@ def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Col
             task.unnamed_since_ms = since_ms
             raise
         task.number = manifest.number
-        task.standing = Standing(token, frozenset(manifest.stores), cut.stand)
+        task.last_checkpoint = LastCheckpoint(token, frozenset(manifest.stores), cut.stand)
         task.named.saved(cut.values)
         packs = manifest.packs()
         retain(parts, task, manifest.number, {*packs, *task.chain.names()})
@@ -151,7 +151,7 @@ def retain(parts: StorageParts, task: TaskStorage, number: int, names: set[str])
     task.retained.append(number)
 
 
-def _let_old_ones_go(parts: StorageParts, task: TaskStorage) -> None:
+def _release_old_ones(parts: StorageParts, task: TaskStorage) -> None:
     """Before the next one: only now is it known that the last token arrived, and that it counts among the retained."""
     while len(task.retained) > parts.config.retained_checkpoints:
         parts.holds.release(task.task, task.retained.pop(0))
@@ -163,7 +163,7 @@ def cursor_of(manifest: Manifest, store: str) -> Cursor | None:
     return None if encoded is None else Cursor(*_CURSOR.unpack(encoded))
 
 
-def _come_to_rest(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> Operation[Cut]:
+def _flush_until_clean(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> Operation[Cut]:
     unclean = ""
     for _ in range(MAX_ATTEMPTS):
         parts.states.flush_all(task.task)
@@ -176,7 +176,7 @@ def _come_to_rest(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> 
             return cut
         yield "unclean"
     raise ConflictError(
-        f"checkpoint of task {task.task}: {unclean} did not come to rest in {MAX_ATTEMPTS} attempts because rows were "
+        f"checkpoint of task {task.task}: {unclean} changed in each of {MAX_ATTEMPTS} attempts, because rows were "
         "appended or state was changed meanwhile; call checkpoint on the task's own thread, between batches"
     )
 
@@ -204,8 +204,8 @@ def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut
             if changed is None:
                 return None, f"a bucket of store {name}"
             cut.touched[name] = changed
-            cut.stores[name] = state = _store_state(store, entries)
-            cut.stand[name] = mark_of(store, state.extra)
+            cut.stores[name] = _store_state(store, entries)
+            cut.stand[name] = mark_of(store)
             if index.max_cursor is not None:
                 cut.cursors[_cursor_name(name)] = _CURSOR.pack(*index.max_cursor)
             cut.marks.append((store, mark))
@@ -226,13 +226,11 @@ def _changed(index: BucketIndex) -> set[int] | None:
 
 
 def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
-    state = store.state
     return StoreState(
         fingerprint=store.spec.fingerprint,
         next_seq=store.next_seq,
         next_order=1 + max([entry.order for entry in entries], default=-1),
         entries=entries,
-        extra=state.encode_extra() if isinstance(state, ExtraState) else b"",
     )
 
 
@@ -266,7 +264,7 @@ def restore(
     restorable = others if encoded is None else [*others, (chain, manifest)]
     for their_chain, other in sorted(restorable, key=lambda each: each[1].number):
         retain(parts, task, other.number, {*other.packs(), *their_chain.names()})
-    task.standing = Standing(encoded, frozenset(manifest.stores))
+    task.last_checkpoint = LastCheckpoint(encoded, frozenset(manifest.stores))
     task.unnamed_since_ms = None
     task.restored = dict(manifest.stores)
     task.cursors = {name: cursor_of(manifest, name) for name in manifest.stores}
@@ -274,9 +272,11 @@ def restore(
     for store in task.attached():
         if store.spec.name in task.restored:
             fill(task, store)
-        elif isinstance(store.state, ExtraState):
-            store.state.restore_extra(b"")  # it did not exist then: its clocks and counters begin anew, too
-        task.standing.marks[store.spec.name] = mark_of(store)
+        elif isinstance(store.state, ProgressState):
+            store.state.restore_progress(
+                b""
+            )  # it did not exist then: its clocks and counters begin anew, too
+        task.last_checkpoint.marks[store.spec.name] = mark_of(store)
     task.named.saved(task.named.ask())
     task.is_measured = False
     task.failure = None
@@ -322,8 +322,8 @@ def fill(task: TaskStorage, store: AttachedStore) -> None:
     store.state.index.load(state.entries, next_order=state.next_order, max_cursor=cursor)
     store.next_seq = state.next_seq
     del task.restored[name]
-    if isinstance(store.state, ExtraState):
-        store.state.restore_extra(state.extra)
+    if isinstance(store.state, ProgressState):
+        store.state.restore_progress(task.named.get(progress_name(name)) or b"")
 
 
 def check_fingerprint(task: TaskStorage, store: AttachedStore, state: StoreState) -> None:

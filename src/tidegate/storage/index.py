@@ -473,7 +473,7 @@ class BucketIndex:
     def remember(self, version: int, start: int, end: int, derived: Any) -> None:
         """Keep something made of the buckets start … end as they were at `version`, until anything changes.
 
-        It may hold on to hot runs: a change lets go of all of it, so that evicted runs really leave memory.
+        It may keep hot runs alive: any change drops all of it, so that evicted runs leave memory.
         """
         with self._lock:
             if version == self._version:
@@ -692,14 +692,17 @@ class BucketIndexState(Protocol):
 
 
 @runtime_checkable
-class ExtraState(Protocol):
-    """A state that keeps something of its own in the checkpoint: a watermark, a position, a counter."""
+class ProgressState(Protocol):
+    """A state with progress of its own: clocks, counters, positions.
 
-    def encode_extra(self) -> bytes:
-        """What the checkpoint keeps beside the index; called on the operator's thread."""
+    Storage keeps it as a named value of the task's `StateHandle` (namespace `progress`, named as the store).
+    """
 
-    def restore_extra(self, data: bytes) -> None:
-        """What `encode_extra` returned at the checkpoint being restored; empty when there was none."""
+    def encode_progress(self) -> bytes:
+        """The progress as it is now; called inside a checkpoint's cut, on the operator's thread."""
+
+    def restore_progress(self, data: bytes) -> None:
+        """Take over what `encode_progress` returned at the checkpoint that is restored; empty when there was none."""
 
 
 class PlainState:

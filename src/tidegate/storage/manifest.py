@@ -59,6 +59,7 @@ from tidegate.storage.backends.sealed import (
     unseal,
 )
 from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.state import extra_name
 
 # -- token -------------------------------------------------------------------------------------------
 
@@ -109,8 +110,9 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 # -- content of a file -------------------------------------------------------------------------------
 
 MANIFEST = Format(
-    b"TG-MANIF", "manifest", 1, "go back to an older checkpoint, or restore the file from a copy"
+    b"TG-MANIF", "manifest", 2, "go back to an older checkpoint, or restore the file from a copy", oldest=1
 )
+KEPT_BY_NAME = b"\x02"  # version 1 had this beside the runs of a store whose progress is a named value
 Facts: TypeAlias = "tuple[int, int, int, int, int, int, int, bool, str, int]"
 Cells: TypeAlias = "dict[int, tuple[Facts, ...]]"
 _facts = attrgetter(
@@ -141,7 +143,11 @@ class RunBody(_Shape, frozen=True, gc=False):
 
 
 class StoreBody(_Shape, frozen=True):
-    """A store's counters, and its touched buckets; `extra` is None when that was not touched."""
+    """A store's counters, and its touched buckets.
+
+    `extra` is None when the base has the store, too, and empty otherwise. In version 1 it was the progress of the
+    store's state, and None when that was not touched; it is read as a named value.
+    """
 
     fingerprint: str
     next_seq: int
@@ -197,7 +203,6 @@ class StoreFacts:
     """One store as the newest manifest has it."""
 
     counters: tuple[str, int, int]
-    extra: bytes
     cells: Cells
 
 
@@ -211,22 +216,22 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Changes:
-    """What was touched: buckets by store (an empty set: its counters), stores whose extra was, extras."""
+    """What was touched: buckets by store (an empty set: its counters), stores that came or went, extras."""
 
     stores: dict[str, set[int]] = field(default_factory=dict)
-    extra_of: set[str] = field(default_factory=set)
+    renewed: set[str] = field(default_factory=set)
     extras: set[str] = field(default_factory=set)
 
     def add(self, other: Changes) -> None:
         for store, buckets in other.stores.items():
             self.stores.setdefault(store, set()).update(buckets)
-        self.extra_of |= other.extra_of
+        self.renewed |= other.renewed
         self.extras |= other.extras
 
     def add_store(self, name: str, facts: StoreFacts) -> None:
         """A store that came or went: all of it is touched."""
         self.stores.setdefault(name, set()).update(facts.cells)
-        self.extra_of.add(name)
+        self.renewed.add(name)
 
 
 def cells_of(entries: Iterable[RunEntry], store: str, wanted: set[int] | None = None) -> Cells:
@@ -244,7 +249,7 @@ def cells_of(entries: Iterable[RunEntry], store: str, wanted: set[int] | None = 
     return {bucket: tuple(sorted(runs, key=_order)) for bucket, runs in found.items()}
 
 
-def store_body(facts: StoreFacts, touched: Iterable[int], *, with_extra: bool) -> StoreBody:
+def store_body(facts: StoreFacts, touched: Iterable[int], *, is_new: bool) -> StoreBody:
     """What a file says of a store: its counters and what its touched buckets hold now."""
     packs: dict[str, int] = {}
     buckets, gone = {}, []
@@ -254,7 +259,7 @@ def store_body(facts: StoreFacts, touched: Iterable[int], *, with_extra: bool) -
             gone.append(bucket)
         else:
             buckets[bucket] = [_run_body(run, packs) for run in runs]
-    return StoreBody(*facts.counters, facts.extra if with_extra else None, list(packs), buckets, gone)
+    return StoreBody(*facts.counters, b"" if is_new else None, list(packs), buckets, gone)
 
 
 def _run_body(run: Facts, packs: dict[str, int]) -> RunBody:
@@ -272,7 +277,7 @@ def body_of(snapshot: Snapshot, changes: Changes, **head: Any) -> Body:
     stores = snapshot.stores
     return Body(
         stores={
-            name: store_body(stores[name], touched, with_extra=name in changes.extra_of)
+            name: store_body(stores[name], touched, is_new=name in changes.renewed)
             for name, touched in changes.stores.items()
             if name in stores
         },
@@ -302,7 +307,10 @@ def apply_body(body: Body, snapshot: Snapshot) -> Changes:
         _apply_store(body, name, changed, snapshot)
         changes.stores.setdefault(name, set()).update(changed.buckets, changed.gone)
         if changed.extra is not None:
-            changes.extra_of.add(name)
+            changes.renewed.add(name)
+            if changed.extra not in (b"", KEPT_BY_NAME):  # version 1
+                snapshot.extras[extra_name(name)] = changed.extra
+                changes.extras.add(extra_name(name))
     for key in body.extras_gone:
         snapshot.extras.pop(key, None)
     snapshot.extras.update(body.extras)
@@ -324,8 +332,7 @@ def _apply_store(body: Body, name: str, changed: StoreBody, snapshot: Snapshot) 
                 raise damaged(MANIFEST, body.name, why, None)
         cells[bucket] = tuple(_facts_of(run, changed.packs[run.pack]) for run in runs)
     counters = (changed.fingerprint, changed.next_seq, changed.next_order)
-    extra = changed.extra if changed.extra is not None or before is None else before.extra
-    snapshot.stores[name] = StoreFacts(counters, extra or b"", cells)
+    snapshot.stores[name] = StoreFacts(counters, cells)
 
 
 def _facts_of(run: RunBody, pack: str) -> Facts:
@@ -368,7 +375,6 @@ class StoreState:
     next_seq: int
     next_order: int
     entries: Sequence[RunEntry] = ()
-    extra: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,15 +485,13 @@ class ManifestChain:
             counters = (state.fingerprint, state.next_seq, state.next_order)
             before = old.stores.get(name)
             if before is None:
-                new.stores[name] = StoreFacts(counters, state.extra, cells_of(state.entries, name))
+                new.stores[name] = StoreFacts(counters, cells_of(state.entries, name))
                 changes.add_store(name, new.stores[name])
                 continue
             cells, different = _compare_cells(name, state, before, touched.get(name))
-            new.stores[name] = StoreFacts(counters, state.extra, cells)
-            if different or counters != before.counters or state.extra != before.extra:
+            new.stores[name] = StoreFacts(counters, cells)
+            if different or counters != before.counters:
                 changes.stores[name] = different
-            if state.extra != before.extra:
-                changes.extra_of.add(name)
         return new, changes
 
     def _choose(
@@ -514,7 +518,7 @@ class ManifestChain:
         chain = cls.follow(ManifestFiles(backend), token)
         newest = chain._newest
         stores = {
-            name: StoreState(*facts.counters, entries_of(facts.cells), facts.extra)
+            name: StoreState(*facts.counters, entries_of(facts.cells))
             for name, facts in newest.stores.items()
         }
         return chain, Manifest(token.task, token.number, stores, dict(newest.extras))

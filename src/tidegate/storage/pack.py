@@ -386,7 +386,7 @@ class PackCache:
             self._verified.pop(pack, None)
             reader = self._readers.pop(pack, None)
             if reader is not None:
-                self._let_go(reader)
+                self._drop_runs(reader)
 
     def close(self) -> None:
         with self._lock:
@@ -428,7 +428,7 @@ class PackCache:
             reader = self._readers.setdefault(name, opened)
             while len(self._readers) > self._max_open:
                 closed = self._readers.popitem(last=False)[1]
-                self._let_go(closed)
+                self._drop_runs(closed)
                 if not self._backend.is_remote:  # there, the next copy of it is another download
                     self._verified[closed.name] = closed.verified
             while len(self._verified) > MAX_VERIFIED:
@@ -444,7 +444,7 @@ class PackCache:
             while self.used_bytes > self._kept_bytes:
                 self.used_bytes -= _own_bytes(self._kept.popitem(last=False)[1])
 
-    def _let_go(self, reader: PackReader) -> None:
+    def _drop_runs(self, reader: PackReader) -> None:
         """A closed pack's runs are not kept, or the file would stay mapped. The lock is held."""
         for number in list(reader.verified):  # a load on another thread may be adding to it
             run = self._kept.pop((reader.name, number), None)

@@ -27,7 +27,6 @@ from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import (
     BucketIndex,
     BucketIndexState,
-    ExtraState,
     HotCopy,
     RunEntry,
     StoredRef,
@@ -70,24 +69,20 @@ class AttachedStore:
 
 
 class Mark(NamedTuple):
-    """By what to tell that a store is as it was: nothing appended or pruned, no number used, the same extra."""
+    """By what to tell that a store is as it was: nothing appended or pruned, no number used."""
 
     rows_of: BucketIndex
     data_version: int
     next_seq: int
-    extra: bytes
 
 
-def mark_of(store: AttachedStore, extra: bytes | None = None) -> Mark:
-    """The store as it is now; on the operator's thread. `extra` when it was encoded at this moment anyway."""
-    state = store.state
-    if extra is None:
-        extra = state.encode_extra() if isinstance(state, ExtraState) else b""
-    return Mark(state.index, state.index.data_version, store.next_seq, extra)
+def mark_of(store: AttachedStore) -> Mark:
+    """The store as it is now; on the operator's thread."""
+    return Mark(store.state.index, store.state.index.data_version, store.next_seq)
 
 
 @dataclass(slots=True)
-class Standing:
+class LastCheckpoint:
     """The checkpoint a task was last equal to (None: the beginning), and its stores as they were then."""
 
     token: bytes | None = None
@@ -109,7 +104,8 @@ class TaskStorage:
     number: int = 0  # of the last checkpoint
     retained: list[int] = field(default_factory=list)  # checkpoints whose objects are held, oldest first
     is_measured: bool = True  # whether the files of restored packs were looked at for what is dead in them
-    standing: Standing | None = field(default_factory=Standing)  # None: equal to no checkpoint for good
+    # None: equal to no checkpoint from now on
+    last_checkpoint: LastCheckpoint | None = field(default_factory=LastCheckpoint)
     unnamed_since_ms: int | None = None  # when the first pack was stored that no checkpoint names yet
     failure: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -129,15 +125,15 @@ class TaskStorage:
 
     def is_as_at(self, token: bytes | None) -> bool:
         """Whether the stores hold what they held at this checkpoint; state caches are not looked at."""
-        standing = self.standing
-        if standing is None or standing.token != token or self.failure is not None:
+        last = self.last_checkpoint
+        if last is None or last.token != token or self.failure is not None:
             return False
         stores = self.stores
-        if len(stores) != len(standing.marks) or not self.named.is_saved():
+        if len(stores) != len(last.marks) or not self.named.is_saved():
             return False
         return all(
             (store := stores.get(name)) is not None and mark_of(store) == mark
-            for name, mark in standing.marks.items()
+            for name, mark in last.marks.items()
         )
 
     def fail(self, error: BaseException) -> None:

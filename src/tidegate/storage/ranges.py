@@ -148,7 +148,7 @@ class SortedRangeView:
         self.close()
 
     def close(self) -> None:
-        """Let go of what entering the view took; closing again does nothing."""
+        """Release what entering the view took; closing again does nothing."""
         if self._entered:
             self._entered -= 1
             self._holding.release()

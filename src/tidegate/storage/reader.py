@@ -415,7 +415,7 @@ class _Taken:
 
 
 def _each_once(buckets: list[Bucket]) -> Iterator[Bucket]:
-    """The buckets in order, each let go when the next is asked for."""
+    """The buckets in order, each released when the next is asked for."""
     buckets.reverse()
     while buckets:
         yield buckets.pop()

@@ -26,7 +26,7 @@ from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.checkpoint import checkpoint, fill, forget, is_at, restore
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index import BucketIndexState
+from tidegate.storage.index import BucketIndexState, ProgressState
 from tidegate.storage.maintenance.compaction import compact, reclaim
 from tidegate.storage.maintenance.dump import Relief, dump, rehydrate, relieve
 from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operation, run_through
@@ -47,9 +47,9 @@ from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import PackCache
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
 from tidegate.storage.reader import StorageReader
-from tidegate.storage.state import PROGRESS, NamedValues, StateCaches, StateHandle
+from tidegate.storage.state import NamedValues, StateCaches, StateHandle, progress_name
 from tidegate.storage.state_cache import StateCodec, Value
-from tidegate.storage.state_store import StateShelf, shelf_state
+from tidegate.storage.state_store import StateStore, state_store_of
 from tidegate.storage.writer import StorageWriter
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Wired(NamedTuple):
 
     parts: StorageParts
     reader: StorageReader
-    shelf: StateShelf
+    shelf: StateStore
 
 
 class Leaks(NamedTuple):
@@ -100,7 +100,7 @@ def wire(
     reader = StorageReader(
         packs, pins, scratch, lambda task: tasks.get(task).key_lru, stats.overloaded, loaded
     )
-    shelf = StateShelf(tasks, reader, config.max_run_rows)
+    shelf = StateStore(tasks, reader, config.max_run_rows)
     parts = StorageParts(
         config=config,
         clock=clock,
@@ -252,7 +252,7 @@ class WorkerStorageRuntime:
         """
         storage = self._task(task)
         if keyed and STATE_PREFIX + namespace not in storage.stores:
-            self.attach(task, shelf_state(namespace))
+            self.attach(task, state_store_of(namespace))
         return self._parts.states.handle(task, namespace, codec, storage.named)
 
     def context(self, task: str) -> RuntimeContext:
@@ -276,10 +276,12 @@ class WorkerStorageRuntime:
         is_internal = spec.name.startswith(STATE_PREFIX)
         store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
         fill(storage, store)
+        if isinstance(state, ProgressState):
+            storage.named.keep(progress_name(spec.name), state.encode_progress)
         with storage.lock:
             storage.stores[spec.name] = store
-        if storage.standing is not None:
-            storage.standing.marks[spec.name] = mark_of(store)
+        if storage.last_checkpoint is not None:
+            storage.last_checkpoint.marks[spec.name] = mark_of(store)
 
     def detach(self, task: str, state: BucketIndexState | None = None) -> None:
         """Give up one store of a task, or with no state the whole task: its memory and budgets are free again.
@@ -290,12 +292,12 @@ class WorkerStorageRuntime:
         self.supervisor.stop(storage)
         if state is not None:
             store = storage.store_of(state)
-            storage.standing = None
+            storage.last_checkpoint = None
             gone = state.index.load((), next_order=0, max_cursor=None)
             parts.drop_hot(storage, gone.hot)
             parts.retire(storage, gone.stored)
             parts.backlog.release(gone.charge, task=task)
-            storage.named.drop(f"{PROGRESS}/{store.spec.name}")
+            storage.named.drop(progress_name(store.spec.name))
             with storage.lock:
                 del storage.stores[store.spec.name]
             return
@@ -323,7 +325,7 @@ class WorkerStorageRuntime:
             raise
 
     def is_at(self, task: str, token: bytes | None) -> bool:
-        """Whether the task holds exactly what it held at that checkpoint, so that it can go on from there.
+        """Whether the task holds exactly what it held at that checkpoint, so that it can continue from there.
 
         None is the beginning. Nothing is read; some microseconds. On the operator's thread.
         """
@@ -339,13 +341,13 @@ class WorkerStorageRuntime:
         """
         storage = self._task(task)
         if not retained and is_at(self._parts, storage, token):
-            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it goes on
+            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it continues
             return
         started = self._parts.clock.monotonic_ms()
         was_running = self.supervisor.stop(storage)
         try:
             restore(self._parts, storage, token, retained)
-        finally:  # a refused token changes nothing: the task goes on as it was
+        finally:  # a refused token changes nothing: the task continues as it was
             if was_running and storage.failure is None:
                 self.supervisor.start(storage)
         self._parts.stats.restored(task, ms=self._parts.ms_since(started))
@@ -390,7 +392,7 @@ class WorkerStorageRuntime:
         self.supervisor.stop(self._parts.tasks.get(task))
 
     def maintain(self, task: str, budget_ms: int) -> bool:
-        """Do maintenance here for about `budget_ms`; True when a whole pass came to its end."""
+        """Do maintenance here for about `budget_ms`; True when a whole pass is finished."""
         return self.supervisor.maintain(self._parts.tasks.get(task), budget_ms)
 
     def compacting(

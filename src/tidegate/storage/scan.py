@@ -3,7 +3,7 @@
 A scan is one cut: all its buckets are captured, and their packs pinned, when it is made. Rows come by ascending
 bucket, inside one by (hash, key, ts, seq), merged by kind. A bucket too large for one batch is cut between keys
 (all runs at the same hash), and a key too large by itself is cut in time; a bucket of one run is cut anywhere. Each
-bucket is let go after it was read, so a scan keeps alive at most what was hot when it began, and adds one batch and
+bucket is released after it was read, so a scan keeps alive at most what was hot when it began, and adds one batch and
 one bucket's open runs.
 
 Between two batches a scan holds its packs and no scratch permit: whoever takes long over a batch keeps nobody waiting.

@@ -39,6 +39,16 @@ PROGRESS = "progress"  # the namespace of operators' progress; the name is that 
 _PREFIX = "state/"
 
 
+def progress_name(store: str) -> str:
+    """Under which name the progress of a store's state is kept."""
+    return f"{PROGRESS}/{store}"
+
+
+def extra_name(store: str) -> str:
+    """What a manifest calls that value."""
+    return _PREFIX + progress_name(store)
+
+
 class NamedValues:
     """Blobs by `<namespace>/<name>`, and who keeps them."""
 
@@ -271,7 +281,7 @@ class StateCaches:
         return sum(cache.dirty for cache in self.of(task))
 
     def clear(self, task: str) -> None:
-        """Forget what is resident of a task, saved or not; its handles go on and load what is on the shelf."""
+        """Forget what is resident of a task, saved or not; its handles stay valid and load what is on the shelf."""
         for cache in self.of(task):
             cache.clear()
 

@@ -188,7 +188,7 @@ class Residents(Generic[Value]):
 
     def unhold(self, entry: Entry[Value]) -> None:
         if entry.holders == 0:
-            raise InternalError(f"a state value of task {self._task} is let go and nobody holds it")
+            raise InternalError(f"a state value of task {self._task} is released, but nobody holds it")
         entry.holders -= 1
         if self._key_lru is not None:
             self._key_lru.end_use(entry.hash)

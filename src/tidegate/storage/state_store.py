@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BUCKET_MS = 2**62  # one bucket: state has no time
 
 
-def shelf_state(namespace: str) -> PlainState:
+def state_store_of(namespace: str) -> PlainState:
     """A fresh, empty shelf of one namespace."""
     spec = StoreSpec(
         name=STATE_PREFIX + namespace,
@@ -41,7 +41,7 @@ def shelf_state(namespace: str) -> PlainState:
     return PlainState(BucketIndex(spec))
 
 
-class StateShelf:
+class StateStore:
     """`BlobShelf` over the worker's own stores."""
 
     def __init__(self, tasks: Tasks, reader: StorageReader, max_run_rows: int) -> None:

@@ -266,7 +266,7 @@ class PartitionState(StoreState):
         """Save nothing new from now on."""
         self._is_frozen = True
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         if self._is_frozen:
             return self._saved
         if self.encode_drainer is not None:
@@ -288,7 +288,7 @@ class PartitionState(StoreState):
         )
         return self._saved
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         if data:
             self._restore(data)
         self.restored()
@@ -353,10 +353,10 @@ class LettersState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.kept_bytes.to_bytes(8, "big")
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.kept_bytes = int.from_bytes(data, "big")
 
 

@@ -348,7 +348,7 @@ def _describe(key: bytes, key_format: KeyFormat, fault: str) -> str:
     return (
         f"key {shown} ({len(key)} bytes) is no windowed key in {key_format.value} format: {fault}. Was the topic"
         " written by a windowed aggregation, and in this format? A plain topic becomes windows with"
-        " window(…).aggregate(…)"
+        " window(…).agg(…)"
     )
 
 

@@ -60,7 +60,7 @@ def app_in(folder: Path) -> App:
     """Windows of records some of which cannot be read, and are kept."""
     app = App("shop", data=folder, storage=SMALL)
     stream = app.stream("orders", key=String(), value=Json(n="long"), on_error="keep")
-    stream.window(Tumbling("10s", grace="5s")).aggregate(n=count()).to("per_window")
+    stream.window(Tumbling("10s", grace="5s")).agg(n=count()).to_topic("per_window")
     return app
 
 

@@ -43,7 +43,7 @@ time.sleep(600)
 
 def app_in(folder: Path) -> App:
     app = App("shop", data=folder)
-    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to("copy")
+    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to_topic("copy")
     return app
 
 

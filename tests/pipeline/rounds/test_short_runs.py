@@ -34,8 +34,8 @@ START = 1_700_000_000_000
 
 def shop(folder: Path) -> App:
     app = App("shop", data=folder)
-    stream = app.stream("orders", value=Json(n="int64"), on_error="keep").deduplicate("n", within="10m")
-    stream.window(Tumbling("10s", grace="1m")).aggregate(n=count()).to("per_window")
+    stream = app.stream("orders", value=Json(n="int64"), on_error="keep").drop_duplicates("n", within="10m")
+    stream.window(Tumbling("10s", grace="1m")).agg(n=count()).to_topic("per_window")
     return app
 
 

@@ -287,15 +287,15 @@ def test_positions_survive_their_bytes_and_other_bytes_are_refused() -> None:
     state = OutboxState()
     state.move("life", "topic", 3, ChainState(chain=4, sequence=5))
     restored = OutboxState()
-    restored.restore_extra(state.encode_extra())
+    restored.restore_progress(state.encode_progress())
     assert restored.position("life", "topic", 3) == ChainState(chain=4, sequence=5)
     assert restored.position("life", "topic", 2) == ChainState()
     assert restored.position("other", "topic", 3) == ChainState()
-    restored.restore_extra(b"")
+    restored.restore_progress(b"")
     assert restored.position("life", "topic", 3) == ChainState()
     for wrong in (b"\x02\x92", b"\x01\xc1"):
         with pytest.raises(CorruptError):
-            restored.restore_extra(wrong)
+            restored.restore_progress(wrong)
 
 
 def test_an_error_in_a_round_leaves_the_task_at_its_token(tmp_path: Path) -> None:

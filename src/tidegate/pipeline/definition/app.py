@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tidegate.tables.versions.reader import VersionedTable
 
 LOCAL = "local"
+RENAMED = {"read": "open_table"}
 
 
 class App:
@@ -127,7 +128,7 @@ class App:
         on_error: OnError = "fail",
         **renamed: Never,
     ) -> Stream:
-        """The changes of a table as a stream: what `.to(topic)` of another flow sends, or a Kafka Streams changelog.
+        """The changes of a table as a stream: what `.to_topic(topic)` of a flow sends, or a Kafka Streams changelog.
 
         Say `window_size`, which is not in the bytes, or `sessions=True`. Columns are `window_start`, `window_end`
         and those of the value. Event time is the last millisecond of the window.
@@ -294,7 +295,7 @@ class App:
         _check_settings(settings)
         if not self._flows:
             raise InvalidError(
-                f"app {self.name} does nothing yet: end a stream with .to(topic) or .table(name)"
+                f"app {self.name} does nothing yet: end a stream with .to_topic(topic) or .to_table(name)"
             )
         setup = WorkerSetup(
             app=self.name,
@@ -378,14 +379,14 @@ class App:
         known_topics.check_kind(self._flows, topic, "table")
         return table(self._reading(), topic, **self._table(topic, key, value, settings))
 
-    def read(self, table: str, *, round: int | None = None) -> ResultTable:
-        """The windows of a flow as the app's last commit has them, from any process: what `.table(name)` promises.
+    def open_table(self, name: str, *, round: int | None = None) -> ResultTable:
+        """The windows of a flow as the app's last commit has them, from any process: what `.to_table(name)` keeps.
 
         Any flow with windows can be read so, by the name of one of its ends. `round` is one of the last commits.
         """
         from tidegate.pipeline.reading.result_table import ResultTable
 
-        flow = self.flow(table)
+        flow = self.flow(name)
         return ResultTable(
             self._state_to_read(), self.name, flow, round=round, storage=self.storage, log=self._reading
         )
@@ -478,6 +479,11 @@ class App:
         for each in opened:
             if each is not None:
                 each.close()
+
+    def __getattr__(self, name: str) -> Never:
+        if name in RENAMED:
+            raise InvalidError(f"app.{name}(…) is app.{RENAMED[name]}(…) now")
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __enter__(self) -> App:
         return self

@@ -60,7 +60,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     looks = (not is_kafka(app.log)) if sample is None else sample
     lines = [f"App {app.name}", f"  log    {app.log}", f"  state  {app.state}"]
     if not app.flows:
-        lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
+        lines.append("  no flow yet: end a stream with .to_topic(topic) or .to_table(name)")
     for flow in app.flows:
         found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
         if looks:
@@ -207,7 +207,7 @@ def _step(step: Step) -> str:
         case Dedupe():
             rule = step.rule
             return (
-                f"deduplicate by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
+                f"drop_duplicates by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
                 f"grace {format_duration(rule.grace_ms)}"
             )
         case Aggregate():

@@ -77,7 +77,9 @@ def open_app(
 ) -> Opened:
     """Everything up to the first round."""
     if not setup.flows:
-        raise InvalidError(f"app {setup.app} has no flow: end a stream with .to(topic) or .table(name)")
+        raise InvalidError(
+            f"app {setup.app} has no flow: end a stream with .to_topic(topic) or .to_table(name)"
+        )
     heads = Heads(log)
     opening = _Opening(setup, log, records, generation, heads, clock, randomness)
     require_as_recorded(log, records.backend, setup.flows)

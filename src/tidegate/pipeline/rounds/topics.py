@@ -99,7 +99,7 @@ def require_one_writer(
             raise InvalidError(
                 f"flow {flow.name} makes windows of the changes in {topic}, which has {counts[topic]} partitions and "
                 f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
-                f"partitions= out of .to({topic!r}), and let the app make the topic"
+                f"partitions= out of .to_topic({topic!r}), and let the app make the topic"
             )
 
 

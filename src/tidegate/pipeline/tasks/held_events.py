@@ -83,10 +83,10 @@ class HeldState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return bytes([VERSION]) + msgspec.msgpack.encode(self.saved)
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         if data and data[0] != VERSION:
             raise CorruptError(
                 f"held-back events have format {data[0]}; this version knows {VERSION}: run the version that "

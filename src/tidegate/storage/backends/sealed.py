@@ -53,12 +53,13 @@ def crc32c(view: memoryview | bytes | pa.Buffer, initial: int = 0) -> int:
 
 
 class Format(NamedTuple):
-    """A kind of sealed file: its magic, what it is called in messages, and the one version we write."""
+    """A kind of sealed file: its magic, its name in messages, the version that is written, and the oldest one read."""
 
     magic: bytes
     title: str
     version: int
     remedy: str
+    oldest: int | None = None
 
 
 def seal(kind: Format, body: Any) -> bytes:
@@ -88,9 +89,11 @@ def unseal(kind: Format, sealed: bytes | pa.Buffer, body_type: type[Body], *, na
     if stored != computed:
         why = f"its CRC-32C is {computed:08x} and it says {stored:08x}"
         raise damaged(kind, name, why, len(view) - _CRC.size)
-    if version != kind.version or reserved != 0:
+    oldest = kind.version if kind.oldest is None else kind.oldest
+    if not oldest <= version <= kind.version or reserved != 0:
+        reads = f"{kind.version}" if oldest == kind.version else f"{oldest} to {kind.version}"
         raise InvalidError(
-            f"{kind.title} {name} has format version {version}; this release reads version {kind.version}. "
+            f"{kind.title} {name} has format version {version}; this release reads version {reads}. "
             f"Read it with the release that wrote it, or a later one"
         )
     try:

@@ -301,7 +301,7 @@ def forged(where: str, name: str) -> SignatureError:
 def unkeyed(where: str, name: str) -> InvalidError:
     return InvalidError(
         f"{name} in {where} is signed, and no key is set, so nothing can be written there: set {KEY_VARIABLE} or "
-        f"{FILE_VARIABLE} as in the process that signed it. To go on without signatures, "
+        f"{FILE_VARIABLE} as in the process that signed it. To continue without signatures, "
         f"`tidegate state unsign --state {shlex.quote(where)}`"
     )
 

@@ -130,7 +130,7 @@ def small_window(
     return None
 
 
-def is_unsettled(merge: Merge, runs: Sequence[RunEntry]) -> bool:
+def has_reclaimable_rows(merge: Merge, runs: Sequence[RunEntry]) -> bool:
     """Whether much of a small bucket may be unreachable once merged: tombstones, overwritten rows, partials.
 
     Such rows hold backlog until then. The bucket is merged whole, from its oldest run on, wherever it lies; only
@@ -247,7 +247,7 @@ def reclaim(parts: StorageParts, task: TaskStorage) -> Operation[bool]:
 
 def _by_size(parts: StorageParts, merge: Merge) -> Choice:
     def choose(tiers: Sequence[Tier]) -> tuple[int, int] | None:
-        if is_unsettled(merge, [run for tier in tiers for run in tier.runs]):
+        if has_reclaimable_rows(merge, [run for tier in tiers for run in tier.runs]):
             return 0, len(tiers)
         return choose_window(tiers, max_tiers=parts.config.max_deltas)
 
@@ -271,7 +271,7 @@ def _strip_count(parts: StorageParts, weight: int, rest_bytes: int | None) -> in
 
 
 class _Claim:
-    """A permit and a bucket, taken together and let go of together."""
+    """A permit and a bucket, taken and released together."""
 
     def __init__(self, parts: StorageParts, task: TaskStorage, store: AttachedStore, bucket: int) -> None:
         self.index = store.state.index
@@ -302,7 +302,7 @@ class _Pause(NamedTuple):
 
 
 class _Merged(NamedTuple):
-    """What a merge came to, and when the first of it was stored, if it was."""
+    """The output of a merge, and when the first of it was stored, if it was."""
 
     runs: list[RunEntry]
     stored_ms: int | None

@@ -563,7 +563,7 @@ def _needs(
 
 
 def _drop_clean_bases(parts: StorageParts, task: TaskStorage, need: int) -> Operation[int]:
-    """Let go of hot base runs that are stored too, oldest buckets first, until `need` bytes are free."""
+    """Drop hot base runs that are stored too, oldest buckets first, until `need` bytes are free."""
     freed = 0
     if need <= 0:
         return freed

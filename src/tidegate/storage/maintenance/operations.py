@@ -1,4 +1,4 @@
-"""What every maintenance operation is: a generator that does one phase, says its name, and goes on when asked.
+"""Maintenance operations are generators: each step does one phase and yields its name.
 
 A driver decides how fast: `run_through` to the end, `Budgeted` until a deadline and on at the next call, a
 seeded scheduler in tests in any interleaving. Closing a generator early is always safe: whatever it made and

@@ -46,7 +46,7 @@ class Lease:
         self._open = leases
 
     def close(self) -> None:
-        """Let the packs go; closing again does nothing."""
+        """Unpin the packs; closing again does nothing."""
         self._pins._unpin(self)
 
     def __enter__(self) -> Lease:

@@ -3,8 +3,8 @@
 The work of a task is a pass: compaction of its cold buckets and relief, then storing and evicting cold buckets,
 then bringing back buckets that readers ask for again and again, then moving runs out of packs that are mostly dead,
 then deletion of retired packs. A pass is one generator made of
-the operations' generators, so it can stop after any phase and go on later, and stopping it for good leaves nothing
-half done.
+the operations' generators, so it can stop after any phase and be resumed later, and closing it leaves nothing half
+done.
 
 S1  the newest buckets of a store (`hot_bucket_count`) are left alone: they are still being written. Only when
     one has very many runs that are small or of the same time is it compacted all the same, because reading it would
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 
 from tidegate.errors import UnavailableError
 from tidegate.scheduling import Scheduled, Scheduler
-from tidegate.storage.maintenance.compaction import compact, is_crowded, is_unsettled
+from tidegate.storage.maintenance.compaction import compact, has_reclaimable_rows, is_crowded
 from tidegate.storage.maintenance.dump import dump, measure, rehydrate, relieve, repack, sparse_segments
 from tidegate.storage.maintenance.operations import RESTING, WAITING, Operation
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
@@ -40,7 +40,7 @@ from tidegate.storage.spec import Merge
 CROWDED_HOT = 4  # times max_deltas runs, and a bucket is compacted although it is among the newest
 DUMP_BUCKETS = 64  # buckets stored in one round, so that a pass has many places to stop
 REST_BYTES = 4 << 20  # merged at a time by an inline pass: some 20 ms
-UNAVAILABLE_MS = 60_000  # how long a background job goes on trying while the backend is out of reach
+UNAVAILABLE_MS = 60_000  # how long a background job retries while the backend is out of reach
 UNAVAILABLE_TRIES = 4  # and how often at least, where its turns are further apart
 
 
@@ -157,9 +157,9 @@ class MaintenanceSupervisor:
     # -- inline ----------------------------------------------------------------------------------
 
     def maintain(self, task: TaskStorage, budget_ms: int) -> bool:
-        """Work on the task's pass for about `budget_ms`; True when the pass came to its end.
+        """Work on the task's pass for about `budget_ms`; True when the pass is finished.
 
-        What is left goes on with the next call, also after a checkpoint (S4). At least one operation is done, however
+        The next call continues with the rest, also after a checkpoint (S4). At least one operation is done, however
         small the budget, unless calls before took more than theirs: then this one does without.
         """
         task.check()
@@ -285,7 +285,7 @@ class MaintenanceSupervisor:
                 index.should_compact(bucket, max_deltas=most)
                 and any(run.stored is None for run in found.runs)
             )
-            or is_unsettled(store.spec.merge, found.runs)
+            or has_reclaimable_rows(store.spec.merge, found.runs)
         )
 
     def _cold(self, store: AttachedStore, buckets: list[int]) -> list[int]:

@@ -156,7 +156,7 @@ def build_runs(
     """The runs of a batch by ascending bucket; a bucket of more than `max_rows` rows is several, disjoint.
 
     `append` numbers rows from `first_seq` on, in the order they came (None: a `seq` column does). `hashes` are
-    the keys' hashes where the caller has them already. `whole` gets what was folded, for who goes on with it.
+    the keys' hashes where the caller has them already. `whole` gets what was folded, for the caller's own use.
     """
     if max_rows < 1:
         raise InvalidError(f"store {spec.name}: max_rows is {max_rows}; a run needs at least one row")

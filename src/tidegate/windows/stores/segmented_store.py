@@ -158,12 +158,12 @@ class StoreState(ABC):
         """How far time has come for its rows; -1 before the first. Known from a checkpoint, too."""
 
     @abstractmethod
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         """What the checkpoint keeps beside the rows."""
 
     @abstractmethod
-    def restore_extra(self, data: bytes) -> None:
-        """Take over what `encode_extra` answered, then call `restored`."""
+    def restore_progress(self, data: bytes) -> None:
+        """Take over what `encode_progress` answered, then call `restored`."""
 
     def when_restored(self, call: Callable[[], None]) -> None:
         """Set who looks at the index again after every restore: the store."""
@@ -186,10 +186,10 @@ class RowsState(StoreState):
     def stream_time(self) -> int:
         return self._clock()
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return b""
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.restored()
 
 
@@ -212,7 +212,7 @@ class WindowsState(StoreState):
     def stream_time(self) -> int:
         return self.observed_time
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return msgspec.msgpack.encode(
             _Extra(
                 VERSION,
@@ -224,7 +224,7 @@ class WindowsState(StoreState):
             )
         )
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self._reset()
         if data:
             extra = self._decode(data)
