@@ -59,7 +59,7 @@ def test_a_version_that_failed_is_not_served_and_the_one_that_is_current_is() ->
         log.create_topic("live", 2)
     with pytest.raises(tg.InvalidError) as told:
         tg.hybrid_table("data/log", "users_v1", live="live", rewind="1h", state="data/state")
-    shown = typed(told.value, "tables.replicas.reading.served_version: table info")
+    shown = typed(told.value, "tables.hybrid.status.served_version: table info")
     assert "users_v2" in shown or '"current": 2' in shown
     tg.hybrid_table("data/log", "users", live="live", rewind="1h", state="data/state").close()
 
