@@ -62,10 +62,10 @@ def app_over(folder: Path, *, fixed: bool = False, rekeyed: bool = False) -> tg.
     if rekeyed:
         stream = stream.key_by("key", shards=PARTITIONS)
     (
-        stream.deduplicate("order_id", within="1h")
+        stream.drop_duplicates("order_id", within="1h")
         .window(tg.Tumbling("1m", grace="1h", retention="10d"))  # all of them can be read at the end
-        .aggregate(n=tg.count(), total=tg.sum("amount"))
-        .table("windows")
+        .agg(n=tg.count(), total=tg.sum("amount"))
+        .to_table("windows")
     )
     return app
 
@@ -99,7 +99,7 @@ def run(app: tg.App, engine: Any, round_records: int | None) -> Ran:
 
 
 def check(app: tg.App, answer: Answer) -> None:
-    with app.read("windows") as table:
+    with app.open_table("windows") as table:
         found = table.to_arrow()
     minute = pc.divide(found["window_start"].cast(pa.int64()), MINUTE)
     fault = answer.fault_in(found.append_column("minute", minute))

@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec

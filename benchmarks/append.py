@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from _report import Report, best_of, demand, events
 from machine import fsync_seconds
-from tidegate.log.access.embedded import Durability, Log
+from tidegate.log.log import Durability, Log
 
 WANTED = 6e6
 

@@ -29,7 +29,7 @@ from tidegate.integrity.certificates import digest_topic
 from tidegate.integrity.compare import compare
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.sender import ChainLimits
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 NOW_MS = 1_767_225_600_000
 PARTITIONS = 2

@@ -27,13 +27,13 @@ import pyarrow as pa
 from _report import MIB, Report, demand, events
 from tidegate.clock import SystemClock
 from tidegate.files import Files
-from tidegate.log.cleaning.cleaner import Cleaner, CompactionReport
-from tidegate.log.cleaning.compaction import Limits, cleanable
+from tidegate.log.compaction import Cleaner, CompactionReport
+from tidegate.log.compaction_plan import Limits, cleanable
 from tidegate.log.format.batch import Codec
 from tidegate.log.format.decode import decode_pieces, scan_batches
 from tidegate.log.format.encode import encode_with_facts
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.partition import PartitionLog
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 

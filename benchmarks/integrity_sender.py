@@ -26,8 +26,8 @@ from _report import Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
 from tidegate.integrity.columns import computed_checksums, read_columns
 from tidegate.integrity.sender import ChainLimits, Chains, ChainState, table_of
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns, coerce
+from tidegate.log.log import Log
 
 GUID = bytes(range(16))
 NOW_MS = 1_767_225_600_000

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from _report import Report, demand, load_line
-from tidegate.log.access.connect import open_log
 from tidegate.log.format.records import HEADERS_TYPE
+from tidegate.log.log import open_log
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "interop"))
 

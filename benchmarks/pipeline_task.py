@@ -29,7 +29,7 @@ import pyarrow as pa
 from _report import Report, demand
 from _storage import roomy, scratch_folder
 from tidegate.integrity.columns import without_control
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, Sink, Source, Step, To, Validate
 from tidegate.pipeline.rounds.orders import Delivery, SourceOrder, TaskOrder, Tick
@@ -192,7 +192,7 @@ def measure(
     show(report, alone, rows)
     extra = (sending.seconds - alone.seconds) / sending.rows
     report.figure(
-        f"{codec.name}: a task with .to(topic), {sending.rows / 1e6:.2f} M results",
+        f"{codec.name}: a task with .to_topic(topic), {sending.rows / 1e6:.2f} M results",
         f"{rows / sending.seconds / 1e6:.2f} M records/s", f"{extra * 1e9:.0f} ns a result",
     )  # fmt: skip
     show(report, sending, rows)

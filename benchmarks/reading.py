@@ -21,7 +21,7 @@ import pyarrow as pa
 from _report import MIB, Report, best_of, demand, events
 from machine import memcpy_bytes_per_second
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 
 def peer_records_per_second(table: pa.Table) -> float | None:

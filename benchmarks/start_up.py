@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from _report import Report, best_of, demand
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.producer_state import Origin
 from tidegate.testing.batches import Rec, build_batch
 
 LIMIT_SECONDS = 0.3

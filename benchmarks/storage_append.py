@@ -32,7 +32,7 @@ from _storage import (
     totals_spec,
 )
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.reading.plan import ALL, RangeRequest
+from tidegate.storage.reader import ALL, RangeRequest
 from tidegate.storage.spec import StoreSpec
 
 ROWS, KEYS, BATCH = 1_000_000, 100_000, 100_000

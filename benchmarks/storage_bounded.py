@@ -40,7 +40,7 @@ from _storage import (
 )
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.reading.plan import RangeRequest, Time
+from tidegate.storage.reader import RangeRequest, Time
 
 KEYS, BATCH = 100_000, 250_000
 FILLER = 64

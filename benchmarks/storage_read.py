@@ -36,7 +36,7 @@ from _storage import (
 )
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.reading.plan import ALL, RangeRequest, Time
+from tidegate.storage.reader import ALL, RangeRequest, Time
 
 ROWS, KEYS, BATCH = 1_000_000, 100_000, 100_000
 HOUR = 60 * MINUTE

@@ -16,8 +16,7 @@ import pyarrow as pa
 from _report import Report, best_of, demand
 from _storage import TASK, Store, batches, events_spec, roomy, scratch_folder
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 
 

@@ -25,7 +25,7 @@ from _storage import MINUTE, START_MS, TASK, Store, batches, events_spec, key_na
 from backend_faults import BackendEffect, WatchedBackend
 from tidegate.files import Files
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.reading.plan import RangeRequest, Time
+from tidegate.storage.reader import RangeRequest, Time
 
 KEYS, BATCH, ROUND = 100_000, 100_000, 50_000
 ROUNDS = 12

@@ -181,7 +181,7 @@ def fetches(report: Report, data: Path, seconds: float) -> None:
     """An open loop of 200 fetches a second over four connections, while an app reads a topic that is written to."""
     writer = subprocess.Popen([sys.executable, "-c", PIPELINE.format(tests=sys.path[0], data=str(data))])
     try:
-        with Served(data) as served, shop(data).read("per-minute") as own:
+        with Served(data) as served, shop(data).open_table("per-minute") as own:
             keys = sorted({row.key for row in own.fetch_all(1_767_261_600_000, 1_767_261_600_000)})
             expected = {key: own.get(key, 1_767_261_600_000) for key in keys}
             for key in keys[:20]:

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from _report import Report, demand
 from _storage import key_names, roomy, scratch_folder
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.serdes.json_columns import JsonDecoder

@@ -21,10 +21,10 @@ app = tg.App("orders", data=DATA)
 orders = app.stream("orders", value=tg.Json(order_id="string", amount="double"))
 (
     orders.validate()
-    .deduplicate("order_id", within="10m")
+    .drop_duplicates("order_id", within="10m")
     .window(tg.Tumbling("1m", grace="30s"))
-    .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-    .to("orders-per-minute")
+    .agg(orders=tg.count(), revenue=tg.sum("amount"))
+    .to_topic("orders-per-minute")
 )
 
 

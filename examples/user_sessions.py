@@ -21,8 +21,8 @@ app = tg.App("visits", data=DATA)
     app.stream("clicks", value=tg.Json(user="string", page="string"))
     .key_by("user")  # clicks are keyed by shop; sessions are by user
     .window(tg.Session("10m", grace="1m"))
-    .aggregate(clicks=tg.count(), entered=tg.first("page"), left=tg.last("page"))
-    .to("visits")
+    .agg(clicks=tg.count(), entered=tg.first("page"), left=tg.last("page"))
+    .to_topic("visits")
 )
 
 

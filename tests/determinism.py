@@ -152,9 +152,9 @@ def defined(app: tg.App, chain: Sequence[str]) -> str | None:
         stream = app.stream("in", value=tg.Json(**COLUMNS))
         for step in steps:
             stream = _then(stream, step)
-        stream.to(name, integrity=False)
+        stream.to_topic(name, integrity=False)
         if chain[-1] in WINDOWS:
-            stream.table(f"{name}.table")
+            stream.to_table(f"{name}.table")
     except InvalidError:
         return None
     return name
@@ -172,8 +172,8 @@ def _changes_defined(app: tg.App, chain: Sequence[str], name: str) -> str | None
     made = {"n": tg.sum("n")}
     if "-close-" in chain[place - 1]:  # of final windows also what cannot be taken back
         made["high"] = tg.max("high")
-    stream = stream.window(KINDS[again]).aggregate(emit=emit, **made)
-    stream.to(name, integrity=False).table(f"{name}.table")
+    stream = stream.window(KINDS[again], emit=emit).agg(**made)
+    stream.to_topic(name, integrity=False).to_table(f"{name}.table")
     return name
 
 
@@ -182,12 +182,11 @@ def _then(stream: tg.Stream, step: str) -> tg.Stream:
         kind, emit, made = step.split("-")
         if made == "ordered":
             own = summed() if kind == "session" else joined()
-            return stream.window(KINDS[kind]).aggregate(own=own, n=tg.count(), emit=emit)
-        return stream.window(KINDS[kind]).aggregate(
+            return stream.window(KINDS[kind], emit=emit).agg(own=own, n=tg.count())
+        return stream.window(KINDS[kind], emit=emit).agg(
             n=tg.count(), total=tg.sum("f"), low=tg.min("x"), high=tg.max("x"), mean=tg.mean("f"),
             begin=tg.first("id"), end=tg.last("id"), ids=tg.collect("id"), top=tg.top_k("x", 3),
-            different=tg.count_distinct("id"), about=tg.approx_count_distinct("id"), emit=emit,
-        )  # fmt: skip
+            different=tg.count_distinct("id"), about=tg.approx_count_distinct("id"))  # fmt: skip
     match step:
         case "re-keyed":
             return stream.key_by("group", shards=2)
@@ -205,7 +204,7 @@ def _then(stream: tg.Stream, step: str) -> tg.Stream:
         case "lookup":
             return stream.lookup("names", "name", key="group", value=NAMES)
         case "dedupe":
-            return stream.deduplicate("id", within="6s", grace="4s")
+            return stream.drop_duplicates("id", within="6s", grace="4s")
     return stream  # co-partitioned: as it is
 
 
@@ -273,7 +272,7 @@ def outcome(folder: Path, app: tg.App, name: str, written: Sequence[Line]) -> di
         rows = sorted(rows, key=repr)
     found["topic"] = rows
     if name.rpartition(".")[2] in WINDOWS:
-        with app.read(f"{name}.table") as table:
+        with app.open_table(f"{name}.table") as table:
             found["table"] = sorted(table.all().to_arrow().to_pylist(), key=repr)
     if app.flow(name).is_stateful:
         found["late"] = sorted(app.late(name).to_pylist(), key=repr)

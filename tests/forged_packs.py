@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from tidegate.storage.packs.layout import crc32c, seal
-from tidegate.storage.packs.pack import _PLACE, _TRAILER, END, FOOT, STEPPED_FOOT, PackReader, Slot
+from tidegate.storage.backends.sealed import crc32c, seal
+from tidegate.storage.pack import _PLACE, _TRAILER, END, FOOT, STEPPED_FOOT, PackReader, Slot
 
 
 def forged(pack: bytes, name: str, change: Callable[[int, bytearray], None]) -> bytes:

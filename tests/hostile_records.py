@@ -96,9 +96,9 @@ def is_json_object(value: bytes | None) -> bool | None:
 def define(folder: Path) -> tg.App:
     app = tg.App("any", data=str(folder))
     stream = app.stream("any", key=tg.Bytes(), value=tg.Json(amount="double", who="string"), on_error="keep")
-    stream.window(tg.Tumbling("1m", grace="1d", retention="7d")).aggregate(
+    stream.window(tg.Tumbling("1m", grace="1d", retention="7d")).agg(
         n=tg.count(), total=tg.sum("amount")
-    ).table("counts")
+    ).to_table("counts")
     return app
 
 
@@ -169,7 +169,7 @@ def counted(found: list[dict[str, Any]]) -> None:
     app = define(Path("."))
     summary = app.run("local", until="caught_up")
     require(not summary.stopped, f"the app stopped: {summary}")
-    with app.read("counts") as table:
+    with app.open_table("counts") as table:
         windows = table.to_arrow().to_pylist()
         letters = {row["offset"] for row in table.dead_letters().to_pylist()}
         late = table.late().num_rows

@@ -31,8 +31,7 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, InternalError, TidegateError
 from tidegate.storage import open_backend
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend
-from tidegate.storage.backends.state_keys import StateKeys
+from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend, StateKeys
 from tidegate.tables.building.stored import open_committed
 from tidegate.tables.versions.reading import versioned_table
 
@@ -58,14 +57,14 @@ def define(folder: Path) -> tg.App:
     orders = app.stream(
         "orders", value=tg.Json(order_id="string", amount="double", who="string"), on_error="keep"
     ).validate()
-    orders.deduplicate("order_id", within="10m").window(
+    orders.drop_duplicates("order_id", within="10m").window(
         tg.Tumbling("1m", grace="30s", retention="1d")
-    ).aggregate(
+    ).agg(
         n=tg.count(), total=tg.sum("amount"), mean=tg.mean("amount"), least=tg.min("who"), first=tg.first("who"),
         last=tg.last("amount"), different=tg.count_distinct("who"), about=tg.approx_count_distinct("who"),
         top=tg.top_k("amount", 3), everyone=tg.collect("who"),
-    ).to("per-minute").table("minutes")  # fmt: skip
-    orders.window(tg.Session("5s", grace="30s", retention="1d")).aggregate(everyone=tg.collect("who")).table(
+    ).to_topic("per-minute").to_table("minutes")  # fmt: skip
+    orders.window(tg.Session("5s", grace="30s", retention="1d")).agg(everyone=tg.collect("who")).to_table(
         "sessions"
     )
     return app
@@ -99,7 +98,7 @@ def seen(folder: Path, *, runs: bool) -> list[Any]:
             raise CorruptError(f"the app stopped a partition: {summary.stopped[0].message}")
     found: list[Any] = []
     for name in ("minutes", "sessions"):
-        with app.read(name) as table:
+        with app.open_table(name) as table:
             found += [
                 table.to_arrow().to_pylist(),
                 table.late().to_pylist(),

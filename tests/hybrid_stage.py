@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from tidegate.clock import ManualClock
 from tidegate.integrity import Manifest, Push, Sender
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import coerce
+from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table

@@ -57,15 +57,17 @@ def define(folder: Path, kind: str, target: str, ceiling: int = CEILING) -> tg.A
     }[kind]
     windows = (
         app.stream("orders", value=tg.Json(id="string", amount="int64"))
-        .window(tg.Tumbling("1d", grace="30s", retention="2d"))
-        .aggregate(kept=kept, n=tg.count(), emit="close" if target == "close" else "update")
+        .window(
+            tg.Tumbling("1d", grace="30s", retention="2d"), emit="close" if target == "close" else "update"
+        )
+        .agg(kept=kept, n=tg.count())
     )
     if target != "table":
         out = f"out-{kind}-{target}"
         with tg.Log(folder / "log") as log:
             log.create_topic(out, 1, {"max.message.bytes": str(2**31 - 1)}, if_not_exists=True)
-        windows = windows.to(out)
-    windows.table(f"{kind}-{target}")
+        windows = windows.to_topic(out)
+    windows.to_table(f"{kind}-{target}")
     return app
 
 
@@ -79,7 +81,7 @@ def run(folder: Path, kind: str, target: str, ceiling: int) -> None:
             round_records=ROUND if target == "rounds" else None,
         )
         print("ran", summary.records if hasattr(summary, "records") else "")
-        with app.read(f"{kind}-{target}") as table:
+        with app.open_table(f"{kind}-{target}") as table:
             for key in ("k10", "hot"):
                 for row in table.fetch(key):
                     kept = row.value["kept"]

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
-from tidegate.log.access.partitioner import partition_of_key
 from tidegate.log.format.records import RECORD_SCHEMA
+from tidegate.log.writer import partition_of_key
 
 PARTITIONS = 4  # what the mock cluster gives every topic
 

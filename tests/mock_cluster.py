@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from importlib import import_module
 
-from tidegate.log.kafka.librdkafka import library
+from tidegate.log.kafka.client import library
 
 PRODUCE, FETCH, LIST_OFFSETS = 0, 1, 2
 _BROKER = 1

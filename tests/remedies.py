@@ -1,7 +1,7 @@
 """The commands that errors name: where each text lies in the source, and how it is typed as it was told.
 
 A place is `module.function` (or the name of the constant that holds the text) and the command's words, such as
-`log.topics.catalog.unknown_topic: topic create`. `typed` finds that text in the source, requires that the message
+`log.catalog.unknown_topic: topic create`. `typed` finds that text in the source, requires that the message
 in hand is that text, and runs the command as the message spells it. `tests/tidy/test_remedies_are_typed.py` asks
 that every place is typed by a test.
 """

@@ -22,7 +22,7 @@ from simulated_replicas import counting, leaders, led, undisturbed
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 from tidegate.tables.replicas.status import ReplicaStatus, read_statuses
@@ -34,7 +34,7 @@ WAIT_SECONDS = 300
 NURSERY = """
 import os, signal, sys, threading, time
 from contextlib import contextmanager
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.hybrid_table import hybrid_table
 from tidegate.tables.replicas import outgoing
 

@@ -14,7 +14,7 @@ from push_kit import push_here
 
 import tidegate as tg
 from table_records import Said, session_record, window_record, write_records
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.tables.building.consumed import Consumed
@@ -162,7 +162,7 @@ class Results(Stage):
     def app(self) -> tg.App:
         app = tg.App("a", data=self.folder)
         stream = app.stream("t", value=tg.Json(n="long"))
-        stream.window(tg.Tumbling("1s", grace="1h")).aggregate(total=tg.sum("n")).table("totals")
+        stream.window(tg.Tumbling("1s", grace="1h")).agg(total=tg.sum("n")).to_table("totals")
         return app
 
     def opened(self) -> Any:

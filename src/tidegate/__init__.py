@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         UnavailableError,
         WindowedKeyFormatError,
     )
-    from tidegate.log.access.embedded import Log
-    from tidegate.log.topics.topics import TopicConfig
+    from tidegate.log.log import Log
+    from tidegate.log.topic_config import TopicConfig
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.definition.stream import Stream
     from tidegate.spark.push.driver import push
@@ -80,7 +80,7 @@ _HOMES = {
     "InvalidError": "tidegate.errors",
     "Json": "tidegate.tables.serdes.json_serde",
     "LateSettings": "tidegate.windows.operators.late",
-    "Log": "tidegate.log.access.embedded",
+    "Log": "tidegate.log.log",
     "Long": "tidegate.tables.serdes.plain",
     "ManualClock": "tidegate.clock",
     "Materialized": "tidegate.tables.building.materialized",
@@ -93,7 +93,7 @@ _HOMES = {
     "String": "tidegate.tables.serdes.plain",
     "SystemClock": "tidegate.clock",
     "TidegateError": "tidegate.errors",
-    "TopicConfig": "tidegate.log.topics.topics",
+    "TopicConfig": "tidegate.log.topic_config",
     "Tumbling": "tidegate.windows.kinds",
     "UnavailableError": "tidegate.errors",
     "Unlimited": "tidegate.windows.kinds",

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 import tidegate as tg
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RECORD_SCHEMA
+from tidegate.log.log import Log
 
 START = 1_767_225_600_000
 
@@ -261,11 +261,11 @@ def counted(path: Path) -> Path:
     """Topics of results with windowed keys: minutes of strings, sessions, and keys that are numbers."""
     app = tg.App("counts", log=str(path), state=str(path.parent / "state"))
     clicks = app.stream("t", value=tg.String())
-    clicks.window(tg.Tumbling("5s", grace="1h")).count().to("minutes")
-    clicks.window(tg.Session("1s", grace="1h")).count().to("sessions")
+    clicks.window(tg.Tumbling("5s", grace="1h")).count().to_topic("minutes")
+    clicks.window(tg.Session("1s", grace="1h")).count().to_topic("sessions")
     clicks.key_by(lambda batch: pa.array([7] * batch.num_rows, pa.int64()), serde=tg.Long()).window(
         tg.Hopping("10s", advance="5s", grace="1h")
-    ).count().to("numbers")
+    ).count().to_topic("numbers")
     app.run("local", until="caught_up", close=True)
     return path
 

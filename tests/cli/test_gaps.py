@@ -13,7 +13,7 @@ import tidegate as tg
 from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.integrity import read_columns
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 DAY = 86_400_000
 TEN = 1_767_261_600_000
@@ -22,9 +22,9 @@ KINDS = ["drop", "reorder", "flip", "future-clock", "repeat", "truncate-tail", "
 
 def an_app(folder: Path, window: Any, name: str = "counts") -> tg.App:
     app = tg.App("shop", data=folder)
-    app.stream("orders", value=tg.Json(amount="double")).window(window).aggregate(
+    app.stream("orders", value=tg.Json(amount="double")).window(window).agg(
         n=tg.count(), total=tg.sum("amount")
-    ).to(name)
+    ).to_topic(name)
     return app
 
 
@@ -129,8 +129,8 @@ def compacted(folder: Path, *, lag_ms: int, clock: ManualClock) -> Log:
 
 
 def clean(log: Log) -> None:
-    from tidegate.log.cleaning.housekeeping import Housekeeping
-    from tidegate.log.topics.topic_config import BrokerConfig
+    from tidegate.log.maintenance import Housekeeping
+    from tidegate.log.topic_config import BrokerConfig
     from tidegate.randomness import SeededRandomness
 
     keeper = Housekeeping(
@@ -204,7 +204,7 @@ def test_break_applies_the_tolerance_of_the_topic(tmp_path: Path, capsys: Any, w
 
 def test_a_compaction_under_way_is_reckoned_with(tmp_path: Path, capsys: Any) -> None:
     """Its segments are swapped before the checkpoint says so; a crash may come between."""
-    from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+    from tidegate.log.checkpoints import CleanerCheckpoint
 
     clock = ManualClock(TEN)
     with compacted(tmp_path / "log", lag_ms=0, clock=clock) as log:
@@ -241,7 +241,7 @@ def test_explain_says_where_gaps_prove_nothing(tmp_path: Path) -> None:
         ("orders", None),
     ):
         app = tg.App("shop", log=tmp_path / "log", state=tmp_path / "state")
-        app.stream(topic).validate().to("copied")
+        app.stream(topic).validate().to_topic("copied")
         told = app.explain()
         assert ("a gap that is no fault" in told) == (expected is not None)
         assert expected is None or expected in told

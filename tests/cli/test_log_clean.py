@@ -13,8 +13,8 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.maintenance import owner_status
+from tidegate.log.locks import owner_status
+from tidegate.log.log import Log
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 CANARY = [
     "--record-bytes",

@@ -20,8 +20,8 @@ from tidegate.cli.main import run
 from tidegate.cli.output import Progress
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
 
 
 @pytest.fixture(autouse=True)
@@ -413,6 +413,7 @@ def test_csv_values_may_hold_newlines_quotes_and_commas(path: Path, monkeypatch:
         ("csv", b"key,value\na,\xff\xfe\n", "invalid UTF8"),
         ("csv", b"", "it is empty"),
         ("csv", b"key,value\na\n", "Expected 2 columns, got 1"),
+        ("csv", b"key,key,value\na,b,1\n", "columns twice: key"),
         ("parquet", b"PAR1" + bytes(100), "not a Parquet file"),
         ("parquet", b"", "not a Parquet file"),
     ],

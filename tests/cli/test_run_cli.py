@@ -31,7 +31,7 @@ MODULE = """
 import tidegate as tg
 
 app = tg.App("counts", data={data!r})
-app.stream("clicks", value=tg.Json(x="double"){more}).window(tg.Tumbling("1m", grace="1h")).count().to("counts")
+app.stream("clicks", value=tg.Json(x="double"){more}).window(tg.Tumbling("1m", grace="1h")).count().to_topic("counts")
 """
 
 
@@ -223,7 +223,7 @@ def stuck(batch):
 
 
 app = tg.App("counts", data={data!r})
-app.stream("clicks", value=tg.Json(x="double")).map(stuck, pa.schema([("x", pa.float64())])).to("copies")
+app.stream("clicks", value=tg.Json(x="double")).map(stuck, pa.schema([("x", pa.float64())])).to_topic("copies")
 """
 
 
@@ -424,7 +424,7 @@ def test_two_flows_over_a_topic_count_its_records_and_faults_once(
 ) -> None:
     broken_by(shop, "faults")
     more = 'app.stream("clicks", value=tg.Json(x="double")).validate(on_error="keep").window(tg.Tumbling("2m")).count()'
-    (shop / "clicks.py").write_text((shop / "clicks.py").read_text() + more + '.to("others")\n')
+    (shop / "clicks.py").write_text((shop / "clicks.py").read_text() + more + '.to_topic("others")\n')
     assert run(["run", "clicks.py", "--once", "--engine", "local"]) == 1
     summary = printed_json(capsys)
     assert (summary["records"], summary["progress"]["faults"]) == (11, {"corrupt": 1})

@@ -41,8 +41,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (
         app.stream("hostile", key=tg.String(), value=tg.Bytes(), on_error="keep")
         .window(tg.Tumbling("1d", grace="0s", retention="9d"))
-        .aggregate(records=tg.count(), last=tg.last("value"))
-        .table("per-day")
+        .agg(records=tg.count(), last=tg.last("value"))
+        .to_table("per-day")
     )
     app.run("local", until="caught_up")
     with tg.Log(folder / "log") as log, tg.table(
@@ -188,7 +188,7 @@ with tg.Log("new/data/log") as log:
     log.writer("orders").write(pa.table({"key": ["k"], "value": ['{"amount": 1}'], "timestamp": [1]}))
 app = tg.App("shop", data="new/data")
 (app.stream("orders", value=tg.Json(amount="double")).window(tg.Tumbling("1m"))
- .aggregate(n=tg.count()).to("out").table("per-minute"))
+ .agg(n=tg.count()).to_topic("out").to_table("per-minute"))
 app.run("local", until="caught_up")
 with tg.Log("new/data/log") as log:
     with tg.table(log, "orders", state="new/data/state", materialized=tg.Materialized("kept")) as table:

@@ -11,7 +11,7 @@ import pytest
 import tidegate as tg
 from table_records import session_record, window_record, write_records
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized
 from tidegate.tables.serdes.plain import Long, String
@@ -100,9 +100,7 @@ TEN = 1_767_261_600_000
 def shop(folder: Path, name: str, size: str = "1m") -> tg.App:
     app = tg.App(name, log=str(folder / "log"), state=str(folder / "state"))
     clicks = app.stream("clicks", value=tg.Json(x="double"))
-    clicks.window(tg.Tumbling(size, grace="1h")).aggregate(n=tg.count(), total=tg.sum("x")).table(
-        "per_minute"
-    )
+    clicks.window(tg.Tumbling(size, grace="1h")).agg(n=tg.count(), total=tg.sum("x")).to_table("per_minute")
     return app
 
 
@@ -123,7 +121,7 @@ def apps(folder: Path) -> Path:
 
 
 def test_tables_of_apps_are_read_by_name(capsys: pytest.CaptureFixture[str], apps: Path) -> None:
-    with shop(apps, "shop").read("per_minute") as own:
+    with shop(apps, "shop").open_table("per_minute") as own:
         expected = own.to_arrow().to_pylist()
     assert len(expected) == 4
     scanned = lines(capsys, apps, "scan", "per_minute")

@@ -17,7 +17,7 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.integrity import Manifest, Push
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 
 def served(folder: Path, *options: str) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 
 @pytest.fixture(autouse=True)

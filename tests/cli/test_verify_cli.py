@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.testing.batches import Rec, build_batch
 
 

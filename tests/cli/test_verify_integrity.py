@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.cli.main import run
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 COLUMNS = ("key", "value", "headers", "timestamp")
 

@@ -292,7 +292,7 @@ import tidegate as tg
 from tidegate.windows.kinds import Tumbling
 
 app = tg.App("shop", data="/data")
-app.stream("orders").window(Tumbling("1h")).aggregate(records=tg.count()).table("per_hour")
+app.stream("orders").window(Tumbling("1h")).agg(records=tg.count()).to_table("per_hour")
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from log_contract import *  # noqa: F403 - its tests are collected here
 from log_contract import PARTITIONS
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 
 
 @pytest.fixture(params=["folder", "kafka"])

@@ -20,8 +20,8 @@ import pytest
 from log_partitions import CompactedPartition, compacting
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.segments.segment import LogSegment
+from tidegate.log.fetch import Isolation
+from tidegate.log.segment import LogSegment
 from tidegate.testing.crash_states import Model
 from tidegate.testing.faults import (
     CrashAt,

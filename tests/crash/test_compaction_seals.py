@@ -11,8 +11,8 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler

@@ -16,8 +16,8 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, TidegateError
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.batch import BatchHeader
+from tidegate.log.log import Log
 from tidegate.log.verify.verify import verify
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler

@@ -10,10 +10,10 @@ import pytest
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.watermark import SLOT_BYTES, WATERMARK_NAME, is_certain, parse_slot, read_slots
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
 from tidegate.log.verify.verify import verify
+from tidegate.log.watermark import SLOT_BYTES, WATERMARK_NAME, is_certain, parse_slot, read_slots
 
 RECORDS, STEP = 60, 10
 

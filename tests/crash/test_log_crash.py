@@ -22,9 +22,9 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.topics.topic_config import BrokerConfig
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, FailSync, count_effects, dying_process

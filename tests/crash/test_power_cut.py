@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.faults import Recorder, Recording, crash_states

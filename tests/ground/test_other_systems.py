@@ -97,10 +97,10 @@ with tg.Log(log) as opened:
 assert run(["verify", "orders", "--log", log, "--format", "json"]) == 0
 with tg.App("shop", data=data) as app:
     stream = app.stream("orders", value=tg.Json(order="int64", amount="int64"))
-    unique = stream.validate().deduplicate("order", within="10m")
-    unique.window(Tumbling("1h")).aggregate(total=tg.sum("amount")).table("totals")
+    unique = stream.validate().drop_duplicates("order", within="10m")
+    unique.window(Tumbling("1h")).agg(total=tg.sum("amount")).to_table("totals")
     assert app.run(until="caught_up", close=True).exit_code == 0
-    print("total", sum(app.read("totals").to_arrow().column("total").to_pylist()))
+    print("total", sum(app.open_table("totals").to_arrow().column("total").to_pylist()))
 assert run(["app", "status", "shop", "--state", data + "/state"]) == 0
 assert run(["doctor", "--log", log]) == 0
 """

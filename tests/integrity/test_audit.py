@@ -16,9 +16,9 @@ from tidegate.integrity.report import OTHERS, AuditReport, PartitionAudit
 from tidegate.integrity.sender import ChainLimits
 from tidegate.integrity.state import Manifest
 from tidegate.integrity.verdicts import FATAL, Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.checkpoints import CleanerCheckpoint
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
 
 Rows = list[dict[str, Any]]
 

@@ -30,7 +30,7 @@ from tidegate.integrity import (
 )
 from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
 from tidegate.integrity.header import ControlType
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "see-what-went-missing.md"
 AUDIT = ValidationRules(during_push=OnError.KEEP, otherwise=OnError.KEEP)

@@ -21,7 +21,7 @@ from tidegate.integrity.certificates import (
     parse_certificate,
 )
 from tidegate.integrity.sender import ChainLimits
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 NOW = 1_800_000_000_000
 

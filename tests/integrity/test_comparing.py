@@ -15,7 +15,7 @@ from tidegate.cli.main import run
 from tidegate.integrity import compare as comparing
 from tidegate.integrity.compare import Comparison, Kind, compare, join_blocks, longest_rising
 from tidegate.integrity.digests import Parts, TopicAt
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 Record = tuple[bytes | None, bytes | None]
 

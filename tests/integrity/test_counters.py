@@ -13,7 +13,7 @@ from tidegate.integrity.partition_audit import audit_topic
 from tidegate.integrity.replica import Replica
 from tidegate.integrity.validator import Counters, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Tolerance, Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 
 NOW = 1_800_000_000_000

@@ -1,4 +1,4 @@
-"""Chains without control records: what `.to()` writes, so that nothing but results is in a changelog topic."""
+"""Chains without control records: what `.to_topic()` writes, so that nothing but results is in a changelog topic."""
 
 from __future__ import annotations
 

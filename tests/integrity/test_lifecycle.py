@@ -24,9 +24,9 @@ from tidegate.integrity.header import ControlType
 from tidegate.integrity.sender import ChainLimits, Sender
 from tidegate.integrity.state import Manifest, Received, check_manifest
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.topics.topics import BrokerConfig
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 
 OK, DUPLICATE, UNREGISTERED = Verdict.OK, Verdict.DUPLICATE, Verdict.UNREGISTERED_PRODUCER

@@ -20,7 +20,7 @@ from tidegate.integrity.header import ChecksumType, ControlType, Stamp
 from tidegate.integrity.partition_audit import judged_through_reader
 from tidegate.integrity.sender import ChainLimits
 from tidegate.integrity.state import Manifest, Sent
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.log.verify import ranges, scan
 from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 

@@ -19,13 +19,13 @@ from tidegate.integrity import report_page
 from tidegate.integrity.report import BY_METADATA, AuditReport, PartitionAudit
 from tidegate.integrity.report_page import page
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.cleaner_checkpoint import CleanerCheckpoint
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.checkpoints import CleanerCheckpoint
 from tidegate.log.format.batch import iter_headers
-from tidegate.log.topics.topics import TopicPartition
+from tidegate.log.log import Log
 from tidegate.log.verify.findings import Severity
-from tidegate.log.verify.folders import Compaction, PartitionTarget
-from tidegate.log.verify.report import PartitionReport, Report
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import PartitionReport, Report
 from tidegate.testing.faults import FailAt
 
 NOW_MS = 1_767_225_600_000

@@ -23,9 +23,9 @@ from tidegate.integrity import Sender, audit_topic
 from tidegate.integrity.header import ORIGIN_HEADER_KEY, ChainOrigin, ControlKey, Stamp
 from tidegate.integrity.sender import ChainLimits, Chains, ChainState
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.writer import Writer, Written
 from tidegate.log.format.records import coerce
+from tidegate.log.log import Log
+from tidegate.log.writer import Writer, Written
 from tidegate.randomness import SeededRandomness
 
 OK, DUPLICATE = Verdict.OK, Verdict.DUPLICATE
@@ -117,7 +117,7 @@ def test_a_sender_is_what_integrity_true_gives_and_none_is_the_default(log: Log)
 
 
 def test_rows_go_where_an_ordinary_writer_puts_them(log: Log, sender: Sender) -> None:
-    from tidegate.log.access.partitioner import partition_of_key
+    from tidegate.log.writer import partition_of_key
 
     sender.write(table(*map(str, range(30)), partition=None))
     for number in range(3):

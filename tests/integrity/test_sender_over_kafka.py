@@ -12,7 +12,7 @@ from tidegate.integrity import Sender
 from tidegate.integrity.columns import without_control
 from tidegate.integrity.sender import ChainLimits
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 

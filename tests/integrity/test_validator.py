@@ -14,7 +14,7 @@ from tidegate.integrity.header import Stamp
 from tidegate.integrity.state import Manifest, PartitionState, Phase, Sent
 from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 GOES_ON = ValidationRules(during_push=OnError.KEEP)
 

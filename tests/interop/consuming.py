@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, TopicPartition
 
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 
 class Seen(NamedTuple):

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 
 import tidegate as tg
 from table_records import windows_in
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.storage import open_backend
 from tidegate.windows.keys import partitions_of_inner_keys
@@ -66,12 +66,12 @@ def app_of(name: str, log: str | Path, state: Path, *, kinds: Sequence[str] = EV
     re-keyed, whose windows nothing is late for."""
     app = tg.App(name, log=log, state=state, **given)
     stream = app.stream(f"{name}-orders", value=tg.Json(order="int64", amount="double")).validate("fail")
-    unique = stream.deduplicate("order", within="10m")
+    unique = stream.drop_duplicates("order", within="10m")
     if REKEYED in kinds:
         number = stream.key_by("order % 5", shards=3).window(tg.Tumbling("1m", grace="1h", retention="3h"))
-        number.aggregate(orders=tg.count(), amount=tg.sum("amount")).to(f"{name}-{REKEYED}")
+        number.agg(orders=tg.count(), amount=tg.sum("amount")).to_topic(f"{name}-{REKEYED}")
     for kind in (each for each in kinds if each != REKEYED):
-        unique.window(KINDS[kind]).aggregate(orders=tg.count(), amount=tg.sum("amount")).to(f"{name}-{kind}")
+        unique.window(KINDS[kind]).agg(orders=tg.count(), amount=tg.sum("amount")).to_topic(f"{name}-{kind}")
     return app
 
 
@@ -148,7 +148,7 @@ def fill_folder(folder: Path, topic: str, rows: Sequence[Row]) -> None:
 
 def windows_of(app: tg.App, kind: str) -> list[dict[str, Any]]:
     """The flow's windows by its last commit."""
-    with app.read(f"{app.name}-{kind}") as table:
+    with app.open_table(f"{app.name}-{kind}") as table:
         return sorted(table.to_arrow().to_pylist(), key=repr)
 
 

@@ -12,12 +12,12 @@ from comparing import batch_heads, cleaned_heads, differences, is_compressed
 
 from tidegate.clock import ManualClock
 from tidegate.files import Files
-from tidegate.log.cleaning.cleaner import Cleaner, CompactionReport
-from tidegate.log.cleaning.compaction import Limits, cleanable
-from tidegate.log.cleaning.retention import apply_retention
+from tidegate.log.compaction import Cleaner, CompactionReport
+from tidegate.log.compaction_plan import Limits, cleanable
 from tidegate.log.format.decode import decode
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topics import BrokerConfig, TopicConfig
+from tidegate.log.partition import PartitionLog
+from tidegate.log.retention import apply_retention
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 

@@ -14,8 +14,7 @@ from tidegate.integrity.certificates import certify_topic, check_certificate
 from tidegate.integrity.compare import compare
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.sender import ChainLimits
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, open_log
 from tidegate.spark.audit import SCHEDULES_ONLY, SparkRunner
 from tidegate.spark.session import session
 

@@ -19,7 +19,7 @@ from our_logs import open_partition
 from raw_batches import as_sent, stored_batches
 from workloads import T0, WORKLOADS
 
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producer_state import Origin
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

@@ -16,7 +16,7 @@ from kafka_wire import Wire
 from raw_batches import Row, batch
 from workloads import T0
 
-from tidegate.log.access.partitioner import partition_of_key
+from tidegate.log.writer import partition_of_key
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

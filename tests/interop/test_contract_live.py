@@ -12,7 +12,7 @@ from log_contract import *  # noqa: F403 - its tests are collected here
 from log_contract import PARTITIONS
 from tidegate.clock import SystemClock
 from tidegate.errors import ConflictError
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.waiting import waiting
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]

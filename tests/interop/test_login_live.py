@@ -10,8 +10,8 @@ from secure_listener import PASSWORD, USER
 
 from tidegate.cli.main import run as command_line
 from tidegate.errors import AuthenticationError, UnavailableError
-from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.reader import KafkaReader
+from tidegate.log.log import open_log
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.log.kafka.log.TIMEOUT_SECONDS", 5)
-    monkeypatch.setattr("tidegate.log.kafka.offsets.TIMEOUT_SECONDS", 5)
+    monkeypatch.setattr("tidegate.log.kafka.log.TIMEOUT_SECONDS", 5)
 
 
 @pytest.mark.parametrize(

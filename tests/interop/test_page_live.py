@@ -15,7 +15,7 @@ from kafka_broker import Broker
 from served_shop import serving
 
 import tidegate as tg
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 NOW = 1_767_261_600_000
@@ -49,8 +49,8 @@ def build(url: str, data: Path) -> None:
     (
         app.stream("paged", value=tg.Json(order_id="string", amount="double"))
         .window(tg.Tumbling("1m", grace="1h", retention="2d"))
-        .aggregate(orders=tg.count(), amount=tg.sum("amount"))
-        .table("per-minute")
+        .agg(orders=tg.count(), amount=tg.sum("amount"))
+        .to_table("per-minute")
     )
     app.run("local", until="caught_up")
 

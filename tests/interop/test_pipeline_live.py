@@ -45,8 +45,8 @@ from tidegate.cli.main import run as command_line
 from tidegate.clock import SystemClock
 from tidegate.errors import AuthenticationError, UnavailableError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.delivering import Deliverer
@@ -277,7 +277,7 @@ def assert_tables_are_right(app: tg.App, kind: str, log: str, *, duplicates: int
     assert set(verdicts) == {"ok", "duplicate"}
     assert verdicts["duplicate"] >= duplicates
     found = {(key, start): value for (key, start, _), (value, _) in table_windows(app, kind).items()}
-    with app.read(f"{app.name}-{kind}") as table:
+    with app.open_table(f"{app.name}-{kind}") as table:
         assert found == {(row.key, row.window.start): row.value for row in table.all()}
 
 
@@ -430,7 +430,9 @@ def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path)
 
     def ran(size: str, topic: str) -> None:
         app = tg.App("encoded", log=address, state=tmp_path / "state")
-        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to(topic)
+        app.stream("encoded-orders").window(tg.Tumbling(size, grace="2m", retention="3h")).count().to_topic(
+            topic
+        )
         app.run("local", **ONCE)
 
     ran("1m", "encoded-counts")
@@ -450,7 +452,7 @@ def test_a_clusters_topic_keeps_one_encoding_too(broker: Broker, tmp_path: Path)
 def counting(log: str, state: Path, topic: str) -> tg.App:
     app = tg.App("counting", log=log, state=state)
     windows = app.stream(topic).window(tg.Tumbling("1d", retention="3650d"))
-    windows.aggregate(n=tg.count()).table("counts")
+    windows.agg(n=tg.count()).to_table("counts")
     return app
 
 
@@ -461,7 +463,7 @@ def produce_plain(address: str, topic: str, count: int) -> None:
 
 
 def counted(app: tg.App) -> int:
-    with app.read("counts") as table:
+    with app.open_table("counts") as table:
         return sum(row.value["n"] for row in table.all())
 
 

@@ -11,8 +11,8 @@ import pytest
 from kafka_broker import Broker
 
 from tidegate.integrity import Sender
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.partitioner import partition_of_key
+from tidegate.log.log import open_log
+from tidegate.log.writer import partition_of_key
 
 pytestmark = [
     pytest.mark.interop,

@@ -19,7 +19,7 @@ from random_ops import End, Send, last_words, random_config, random_ops
 from raw_batches import CONTROL, heads, marker, stored_batches
 
 from tidegate.errors import TidegateError
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producer_state import Origin
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

@@ -10,7 +10,7 @@ from kafka_broker import Broker
 
 from remedies import typed
 from tidegate.cli.main import run as cli
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.web.site import Site
 from tidegate.web.topics import TopicQuestion, topic_document
 

@@ -13,7 +13,7 @@ from simulated_replicas import counting, led, undisturbed
 from tidegate.clock import ManualClock
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from kafka_broker import Broker
 
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 
 pytestmark = [
     pytest.mark.interop,

@@ -15,8 +15,8 @@ from streams_fixtures import NAMES, STREAMS
 from streams_oracle import ask
 
 import tidegate as tg
-from tidegate.kernels.murmur2 import murmur2
-from tidegate.log.access.connect import open_log
+from tidegate.kernels.hashing import murmur2
+from tidegate.log.log import open_log
 from tidegate.windows.keys import (
     LATEST,
     LENIENT,
@@ -117,7 +117,7 @@ def test_it_restores_every_session_that_an_app_wrote(
             )
     app = tg.App("restored", log=url, state=tmp_path / "state")
     windows = app.stream("restored-orders").window(tg.Session("20s", grace="3h", retention="1d"))
-    windows.aggregate(n=tg.count()).to("restoring-visits-changelog", value=tg.Long())
+    windows.agg(n=tg.count()).to_topic("restoring-visits-changelog", value=tg.Long())
     for _ in range(2):  # a graceful end, and on from there
         app.run("local", until="caught_up", round_records=500)
     expected = sessions_of(rows, 20_000)

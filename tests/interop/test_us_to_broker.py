@@ -24,9 +24,9 @@ from workloads import CODECS, FOREVER, T0
 
 from encoded_batches import end_txn_marker
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.batch import ControlType
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.producer_state import Origin
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.kernels.row_keys import count_key_bytes, spread_keys
-from tidegate.storage.reading.row_keys import row_keys
-from tidegate.storage.runs.hashing import binary_parts
+from tidegate.kernels.run_merge import count_key_bytes, spread_keys
+from tidegate.storage.runs.columns import binary_parts, row_keys
 
 
 @pytest.mark.parametrize("seed", range(20))

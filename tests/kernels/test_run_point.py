@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.kernels.run_lookup import point_lookup
-from tidegate.kernels.run_point import point_read
+from tidegate.kernels.run_lookup import point_lookup, point_read
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import AppendBatch
-from tidegate.storage.memory.caches import WriteBuffer
-from tidegate.storage.memory.pool import WorkerMemoryPool
-from tidegate.storage.reading.lookup import span_of
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.index import AppendBatch
+from tidegate.storage.lookup import span_of
+from tidegate.storage.memory.pool import WorkerMemoryPool, WriteBuffer
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.spec import Cursor, Merge
 from workers import rows_batch, store
 

@@ -8,7 +8,7 @@ import pytest
 
 from log_partitions import Place
 from tidegate.clock import ManualClock
-from tidegate.log.partitions.partition import PartitionLog
+from tidegate.log.partition import PartitionLog
 from tidegate.testing.batches import CANARY_CRCS, CANARY_START_MS, canary_batch, canary_timestamp
 
 FIRST, SECOND = f"{0:020d}", f"{109:020d}"

@@ -9,9 +9,9 @@ import pytest
 
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.catalog import CATALOG_NAME, Catalog, LogFolder, TopicEntry
-from tidegate.log.topics.topic_config import Source
+from tidegate.log.catalog import CATALOG_NAME, Catalog, LogFolder, TopicEntry
+from tidegate.log.log import Log
+from tidegate.log.topic_config import Source
 from tidegate.testing.batches import Rec, build_batch
 
 ENTRY = TopicEntry("AAAAAAAAAAAAAAAAAAAAAQ", 3, {"segment.bytes": "16384"})

@@ -8,8 +8,8 @@ import pytest
 
 from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.partitions import checkpoints
-from tidegate.log.partitions.checkpoints import TopicId
+from tidegate.log import checkpoints
+from tidegate.log.checkpoints import TopicId
 from tidegate.randomness import SeededRandomness
 
 FILES = Files()

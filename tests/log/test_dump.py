@@ -12,7 +12,6 @@ import pytest
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from tidegate.errors import InvalidError
-from tidegate.log.dump.batches import BatchWalk
 from tidegate.log.dump.decoders import (
     find_decoder,
     parse_offsets_record,
@@ -21,6 +20,7 @@ from tidegate.log.dump.decoders import (
 )
 from tidegate.log.dump.dump import DumpOptions, Target, dump
 from tidegate.log.dump.json import JsonSink
+from tidegate.log.dump.records import BatchWalk
 from tidegate.log.dump.text import TextSink
 from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, Codec
 from tidegate.log.format.compression import compress

@@ -11,7 +11,7 @@ from our_logs import open_partition
 from raw_batches import as_sent, stored_batches
 from recorded import manifest, names
 
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.producer_state import Origin
 
 CONTROL = 0x20
 

@@ -12,10 +12,10 @@ import pytest
 from log_partitions import Place, one_record
 from tidegate.errors import UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.fetching import Isolation, LogPoint
-from tidegate.log.partitions.syncing import GroupCommit
-from tidegate.log.producers.producer_state import ProducerStates
+from tidegate.log.fetch import Isolation, LogPoint
+from tidegate.log.group_commit import GroupCommit
+from tidegate.log.log import Log
+from tidegate.log.producer_state import ProducerStates
 from tidegate.testing.faults import EffectCounter, FailSync
 
 

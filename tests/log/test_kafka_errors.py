@@ -11,11 +11,10 @@ import pytest
 from mock_cluster import FETCH, LIST_OFFSETS, PRODUCE, MockCluster
 from tidegate.cli.main import run as command_line
 from tidegate.errors import AuthenticationError, CorruptError, FencedError, InvalidError, UnavailableError
-from tidegate.log.access.connect import open_log
-from tidegate.log.kafka.client import Heard, translated
-from tidegate.log.kafka.consumer import Fetched
-from tidegate.log.kafka.librdkafka import library
+from tidegate.log.kafka.client import Heard, library, translated
+from tidegate.log.kafka.reader import Fetched
 from tidegate.log.kafka.writer import KafkaWriter
+from tidegate.log.log import open_log
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -61,7 +60,7 @@ def test_a_leader_that_moves_is_waited_for(
 def test_a_leader_that_never_comes_is_told_after_a_time(
     cluster: MockCluster, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.log.kafka.offsets.PATIENCE_MS", 500)
+    monkeypatch.setattr("tidegate.log.kafka.log.PATIENCE_MS", 500)
     cluster.answer_with(LIST_OFFSETS, [FENCED_LEADER_EPOCH] * 10_000)
     with pytest.raises(UnavailableError, match=r"ask for the offsets of t \(\d+ times") as told:
         log.bounds("t", [0])

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import ConflictError, FencedError, InvalidError, OffsetOutOfRangeError, UnavailableError
-from tidegate.log.access.connect import open_log
 from tidegate.log.format.records import RECORD_SCHEMA
 from tidegate.log.kafka.client import client_settings, load_client, translated
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import open_log
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -107,7 +107,7 @@ def test_records_go_there_and_come_back(log: KafkaLog) -> None:
 
 
 def test_keys_are_placed_as_kafkas_java_clients_do(log: KafkaLog) -> None:
-    from tidegate.log.access.partitioner import partition_of_key
+    from tidegate.log.writer import partition_of_key
 
     keys = [b"key-%d" % number for number in range(20)]
     with log.writer("t") as writer:

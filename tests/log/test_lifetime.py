@@ -9,10 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.log.lifetime.lifetime import Rule, Workload, workload_lifetime
-from tidegate.log.lifetime.segments import PartitionFacts, SegmentFacts, forecast, lifetime_of_offset
-from tidegate.log.lifetime.traps import find_traps
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.lifetime.facts import find_traps
+from tidegate.log.lifetime.lifetime import (
+    PartitionFacts,
+    Rule,
+    SegmentFacts,
+    Workload,
+    forecast,
+    lifetime_of_offset,
+    workload_lifetime,
+)
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
 MINUTE = 60_000
 CANARY = Workload(record_bytes=150, interval_ms=5000)

@@ -16,12 +16,12 @@ import pytest
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import ConflictError
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.locks import changing_folder, lock_against_brokers, lock_partition
+from tidegate.log.locks import changing_folder, lock_against_brokers, lock_partition
+from tidegate.log.log import Log
 
 HOLD_AND_WAIT = """
 import sys, pyarrow as pa
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 log = Log(sys.argv[1], durability="os")
 log.writer("orders").write(pa.table({"value": [b"from another process"]}), partition=0)
 print("written", flush=True)

@@ -18,9 +18,9 @@ from tidegate.cli.main import run
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.watermark import WatermarkFile
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.log import Log
+from tidegate.log.watermark import WatermarkFile
 
 RECORDS = 60
 
@@ -65,9 +65,9 @@ def looked_up(path: Path) -> list[int | None]:
 def test_a_topic_that_does_not_exist_is_listed_and_created(folder: Path) -> None:
     with Log(folder, read_only=True) as log, pytest.raises(InvalidError) as told:
         log.reader("payments")
-    assert "payments" not in typed(told.value, "log.topics.catalog.unknown_topic: topic list")
-    typed(told.value, "log.topics.catalog.unknown_topic: topic create")
-    assert "payments" in typed(told.value, "log.topics.catalog.unknown_topic: topic list")
+    assert "payments" not in typed(told.value, "log.catalog.unknown_topic: topic list")
+    typed(told.value, "log.catalog.unknown_topic: topic create")
+    assert "payments" in typed(told.value, "log.catalog.unknown_topic: topic list")
     with Log(folder, read_only=True) as log, log.reader("payments") as reader:
         assert reader.read_all().num_rows == 0
 
@@ -83,7 +83,7 @@ def test_a_log_whose_topics_cannot_be_listed_is_created(
 def test_a_log_that_does_not_exist_is_created_with_a_topic(home: Path) -> None:
     with pytest.raises(InvalidError) as told, Log("./data/log", read_only=True) as log:
         log.reader("t")
-    typed(told.value, "log.topics.catalog.LogFolder.describe: topic create")
+    typed(told.value, "log.catalog.LogFolder.describe: topic create")
     assert stored(home / "data" / "log") == []
 
 
@@ -108,10 +108,10 @@ def damages(path: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 ACTIONS: dict[str, Callable[[Path], object]] = {
-    "log.partitions.fetching.find_by_timestamp: verify": looked_up,
-    "log.partitions.fetching._out_of_place: verify": looked_up,
-    "log.segments.resync._damaged: verify": stored,
-    "log.access.reader._damage: verify": stored,
+    "log.fetch.find_by_timestamp: verify": looked_up,
+    "log.fetch._out_of_place: verify": looked_up,
+    "log.batch_file._damaged: verify": stored,
+    "log.reader._damage: verify": stored,
 }
 
 
@@ -145,9 +145,7 @@ def test_a_log_that_is_only_read_for_its_damage_is_looked_at_restored_or_cut(
     shutil.copytree(folder, copy)
     with Log(folder) as log, pytest.raises(CorruptError) as told:
         log.writer("t").write(rows(RECORDS, RECORDS + 1))
-    assert segment.name in typed(
-        told.value, "log.partitions.recovery.SafeRecovery.read_only: verify", expect=1
-    )
+    assert segment.name in typed(told.value, "log.recovery.SafeRecovery.read_only: verify", expect=1)
     segment.write_bytes(content)
     with Log(folder) as log:
         log.writer("t").write(rows(RECORDS, RECORDS + 1))
@@ -187,7 +185,7 @@ def test_a_batch_that_the_cleaner_finds_cut_off_is_restored_and_compacted(home: 
         log.create_topic("t", config=settings)
         for _ in range(2):
             log.writer("t", batch_records=3).write(rows(0, RECORDS))
-    place = "log.cleaning.cleaner.Cleaner._stretches: verify"
+    place = "log.compaction.Cleaner._stretches: verify"
     segment = min((path / "t-0").glob("*.log"))
     content = segment.read_bytes()
     *_, (position, header) = iter_headers(content)
@@ -232,15 +230,15 @@ def test_a_damaged_seal_is_made_anew(folder: Path) -> None:
     seal.write_bytes(flipped(seal.read_bytes(), 40))
     (found,) = verified(folder, 1)
     told = f"{found['message']}; {found['remedy']}"
-    assert seal.stem in typed(told, "log.segments.seals.Seal.from_bytes: verify", expect=1)
-    typed(told, "log.segments.seals.Seal.from_bytes: log reseal")
+    assert seal.stem in typed(told, "log.seals.Seal.from_bytes: verify", expect=1)
+    typed(told, "log.seals.Seal.from_bytes: log reseal")
     assert verified(folder, 0) == []
 
 
 def test_a_file_that_was_changed_on_purpose_is_accepted(folder: Path) -> None:
     min((folder / "t-0").glob("*.timeindex")).write_bytes(b"")
     (found,) = verified(folder, 1)
-    typed(found["remedy"], "log.verify.partition.Audit._seals: log reseal")
+    typed(found["remedy"], "log.verify.verify.Audit._seals: log reseal")
     assert verified(folder, 0) == []
     assert stored(folder) == list(range(RECORDS))
 
@@ -252,7 +250,7 @@ def test_damage_that_is_not_sealed_is_looked_at_dumped_and_restored_or_insisted_
     (corrupt,) = [each for each in verified(folder, 1) if each["kind"] == "corrupt"]
     assert "baseOffset: 0" in typed(corrupt["remedy"], "log.verify.scan.SegmentScan._report: log dump")
     (sealed,) = [each for each in verified(folder, 1) if each["kind"] == "seal"]
-    place = "log.verify.partition.Audit._seals: log reseal"
+    place = "log.verify.verify.Audit._seals: log reseal"
     refused = typed(sealed["remedy"], place, expect=ConflictError.exit_code)
     assert segment.name in typed(refused, "cli.log._refuse_damage: verify", expect=1)
     assert "insist with --force" in refused
@@ -275,12 +273,12 @@ def test_a_log_whose_writer_died_while_it_replaced_files_is_opened_once(folder: 
     middle.rename(middle.with_name(middle.name + ".swap"))  # between two names
     with Log(folder, read_only=True, clock=ManualClock()) as log, pytest.raises(UnavailableError) as told:
         log.reader("t").read_all()
-    typed(told.value, "log.access.partition_view.PartitionView.fetch: log clean")
+    typed(told.value, "log.partition_reader.PartitionView.fetch: log clean")
     assert stored(folder) == list(range(RECORDS))
 
 
 @pytest.mark.parametrize(
-    "place", ["log.lifetime.lifetime._UNATTENDED: log clean", "log.lifetime.segments._lifetime: log clean"]
+    "place", ["log.lifetime.lifetime._UNATTENDED: log clean", "log.lifetime.lifetime._lifetime: log clean"]
 )
 def test_a_log_that_nobody_cleans_is_cleaned(home: Path, place: str) -> None:
     """The records are 50 years old: the first pass takes all of them that are in closed log segments."""

@@ -11,19 +11,19 @@ import pytest
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError, TidegateWarning, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.cleaning.maintenance import owner_status
-from tidegate.log.cleaning.retention import Reason
-from tidegate.log.partitions.checkpoints import (
+from tidegate.log.checkpoints import (
     CLEANER_OFFSETS,
     HIGH_WATERMARKS,
     LOG_STARTS,
     RECOVERY_POINTS,
     read_offsets,
 )
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topic_config import BrokerConfig
+from tidegate.log.locks import owner_status
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.partition import PartitionLog
+from tidegate.log.retention import Reason
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler, ThreadScheduler
 from tidegate.testing.batches import Rec, build_batch
@@ -226,7 +226,7 @@ def test_leap_of_the_clock_spares_one_check_and_warns(house: House) -> None:
     house.append(log, 12)
     house.run_for(MINUTE_MS)
     house.clock.set_now_ms(house.clock.now_ms() + 7 * 86_400_000)
-    with pytest.warns(TidegateWarning, match="leapt 7d ahead"):
+    with pytest.warns(TidegateWarning, match="jumped 7d ahead"):
         house.run_for(270_000)
     assert log.log_start_offset == 0
     house.run_for(300_000)
@@ -238,7 +238,7 @@ def test_clock_set_right_in_time_saves_everything(house: House) -> None:
     house.append(log, 12)
     house.run_for(MINUTE_MS)
     house.clock.set_now_ms(house.clock.now_ms() + 7 * 86_400_000)
-    with pytest.warns(TidegateWarning, match="leapt"):
+    with pytest.warns(TidegateWarning, match="jumped"):
         house.run_for(270_000)
     house.clock.set_now_ms(house.clock.now_ms() - 7 * 86_400_000)
     house.run_for(3_000_000, 10_000)

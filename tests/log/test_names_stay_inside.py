@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.cli.main import run
 from tidegate.errors import TidegateError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 OPENING = {
     "open",

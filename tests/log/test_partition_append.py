@@ -13,8 +13,8 @@ from tidegate.errors import CorruptError, FencedError, InvalidError, TidegateErr
 from tidegate.files import Files
 from tidegate.log.format.batch import BatchHeader, Codec, RecordFacts
 from tidegate.log.format.decode import decode
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
 from tidegate.testing.batches import CODECS, CodecName, Rec, build_batch, end_transaction_batch
 from tidegate.testing.faults import FailAt, ShortDisk
 
@@ -146,7 +146,7 @@ def test_an_empty_active_segment_with_a_full_index_is_made_anew(place: Place, br
 
 
 def _log_end() -> Any:
-    from tidegate.log.partitions.fetching import Isolation
+    from tidegate.log.fetch import Isolation
 
     return Isolation.LOG_END
 

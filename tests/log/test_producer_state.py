@@ -11,8 +11,8 @@ from log_partitions import PID
 from log_partitions import ProducerBench as Bench
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.producers.producer_state import Origin
-from tidegate.log.segments.file_names import SNAPSHOT, offset_file
+from tidegate.log.format.partition_files import SNAPSHOT, offset_file
+from tidegate.log.producer_state import Origin
 
 DAY_MS = 86_400_000
 

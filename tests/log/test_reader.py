@@ -13,12 +13,12 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, OffsetOutOfRangeError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
+from tidegate.log.checkpoints import CLEANER_OFFSETS, write_offsets
 from tidegate.log.format.batch import iter_headers
 from tidegate.log.format.records import RECORD_SCHEMA
-from tidegate.log.partitions.checkpoints import CLEANER_OFFSETS, write_offsets
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.producer_state import Origin
+from tidegate.log.reader import Reader
 from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 START = 1_767_225_600_000

@@ -11,10 +11,10 @@ import pytest
 
 from log_partitions import Place, one_record
 from tidegate.errors import CorruptError
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.partitions.recovery import SafeRecovery
+from tidegate.log.fetch import Isolation
+from tidegate.log.log import Log
+from tidegate.log.partition import PartitionLog
+from tidegate.log.recovery import SafeRecovery
 
 SIZE = 72  # one_record's
 

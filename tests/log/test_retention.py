@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tidegate.clock import ManualClock
 from tidegate.errors import OffsetOutOfRangeError
 from tidegate.files import Files
-from tidegate.log.cleaning.partition_look import look_at
-from tidegate.log.cleaning.retention import (
+from tidegate.log.checkpoints import LEADER_EPOCHS, LeaderEpochs
+from tidegate.log.maintenance import PartitionSnapshot
+from tidegate.log.partition import PartitionLog
+from tidegate.log.retention import (
     Bounds,
     Reason,
     RetentionReport,
@@ -24,10 +26,7 @@ from tidegate.log.cleaning.retention import (
     breaching_time,
     plan_retention,
 )
-from tidegate.log.partitions.checkpoints import LEADER_EPOCHS
-from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.batches import Rec, build_batch
@@ -343,7 +342,7 @@ def test_dry_run_says_the_same_and_changes_nothing(tmp_path: Path) -> None:
     world.log.acknowledge(sync=False)
     world.clock.advance(1001)
     before = sorted(path.name for path in world.log.folder.iterdir())
-    planned = look_at(world.log).retention(world.clock.now_ms())
+    planned = PartitionSnapshot.from_open(world.log).retention(world.clock.now_ms())
     assert sorted(path.name for path in world.log.folder.iterdir()) == before
     assert world.bases() == [0, 5, 10]
     assert planned == world.retain()

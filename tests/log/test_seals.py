@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
-from tidegate.log.segments.file_names import offset_file
-from tidegate.log.segments.seals import (
+from tidegate.log.format.partition_files import offset_file
+from tidegate.log.seals import (
     BLOCK_BYTES,
     BlockSums,
     FileSum,

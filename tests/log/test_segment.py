@@ -13,16 +13,16 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
+from tidegate.log.checkpoints import LeaderEpochs
+from tidegate.log.fetch import find_by_timestamp
 from tidegate.log.format.batch import BatchHeader
-from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.partitions.fetching import find_by_timestamp
-from tidegate.log.partitions.kafka_recovery import recover_segment
-from tidegate.log.partitions.rolling import roll_reason
-from tidegate.log.producers.producer_state import ProducerStates
-from tidegate.log.segments.file_names import DELETED
-from tidegate.log.segments.segment import LogSegment
-from tidegate.log.segments.transaction_index import AbortedTxn
-from tidegate.log.topics.topic_config import TopicConfig
+from tidegate.log.format.partition_files import DELETED
+from tidegate.log.indexes import AbortedTxn
+from tidegate.log.producer_state import ProducerStates
+from tidegate.log.recovery import recover_segment
+from tidegate.log.segment import LogSegment
+from tidegate.log.segment_roll import roll_reason
+from tidegate.log.topic_config import TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 from tidegate.testing.faults import FailAt
@@ -279,7 +279,7 @@ def test_recovery_rebuilds_the_transaction_index(bench: Bench, earlier: int | No
 
 
 def _replication() -> Any:
-    from tidegate.log.producers.producer_state import Origin
+    from tidegate.log.producer_state import Origin
 
     return Origin.REPLICATION
 

@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from tidegate.config import INT_MAX, LONG_MAX
 from tidegate.errors import InvalidError
-from tidegate.log.topics import topic_config
-from tidegate.log.topics.topic_config import BrokerConfig, Source, TopicConfig
-from tidegate.log.topics.topic_settings import BROKER_ONLY_SETTINGS, SYNONYMS, TOPIC_SETTINGS, is_used
+from tidegate.log import topic_config
+from tidegate.log.topic_config import (
+    BROKER_ONLY_SETTINGS,
+    SYNONYMS,
+    TOPIC_SETTINGS,
+    BrokerConfig,
+    Source,
+    TopicConfig,
+    is_used,
+)
 
 TIMESTAMP_FIELDS = {  # read by `TopicConfig.timestamp_bounds_ms`, for everybody else
     "message_timestamp_before_max_ms",

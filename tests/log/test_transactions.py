@@ -11,7 +11,7 @@ from log_partitions import PID
 from log_partitions import ProducerBench as Bench
 from tidegate.errors import FencedError, InvalidError, TidegateError
 from tidegate.log.format.batch import TRANSACTIONAL_BIT
-from tidegate.log.producers.producer_state import CompletedTxn, Origin
+from tidegate.log.producer_state import CompletedTxn, Origin
 
 
 @pytest.fixture

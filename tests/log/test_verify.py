@@ -12,11 +12,10 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.producers.producer_snapshot import BatchMetadata, ProducerEntry, encode_snapshot
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.producer_state import BatchMetadata, Origin, ProducerEntry, encode_snapshot
 from tidegate.log.verify.findings import MAX_KEPT_PER_KIND, Finding, Severity, parse_fail_on
-from tidegate.log.verify.folders import Compaction
+from tidegate.log.verify.scan import Compaction
 from tidegate.log.verify.verify import verify
 from tidegate.testing.batches import (
     CODECS,
@@ -417,7 +416,7 @@ def test_many_producers_over_many_windows_are_judged_as_in_one(built, monkeypatc
 
 
 def test_more_producers_than_fit_in_memory_are_forgotten_without_a_false_alarm(built, monkeypatch):
-    monkeypatch.setattr("tidegate.log.verify.producers.MAX_TRACKS", 10)
+    monkeypatch.setattr("tidegate.log.verify.producer_checks.MAX_TRACKS", 10)
     monkeypatch.setattr("tidegate.log.verify.scan.WINDOW_BYTES", 500)
     batches = [built.sent(0, producer=i) for i in range(40)] + [built.sent(2, producer=i) for i in range(40)]
     built.segment(*batches, indexed=False)

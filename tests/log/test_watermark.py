@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.files import Files
-from tidegate.log.access.watermark import (
+from tidegate.log.watermark import (
     SLOT_BYTES,
     WATERMARK_NAME,
     Watermark,

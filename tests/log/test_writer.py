@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partitioner import partition_of_key
 from tidegate.log.format.batch import BatchHeader, iter_headers
+from tidegate.log.log import Log
+from tidegate.log.writer import partition_of_key
 from tidegate.testing.faults import FailAt
 
 

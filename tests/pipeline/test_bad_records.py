@@ -69,14 +69,14 @@ STEPS: dict[str, Callable[[tg.Stream], tg.Stream]] = {
     "function": lambda stream: stream.select("id", number=lambda rows: rows.column("text").cast("int64")),
     "filter": lambda stream: stream.filter("CAST(text AS BIGINT) >= 0").select("id", number="n"),
     "two": lambda stream: _numbers(stream.filter("n >= 0")).filter("number >= 0"),
-    "behind-dedupe": lambda stream: _numbers(stream.deduplicate("id", within="1h")),
-    "behind-key": lambda stream: _numbers(stream.key_by("id")).deduplicate("id", within="1h"),
-    "behind-key-and-dedupe": lambda stream: _numbers(stream.key_by("id").deduplicate("id", within="1h")),
+    "behind-dedupe": lambda stream: _numbers(stream.drop_duplicates("id", within="1h")),
+    "behind-key": lambda stream: _numbers(stream.key_by("id")).drop_duplicates("id", within="1h"),
+    "behind-key-and-dedupe": lambda stream: _numbers(stream.key_by("id").drop_duplicates("id", within="1h")),
     "behind-key-and-lookup": lambda stream: _numbers(
-        _rated(stream.key_by("id").deduplicate("id", within="1h"))
+        _rated(stream.key_by("id").drop_duplicates("id", within="1h"))
     ),
     "behind-lookup-and-key": lambda stream: _numbers(
-        _rated(stream).key_by("id").deduplicate("id", within="1h")
+        _rated(stream).key_by("id").drop_duplicates("id", within="1h")
     ),
 }
 
@@ -85,7 +85,7 @@ def app_of(folder: Path, steps: str, on_error: Any = "fail") -> tg.App:
     if "lookup" in steps:
         create_rates(folder)
     app = tg.App("shop", data=folder)
-    STEPS[steps](app.stream("orders", value=VALUE, on_error=on_error)).to("numbers")
+    STEPS[steps](app.stream("orders", value=VALUE, on_error=on_error)).to_topic("numbers")
     return app
 
 
@@ -159,14 +159,14 @@ def test_bad_records_are_kept_as_dead_letters(tmp_path: Path, step: str, round_r
 def as_windows(folder: Path, on_error: Any, *, rekeyed: bool, emit: str = "close") -> tg.App:
     app = tg.App("shop", data=folder)
     stream = app.stream("orders", value=VALUE, on_error=on_error)
-    stream = stream.key_by("id") if rekeyed else stream.deduplicate("id", within="1h")
-    windows = _numbers(stream).window(tg.Tumbling("5s", retention="1h"))
-    windows.aggregate(total=tg.sum("number"), emit=emit).table("totals")
+    stream = stream.key_by("id") if rekeyed else stream.drop_duplicates("id", within="1h")
+    windows = _numbers(stream).window(tg.Tumbling("5s", retention="1h"), emit=emit)
+    windows.agg(total=tg.sum("number")).to_table("totals")
     return app
 
 
 def total(app: tg.App) -> int:
-    with app, app.read("totals") as table:
+    with app, app.open_table("totals") as table:
         return sum(table.to_arrow()["total"].to_pylist())
 
 
@@ -219,7 +219,7 @@ def test_a_users_own_aggregate_fails_on_one_record(tmp_path: Path, rekeyed: bool
     stream = app.stream("orders", value=VALUE, on_error=on_error)
     stream = stream.key_by("id") if rekeyed else stream
     own = tg.reduce("text", merged, partial=joined, state=pa.int64())
-    stream.window(tg.Tumbling("5s", retention="1h")).aggregate(total=own).table("totals")
+    stream.window(tg.Tumbling("5s", retention="1h")).agg(total=own).to_table("totals")
     summary = app.run("local", until="caught_up")
     if on_error == "fail":
         (stopped,) = summary.stopped
@@ -240,7 +240,7 @@ def test_a_function_that_looks_at_other_rows_is_told_so(tmp_path: Path) -> None:
         return batch.select(["id"])
 
     app = tg.App("shop", data=tmp_path)
-    app.stream("orders", value=VALUE).map(alone, pa.schema({"id": pa.string()})).to("ids")
+    app.stream("orders", value=VALUE).map(alone, pa.schema({"id": pa.string()})).to_topic("ids")
     with pytest.raises(tg.InvalidError, match="on none of them alone"):
         app.run("local", until="caught_up")
 
@@ -295,10 +295,10 @@ def test_a_sum_that_does_not_fit_is_null_and_told_and_the_rest_stays_readable(
         pytest.skip("an unlimited window never closes")
     write_amounts(tmp_path)
     app = tg.App("shop", data=tmp_path)
-    windows = app.stream("orders", value=tg.Json(n="int64")).window(KINDS[kind])
-    made = windows.aggregate(total=tg.sum("n"), orders=tg.count(), mean=tg.mean("n"), emit=emit)
-    made.to("sent")
-    made.table("totals")
+    windows = app.stream("orders", value=tg.Json(n="int64")).window(KINDS[kind], emit=emit)
+    made = windows.agg(total=tg.sum("n"), orders=tg.count(), mean=tg.mean("n"))
+    made.to_topic("sent")
+    made.to_table("totals")
     summary = app.run("local", until="caught_up")
     assert summary.exit_code == 0 and not summary.stopped
     assert "total of key b'a' in the window that starts at 2026" in caplog.text or kind == "unlimited"
@@ -307,7 +307,7 @@ def test_a_sum_that_does_not_fit_is_null_and_told_and_the_rest_stays_readable(
         r"not in all results of \S+: [1-9]\d* results that could not be made and are null", str(summary)
     )
     caplog.clear()
-    with app, app.read("totals") as table:
+    with app, app.open_table("totals") as table:
         rows = table.to_arrow().to_pylist()
         assert table.fetch("b")[0].value["total"] in (5, 12)
     assert "does not fit int64" in caplog.text  # whoever reads is told as well
@@ -330,17 +330,17 @@ def test_a_finish_that_fails_for_one_window_leaves_the_others(
     app = tg.App("shop", data=tmp_path)
     own = tg.reduce("n", merged, state=pa.int64(), finish=inverse, result=pa.int64())
     stream = app.stream("orders", value=VALUE)
-    stream.window(tg.Tumbling("5s", retention="1h")).aggregate(x=own).table("totals")
+    stream.window(tg.Tumbling("5s", retention="1h")).agg(x=own).to_table("totals")
     assert app.run("local", until="caught_up").exit_code == 0
-    with app, app.read("totals") as table:
+    with app, app.open_table("totals") as table:
         assert table.to_arrow()["x"].to_pylist() == [None, 100 // 25, 100 // 50, 100 // 75]
     assert "by zero" in caplog.text
 
 
 SINKS: dict[str, Callable[[tg.Stream], tg.Stream]] = {
     "stateless": lambda stream: stream,
-    "behind-dedupe": lambda stream: stream.deduplicate("id", within="1h"),
-    "re-keyed": lambda stream: stream.key_by("id").deduplicate("id", within="1h"),
+    "behind-dedupe": lambda stream: stream.drop_duplicates("id", within="1h"),
+    "re-keyed": lambda stream: stream.key_by("id").drop_duplicates("id", within="1h"),
 }
 
 
@@ -357,10 +357,10 @@ def test_a_record_that_cannot_be_written_is_like_one_that_a_step_fails_on(
         stream = SINKS[steps](app.stream("orders", value=VALUE, on_error=on_error))
         if kind == "int":
             number = f"CASE WHEN id = '1-{POISON}' THEN 3000000000 ELSE n END"
-            stream.select(number=number).to("numbers", value=tg.Int())
+            stream.select(number=number).to_topic("numbers", value=tg.Int())
         else:
             number = f"CASE WHEN id = '1-{POISON}' THEN 'nan' ELSE '1.5' END::DOUBLE"
-            stream.select("id", number=number).to("numbers")
+            stream.select("id", number=number).to_topic("numbers")
         summary = app.run("local", until="caught_up", round_records=4)
         if on_error == "fail":
             (stopped,) = summary.stopped
@@ -379,7 +379,7 @@ def test_a_window_whose_result_json_cannot_say_is_sent_with_null(
     app = tg.App("shop", data=tmp_path)
     number = f"CASE WHEN id = '1-{POISON}' THEN 'inf' ELSE '1' END::DOUBLE"
     windows = app.stream("orders", value=VALUE).select("id", number=number).window(tg.Tumbling("5s"))
-    windows.aggregate(total=tg.sum("number"), orders=tg.count()).to("numbers")
+    windows.agg(total=tg.sum("number"), orders=tg.count()).to_topic("numbers")
     assert app.run("local", until="caught_up").exit_code == 0
     with tg.Log(tmp_path / "log", read_only=True) as log:
         rows = [
@@ -395,7 +395,7 @@ def test_a_window_whose_result_does_not_fit_its_serde_is_named(tmp_path: Path) -
     produce(tmp_path, poison={})
     app = tg.App("shop", data=tmp_path)
     stream = app.stream("orders", value=VALUE).select(n="n * 300000000")
-    stream.window(tg.Tumbling("5s")).aggregate(total=tg.sum("n")).to("numbers", value=tg.Int())
+    stream.window(tg.Tumbling("5s")).agg(total=tg.sum("n")).to_topic("numbers", value=tg.Int())
     with pytest.raises(
         tg.InvalidError, match=r"to numbers: the result of key b'k[01]' in the window that starts at 2026"
     ):
@@ -461,9 +461,9 @@ def test_a_step_that_fails_once_loses_no_record(tmp_path: Path) -> None:
         log.writer("in").write(pa.table({"key": ["k"] * 10, "value": values}))
     once = FailsOnce()
     app = tg.App("once", data=tmp_path)
-    app.stream("in", value=tg.Json(x="int64"), on_error="drop").map(once, pa.schema([("x", pa.int64())])).to(
-        "out"
-    )
+    app.stream("in", value=tg.Json(x="int64"), on_error="drop").map(
+        once, pa.schema([("x", pa.int64())])
+    ).to_topic("out")
     summary = app.run("local", until="caught_up")
     assert summary.exit_code == 0 and once.calls > 1
     with tg.Log(tmp_path / "log", read_only=True) as log:

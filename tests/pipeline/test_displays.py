@@ -10,7 +10,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.integrity import audit_topic
-from tidegate.log.access.showing import LOOKED_AT
+from tidegate.log.log import LOOKED_AT
 from tidegate.log.verify.verify import verify
 from tidegate.pipeline.reading import result_table
 from tidegate.pipeline.reading.result_table import ResultTable
@@ -46,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def app(place: Path) -> tg.App:
     app = tg.App("shop", data=place)
     stream = app.stream("orders", value=tg.Json(note="string"))
-    stream.window(tg.Tumbling("1m", retention="1d")).aggregate(notes=tg.last("note")).table("notes")
+    stream.window(tg.Tumbling("1m", retention="1d")).agg(notes=tg.last("note")).to_table("notes")
     return app
 
 
@@ -103,7 +103,7 @@ def test_a_run_tells_how_far_it_is(summary: Summary) -> None:
 
 
 def test_rows_are_escaped_and_few(app: tg.App, summary: Summary, capsys: pytest.CaptureFixture[str]) -> None:
-    with app.read("notes") as table:
+    with app.open_table("notes") as table:
         for shown in (table._repr_html_(), table.all()._repr_html_()):
             assert "<script>" not in shown and "&lt;script&gt;" in shown
             assert rows_in(shown) == 10 and "… 20 more rows" in shown
@@ -116,7 +116,7 @@ def test_a_large_table_is_not_read_for_display(
 ) -> None:
     monkeypatch.setattr(result_table, "_SMALL_BYTES", 0)
     monkeypatch.setattr(ResultTable, "fetch_all", lambda *_: pytest.fail("it was read"))
-    with app.read("notes") as table:
+    with app.open_table("notes") as table:
         shown = table._repr_html_()
         assert rows_in(shown) == 0 and "notes" in shown and "fetch(key)" in shown
         table.show()

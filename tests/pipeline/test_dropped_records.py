@@ -47,7 +47,7 @@ def write(
 def counting(folder: Path, kind: Any, on_error: str = "fail") -> tg.App:
     app = tg.App("shop", data=str(folder))
     clicks = app.stream("clicks", value=tg.Json(x="double"), on_error=on_error)
-    clicks.window(kind).aggregate(n=tg.count()).table("counts")
+    clicks.window(kind).agg(n=tg.count()).to_table("counts")
     return app
 
 
@@ -221,7 +221,7 @@ def test_faulty_records_are_warned_about_with_their_place(
         break_topic(log, "clicks", DamageKind.FLIP, into=tmp_path / "log", partition=0, offset=5)
     app = tg.App("shop", data=str(tmp_path))
     clicks = app.stream("clicks", value=tg.Json(x="double")).validate(on_error="keep")
-    clicks.window(tg.Tumbling("1m")).aggregate(n=tg.count()).table("counts")
+    clicks.window(tg.Tumbling("1m")).agg(n=tg.count()).to_table("counts")
     summary = app.run("local", until="caught_up")
     (told_of,) = warned(caplog).values()
     assert told_of == [(1, 5)]
@@ -233,8 +233,8 @@ def test_records_that_deduplicate_finds_too_old_are_warned_about(
 ) -> None:
     write(tmp_path, [("a", TEN + 30 * MINUTE), ("a", TEN)])
     app = tg.App("shop", data=str(tmp_path))
-    clicks = app.stream("clicks", value=tg.Json(x="double")).deduplicate("x", within="1m")
-    clicks.window(tg.Tumbling("1m", grace="2h")).aggregate(n=tg.count()).table("counts")
+    clicks = app.stream("clicks", value=tg.Json(x="double")).drop_duplicates("x", within="1m")
+    clicks.window(tg.Tumbling("1m", grace="2h")).agg(n=tg.count()).to_table("counts")
     app.run("local", until="caught_up")
     assert warned(caplog) == {"is late": [(1, 1)]}
 
@@ -277,10 +277,8 @@ def test_counts_of_a_run_are_of_the_topic_once_and_lag_is(tmp_path: Path) -> Non
     app = tg.App("shop", data=str(tmp_path))
     clicks = app.stream("clicks", value=tg.Json(x="double"))
     for number in range(3):
-        clicks.window(tg.Tumbling(f"{number + 1}m")).aggregate(n=tg.count()).table(f"counts{number}")
-    app.stream("views", value=tg.Json(x="double")).window(tg.Tumbling("1m")).aggregate(n=tg.count()).table(
-        "v"
-    )
+        clicks.window(tg.Tumbling(f"{number + 1}m")).agg(n=tg.count()).to_table(f"counts{number}")
+    app.stream("views", value=tg.Json(x="double")).window(tg.Tumbling("1m")).agg(n=tg.count()).to_table("v")
     lags: list[int] = []
     summary = app.run(
         "local", until="caught_up", round_records=4, progress=lambda each: lags.append(each.lag_records)

@@ -34,7 +34,7 @@ def orders(numbers: range) -> list[bytes]:
 def counting(folder: Path, **settings: Any) -> tg.App:
     app = tg.App("shop", data=folder, **settings)
     stream = app.stream("orders", value=tg.Json(n="string"))
-    stream.window(tg.Tumbling("10s", retention="1h")).aggregate(n=tg.count()).table("per_window")
+    stream.window(tg.Tumbling("10s", retention="1h")).agg(n=tg.count()).to_table("per_window")
     return app
 
 
@@ -65,8 +65,10 @@ def test_a_partition_that_holds_all_windows_open_is_named(tmp_path: Path) -> Non
         log.writer("orders").write(
             pa.table({"key": ["a"] * 20, "value": values, "timestamp": times}), partition=0
         )
-    windows = app.stream("orders", value=tg.Json(n="string")).key_by("n").window(tg.Tumbling("10s"))
-    windows.aggregate(n=tg.count(), emit="close").table("per_window")
+    windows = (
+        app.stream("orders", value=tg.Json(n="string")).key_by("n").window(tg.Tumbling("10s"), emit="close")
+    )
+    windows.agg(n=tg.count()).to_table("per_window")
     waits = app.run("local", until="caught_up").progress.waiting_for
     assert any("orders-1" in each for each in waits), waits
 
@@ -79,7 +81,7 @@ def test_one_record_that_a_function_fails_on_stops_its_partition_alone(tmp_path:
     produce(tmp_path, [*orders(range(10)), b'{"n": "poison"}', *orders(range(11, 20))])
     app = tg.App("shop", data=tmp_path)
     stream = app.stream("orders", value=tg.Json(n="string"))
-    stream.map(as_numbers, pa.schema([("n", pa.int64())])).to("numbers")
+    stream.map(as_numbers, pa.schema([("n", pa.int64())])).to_topic("numbers")
     summary = app.run("local", until="caught_up")
     (stopped,) = summary.stopped
     assert (stopped.topic, stopped.partition, stopped.offset) == ("orders", 0, 5)

@@ -93,12 +93,12 @@ def app_over(folder: Path, **validate: Any) -> tg.App:
     stream = app.stream("orders", value=tg.Json(amount="double"))
     if validate.pop("checked", True):
         stream = stream.validate(**validate)
-    stream.window(tg.Tumbling("1h", retention="1d")).aggregate(revenue=tg.sum("amount")).table("revenue")
+    stream.window(tg.Tumbling("1h", retention="1d")).agg(revenue=tg.sum("amount")).to_table("revenue")
     return app
 
 
 def revenue(app: tg.App) -> float:
-    with app.read("revenue") as table:
+    with app.open_table("revenue") as table:
         return sum(row.value["revenue"] for row in table.all())
 
 
@@ -225,7 +225,7 @@ def test_before_the_end_of_a_push_a_fault_stops_unless_told_otherwise(tmp_path: 
     assert revenue(strict) == sum(AMOUNTS[:4])
     lenient = tg.App("lenient", log=tmp_path / "log", state=tmp_path / "state")
     stream = lenient.stream("orders", value=tg.Json(amount="double")).validate(during_push="keep")
-    stream.window(tg.Tumbling("1h", retention="1d")).aggregate(revenue=tg.sum("amount")).table("revenue")
+    stream.window(tg.Tumbling("1h", retention="1d")).agg(revenue=tg.sum("amount")).to_table("revenue")
     summary = ran(lenient)
     assert summary.exit_code == 1 and not summary.stopped
     assert revenue(lenient) == sum(AMOUNTS) - AMOUNTS[4]

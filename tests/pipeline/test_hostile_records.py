@@ -16,8 +16,8 @@ from tidegate.cli.main import run
 from tidegate.errors import CorruptError
 from tidegate.integrity.certificates import parse_certificate
 from tidegate.integrity.header import ChainOrigin
-from tidegate.log.segments.seals import Seal
-from tidegate.log.topics.catalog import Catalog
+from tidegate.log.catalog import Catalog
+from tidegate.log.seals import Seal
 
 SCRIPT = Path(__file__).parents[1] / "hostile_records.py"
 DEEP = b"[" * 100_000
@@ -51,9 +51,9 @@ def test_a_record_that_is_nested_too_deep_does_not_keep_an_app_from_starting(tmp
             writer.write(pa.table({"key": [b"k", b"k"], "value": [b'{"amount": 2}', DEEP]}))
     app = tg.App("deep", data=tmp_path)
     stream = app.stream("any", value=tg.Json(amount="double"), on_error="keep")
-    stream.window(tg.Tumbling("1d")).aggregate(total=tg.sum("amount")).table("days")
+    stream.window(tg.Tumbling("1d")).agg(total=tg.sum("amount")).to_table("days")
     app.run("local", until="caught_up")
-    with app.read("days") as table:
+    with app.open_table("days") as table:
         assert [row["total"] for row in table.to_arrow().to_pylist()] == [2.0]
         assert table.dead_letters().column("reason").to_pylist() == ["not read: nested too deep"]
 

@@ -50,16 +50,16 @@ def shop(folder: Path, state: str) -> tg.App:
         app.stream("orders", value=tg.Json(amount="double"), on_error="keep")
         .validate()
         .window(tg.Tumbling("1m", grace="30s", retention="1d"))
-        .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-        .to("per-minute-changes")
-        .table("per-minute")
+        .agg(orders=tg.count(), revenue=tg.sum("amount"))
+        .to_topic("per-minute-changes")
+        .to_table("per-minute")
     )
     return app
 
 
 def answers(app: tg.App) -> dict[str, Any]:
     """What the app's table says, in every way it can be asked."""
-    with app.read("per-minute") as table:
+    with app.open_table("per-minute") as table:
         return {
             "all": table.all().to_arrow().to_pylist(),
             "fetch": table.fetch("user-3").to_arrow().to_pylist(),
@@ -94,7 +94,7 @@ def test_an_app_runs_is_read_and_goes_on_as_it_does_in_a_folder(s3: Place, tmp_p
     assert remote == answers(apps[1])
     assert remote["sql"] == [{"n": 800 - 8 - remote["late"]}] and remote["dead"] == 8
     assert not WRITES & set(read), read
-    with apps[0].read("per-minute", round=remote["rounds"][-2]) as before:
+    with apps[0].open_table("per-minute", round=remote["rounds"][-2]) as before:
         assert before.round == remote["rounds"][-2]
 
 
@@ -114,7 +114,7 @@ def test_what_a_round_and_a_look_cost(s3: Place, tmp_path: Path) -> None:
         done = app.run("local", until="caught_up", round_records=50)
     print(f"requests of a run of {done.rounds} rounds:", dict(cost))
     assert sum(cost.values()) <= 30 * done.rounds + 60, cost
-    with app.read("per-minute") as table:
+    with app.open_table("per-minute") as table:
         with s3.counted() as opened:
             table.fetch("user-3")
         with s3.counted() as again:
@@ -158,7 +158,7 @@ def test_a_partition_that_stopped_goes_on(s3: Place, said: Said, tmp_path: Path)
             )
     app = tg.App("strict", log=tmp_path / "log", state=s3.url)
     stream = app.stream("orders", value=tg.Json(amount="double"))
-    stream.window(tg.Tumbling("1m")).aggregate(n=tg.count()).table("counts")
+    stream.window(tg.Tumbling("1m")).agg(n=tg.count()).to_table("counts")
     assert app.run("local", until="caught_up").exit_code == 5
     assert run(["app", "status", "strict", "--state", s3.url]) == 5
     said("app", "resume", "strict", "--partition", "orders-0", "--skip-to", "3")

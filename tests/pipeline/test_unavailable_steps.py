@@ -73,8 +73,8 @@ def _reduced(stream: tg.Stream, service: Service, **where: bool) -> Any:
         return states
 
     own = tg.reduce("n", merge, partial=partial, state=pa.int64(), finish=finish, result=pa.int64())
-    windows = stream.window(tg.Tumbling("5s", retention="1h"))
-    return windows.aggregate(total=own, emit="close" if where.get("finish") else "update")
+    emit = "close" if where.get("finish") else "update"
+    return stream.window(tg.Tumbling("5s", retention="1h"), emit=emit).agg(total=own)
 
 
 SHAPES: dict[str, Shape] = {
@@ -82,9 +82,9 @@ SHAPES: dict[str, Shape] = {
     "function": lambda stream, service: stream.select(
         "id", n=lambda rows: (service(rows) if rows.num_rows else rows).column("n")
     ),
-    "behind state": lambda stream, service: stream.deduplicate("id", within="1h").map(service, SCHEMA),
+    "behind state": lambda stream, service: stream.drop_duplicates("id", within="1h").map(service, SCHEMA),
     "re-keyed": lambda stream, service: (
-        stream.key_by("id").map(service, SCHEMA).deduplicate("id", within="1h")
+        stream.key_by("id").map(service, SCHEMA).drop_duplicates("id", within="1h")
     ),
 }
 WINDOWS: dict[str, Shape] = {
@@ -104,17 +104,17 @@ def app_of(folder: Path, shape: str, service: Service, on_error: Any = "keep") -
     app = tg.App("shop", data=folder)
     stream = app.stream("orders", value=tg.Json(id="string", n="int64"), on_error=on_error)
     if shape in SHAPES:
-        SHAPES[shape](stream, service).to("out")
+        SHAPES[shape](stream, service).to_topic("out")
     else:
         made = WINDOWS[shape](stream, service)
-        made.table("out")
-        made.to("sent")  # results are finished where they are sent
+        made.to_table("out")
+        made.to_topic("sent")  # results are finished where they are sent
     return app
 
 
 def total(app: tg.App, shape: str, folder: Path) -> int:
     if shape in WINDOWS:
-        with app, app.read("out") as table:
+        with app, app.open_table("out") as table:
             found = table.to_arrow()["total"].to_pylist()
         assert None not in found
         return sum(found)
@@ -193,7 +193,7 @@ def ask(batch):
     if batch.num_rows:
         raise ConnectionResetError("the price service hung up")
     return batch.select(["n"])
-app.stream("orders", value=tg.Json(n="int64"), on_error="keep").map(ask, pa.schema([("n", pa.int64())])).to("out")
+app.stream("orders", value=tg.Json(n="int64"), on_error="keep").map(ask, pa.schema([("n", pa.int64())])).to_topic("out")
 """
     )
     assert run(["run", str(module), "--engine", "local", "--once"]) == 3

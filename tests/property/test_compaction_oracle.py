@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from log_partitions import CompactedPartition, compacting
-from tidegate.log.cleaning.cleaner import CompactionReport
+from tidegate.log.compaction import CompactionReport
+from tidegate.log.fetch import Isolation
 from tidegate.log.format.batch import iter_headers
 from tidegate.log.format.decode import decode
-from tidegate.log.partitions.fetching import Isolation
 
 RETENTION_MS = 1000
 PRODUCERS = (-1, 1, 2, 3)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from log_partitions import START_MS, Place, records
+from tidegate.log.fetch import Isolation
 from tidegate.log.format.batch import RecordFacts, iter_headers
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
+from tidegate.log.partition import PartitionLog
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,25 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError
 from tidegate.files import Files
+from tidegate.log import checkpoints
+from tidegate.log.checkpoints import LeaderEpochs
 from tidegate.log.format.batch import BatchHeader
-from tidegate.log.partitions import checkpoints
-from tidegate.log.partitions.epochs import LeaderEpochs
-from tidegate.log.producers.producer_snapshot import (
+from tidegate.log.indexes import (
+    AbortedSearch,
+    AbortedTxn,
+    OffsetIndex,
+    OffsetPosition,
+    TimeIndex,
+    TransactionIndex,
+)
+from tidegate.log.producer_state import (
     BatchMetadata,
+    Origin,
     ProducerEntry,
+    ProducerStates,
     decode_snapshot,
     encode_snapshot,
 )
-from tidegate.log.producers.producer_state import Origin, ProducerStates
-from tidegate.log.segments.offset_index import OffsetIndex, OffsetPosition
-from tidegate.log.segments.time_index import TimeIndex
-from tidegate.log.segments.transaction_index import AbortedSearch, AbortedTxn, TransactionIndex
 
 FILES = Files()
 BASE = 1000

@@ -15,9 +15,9 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.fault_injection import Damage, DamageKind, break_topic
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.topics.topic_config import BrokerConfig
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.push.sending import SendOrder, send_partition

@@ -41,19 +41,19 @@ def app_of(folder: Path, on_error: Any, steps: str) -> tg.App:
     app = tg.App("shop", data=folder)
     stream = app.stream("orders", value=tg.Json(id="string", text="string"), on_error=on_error)
     if steps == "behind state":
-        stream = stream.deduplicate("id", within="1h")
+        stream = stream.drop_duplicates("id", within="1h")
     elif steps == "re-keyed":
         stream = stream.key_by("id", shards=2)
     elif steps == "re-keyed, behind state":
-        stream = stream.key_by("id", shards=2).deduplicate("id", within="1h")
+        stream = stream.key_by("id", shards=2).drop_duplicates("id", within="1h")
     elif (
         steps == "re-keyed, behind a lookup"
     ):  # tried only when their turn has come, rounds after they were read
-        stream = stream.key_by("id", shards=2).deduplicate("id", within="1h")
+        stream = stream.key_by("id", shards=2).drop_duplicates("id", within="1h")
         stream = stream.lookup("rates", "rate", value=tg.Json(rate="int64"))
     numbers = stream.map(as_numbers, pa.schema({"id": pa.string(), "number": pa.int64()}))
     windows = numbers.window(tg.Tumbling("5s", retention="1h"))
-    windows.aggregate(total=tg.sum("number"), orders=tg.count()).table("totals")
+    windows.agg(total=tg.sum("number"), orders=tg.count()).to_table("totals")
     return app
 
 
@@ -62,7 +62,7 @@ def outcome(folder: Path, engine: Any, on_error: str, steps: str) -> Any:
     app = app_of(folder, on_error, steps)
     summary = app.run(engine, until="caught_up", round_records=16)
     letters = app.dead_letters("totals")
-    with app, app.read("totals") as table:
+    with app, app.open_table("totals") as table:
         rows = table.to_arrow().to_pylist()
     stopped = [(each.partition, each.offset, each.reason, each.message) for each in summary.stopped]
     return (
@@ -91,7 +91,7 @@ def test_a_service_that_is_out_of_reach_is_no_records_fault(
     app = tg.App("shop", data=tmp_path)
     stream = app.stream("orders", value=tg.Json(id="string", text="string"), on_error="keep")
     stream = stream.key_by("id", shards=2) if rekeyed else stream
-    stream.map(ask, pa.schema({"id": pa.string()})).deduplicate("id", within="1h").to("ids")
+    stream.map(ask, pa.schema({"id": pa.string()})).drop_duplicates("id", within="1h").to_topic("ids")
     with pytest.raises(tg.UnavailableError, match=r"orders-[01], offsets .*: map .*the price service"):
         app.run(spark, until="caught_up", patience_ms=0, attempts=2)
     outage.unlink()

@@ -56,7 +56,7 @@ def folder(before: Path, tmp_path: Path) -> Path:
 
 def shops(folder: Path) -> list[dict[str, Any]]:
     """The table that is no topic."""
-    with every_kind(folder) as app, app.read("shops") as table:
+    with every_kind(folder) as app, app.open_table("shops") as table:
         found: list[dict[str, Any]] = table.to_arrow().to_pylist()
     return sorted(found, key=repr)
 
@@ -79,13 +79,13 @@ def over_changes(folder: Path) -> tg.App:
     """Windows over the changes of windows, by their key and by another."""
     app = tg.App("again", log=folder / "log", state=folder / "again")
     stream = app.stream("orders", value=pipelines.ORDER)
-    stream.window(tg.Tumbling("1m", grace="5m")).aggregate(n=tg.count()).to(
+    stream.window(tg.Tumbling("1m", grace="5m")).agg(n=tg.count()).to_topic(
         "minutes", value=tg.Json(n="int64")
     )
     changes = app.changes("minutes", window_size="1m", value=tg.Json(n="int64")).filter("n <> 2")
     made = {"minutes": tg.count(), "n": tg.sum("n"), "mean": tg.mean("n")}
-    changes.window(tg.Tumbling("1h", retention="1d")).aggregate(**made).table("by-key")
-    changes.key_by("n % 3", shards=3).window(tg.Tumbling("1h", retention="1d")).aggregate(**made).table(
+    changes.window(tg.Tumbling("1h", retention="1d")).agg(**made).to_table("by-key")
+    changes.key_by("n % 3", shards=3).window(tg.Tumbling("1h", retention="1d")).agg(**made).to_table(
         "by-count"
     )
     return app
@@ -99,7 +99,7 @@ def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: 
         app.run(engine, until="caught_up", round_records=size)
         tables = []
         for name in ("by-key", "by-count"):
-            with app.read(name) as table:
+            with app.open_table(name) as table:
                 rows = table.to_arrow().drop_columns(["timestamp"]).to_pylist()
             tables.append(sorted(rows, key=repr))
             assert app.late(name).num_rows == 0
@@ -110,7 +110,7 @@ def test_windows_over_changes_are_those_of_the_local_engine(spark: Any, folder: 
 def test_the_tumbling_windows_are_those_of_a_plain_loop_over_the_records(local: Path, before: Path) -> None:
     """What both engines agree on is also right: first of each order, by minute, what came too late left out."""
     kept: dict[int, dict[tuple[str, int], tuple[int, float]]] = defaultdict(dict)
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(before / "log", read_only=True) as log:
         rows = log.reader("orders").read_all()

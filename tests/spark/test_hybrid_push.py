@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.integrity.replica import Role
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.driver import push
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.hybrid_table import HybridTable, hybrid_table

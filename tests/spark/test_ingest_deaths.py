@@ -16,11 +16,11 @@ from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import CorruptError
 from tidegate.integrity import Sender
 from tidegate.integrity.audit import audit
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS
 from tidegate.tables.building.materialiser import kept_checkpoints
 from tidegate.tables.building.partition_state import EARLIEST, PartitionState
@@ -118,13 +118,13 @@ def test_a_commit_without_counts_is_read_and_not_gone_on_from(
     opened: tuple[Log, TableVersion], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was written before there were counts: readers do not miss them, an ingest would report too few."""
-    lives, encode = Lives(*opened), PartitionState.encode_extra
+    lives, encode = Lives(*opened), PartitionState.encode_progress
 
     def with_eight_fields(state: PartitionState) -> bytes:
         return msgspec.msgpack.encode(msgspec.msgpack.decode(encode(state))[:8])
 
     with monkeypatch.context() as before:
-        before.setattr(PartitionState, "encode_extra", with_eight_fields)
+        before.setattr(PartitionState, "encode_progress", with_eight_fields)
         lives.live()
     view = view_version(lives.backend, opened[1])
     assert sum(batch.num_rows for batch in all_rows(view.source, EARLIEST, batch_rows=1 << 16)) == 120
@@ -139,10 +139,10 @@ def test_the_bytes_of_a_progress_are_these() -> None:
     )
     state.next_offset, state.counts.applied, state.drainer = 7, 3, b"drained"
     state.verdicts = {"ok": 6, "duplicate": 1}
-    assert state.encode_extra() == GOLDEN
+    assert state.encode_progress() == GOLDEN
     for stored in (GOLDEN, BEFORE):
         again = PartitionState(state.shape, 0)
-        again.restore_extra(stored)
+        again.restore_progress(stored)
         assert (again.next_offset, again.verdicts, again.counts) == (7, state.verdicts, state.counts)
 
 

@@ -47,7 +47,7 @@ def make():
 
     app = tg.App("shop", data={data!r})
     stream = app.stream("orders", value=tg.Json(n="int64")).map(gated, schema)
-    stream.key_by("n", shards=2).window(tg.Tumbling("10s")).aggregate(n=tg.count()).table("per_window")
+    stream.key_by("n", shards=2).window(tg.Tumbling("10s")).agg(n=tg.count()).to_table("per_window")
     return app
 
 app = make()
@@ -199,7 +199,7 @@ def test_a_cell_on_spark_can_be_interrupted_once_or_twice_and_run_again(cells: C
     (folder / "gate").unlink()
     cells.run('said(app.run(spark, until="caught_up").records)', str(ROWS))
     cells.run("said(spark.range(10).count(), until_no_jobs())", "10 []")
-    cells.run('said(sum(app.read("per_window").to_arrow()["n"].to_pylist()))', str(ROWS))
+    cells.run('said(sum(app.open_table("per_window").to_arrow()["n"].to_pylist()))', str(ROWS))
 
 
 def test_a_run_in_the_background_is_given_up_with_its_job(cells: Cells) -> None:
@@ -210,7 +210,7 @@ def test_a_run_in_the_background_is_given_up_with_its_job(cells: Cells) -> None:
     assert owner(folder) == ""
     (folder / "gate").unlink()
     cells.run('said(app.run(spark, until="caught_up").records)', str(ROWS))
-    cells.run('said(sum(app.read("per_window").to_arrow()["n"].to_pylist()))', str(ROWS))
+    cells.run('said(sum(app.open_table("per_window").to_arrow()["n"].to_pylist()))', str(ROWS))
     cells.run("said(type(run.error).__name__, run.is_running)", "FencedError False")
 
 
@@ -250,4 +250,4 @@ def test_the_command_line_on_spark_is_interrupted(tmp_path: Path, interrupts: in
 def open_table(folder: Path) -> Any:
     names: dict[str, Any] = {}
     exec(compile((folder / "shop.py").read_text(), "shop.py", "exec"), names)
-    return names["app"].read("per_window")
+    return names["app"].open_table("per_window")

@@ -257,7 +257,7 @@ def tables(folder: Path) -> dict[str, list[Any]]:
                     (repr(row.key), row.window.start, repr(row.value)) for row in table.all()
                 )
         for name in ("tumbling", "by-shop", "session", "shops"):
-            with app.read(name) as table:
+            with app.open_table(name) as table:
                 found[f"read {name}"] = sorted(map(repr, table.to_arrow().to_pylist()))
     with tg.Log(folder / "log", read_only=True) as log:
         passed = log.reader("passed").read_all()

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from remedies import typed
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner
 from tidegate.spark.topics.ranges import OffsetRange, from_json_object, to_json_object

@@ -13,7 +13,7 @@ from push_kit import damage, keys_of
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.integrity.fault_injection import DamageKind
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.log.access.partitioner import partition_of_key
+from tidegate.log.writer import partition_of_key
 from tidegate.spark.push.driver import push
 from tidegate.spark.push.progress import PushProgress
 from tidegate.storage import open_backend

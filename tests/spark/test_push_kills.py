@@ -17,7 +17,7 @@ from cluster_kit import answers, run_script
 from tidegate.integrity.audit import audit
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.versions.reading import VersionedTable
 

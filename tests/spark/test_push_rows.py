@@ -18,7 +18,7 @@ from tidegate.integrity import Sender
 from tidegate.integrity.control_records import Push
 from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.header import CONTROL_KEY_PREFIX, ControlType
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits

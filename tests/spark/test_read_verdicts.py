@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner
 from tidegate.spark.topics.ranges import OffsetRange

@@ -180,13 +180,15 @@ def test_after_deaths_at_every_step_collection_takes_the_orphans_and_nothing_els
     assert objects_of(backend, APP) == named_objects(backend, APP) != set()
     for round in Records(backend, APP).rounds()[-3:]:
         for name in TOPICS:
-            with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).read(
+            with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).open_table(
                 name, round=round
             ) as rows:
                 assert rows.to_arrow().num_rows > 0
-    with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).read("tumbling") as ours:
+    with every_kind(folder, Meddling(folder / "requests"), only=TOPICS).open_table("tumbling") as ours:
         after = sorted(ours.to_arrow().to_pylist(), key=repr)
-    with every_kind(killed.twin, Meddling(killed.twin / "requests"), only=TOPICS).read("tumbling") as theirs:
+    with every_kind(killed.twin, Meddling(killed.twin / "requests"), only=TOPICS).open_table(
+        "tumbling"
+    ) as theirs:
         assert after == sorted(theirs.to_arrow().to_pylist(), key=repr)
 
 

@@ -27,7 +27,7 @@ from tidegate.spark.rounds.exchange import Outbox, clear, exchange_folder
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
 from tidegate.spark.rounds.placing import places, share_of
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import MissingObjectError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.windows.events import EventBatch
 
 RAISED = [

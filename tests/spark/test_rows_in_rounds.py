@@ -20,7 +20,7 @@ from stamped_streams import NOW, Pen, Row, Streams, arrivals
 from tidegate.clock import ManualClock
 from tidegate.integrity.header import HEADERS_ONLY, NO_CONTROL, ControlType
 from tidegate.integrity.validator import OnError, ValidationRules
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Summary
@@ -43,7 +43,7 @@ def app_over(folder: Path, change: Any = None) -> App:
     orders = app.stream("orders", value=Json(n="int64")).validate()
     if change is not None:
         orders = orders.map(change, pa.schema([("n", pa.int64())]))
-    orders.to(COPY)
+    orders.to_topic(COPY)
     return app
 
 

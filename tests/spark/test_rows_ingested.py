@@ -17,7 +17,7 @@ from stamped_streams import Pen, Row
 from tidegate.integrity.audit import Cutting, audit
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.state import Manifest
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.audit import SparkRunner
 
 if TYPE_CHECKING:

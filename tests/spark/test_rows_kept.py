@@ -13,9 +13,9 @@ from version_kit import Job, Script, ingested, made, write
 from stamped_streams import Row
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.integrity.header import ControlKey
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.housekeeping import Housekeeping
-from tidegate.log.topics.topics import BrokerConfig
+from tidegate.log.log import Log
+from tidegate.log.maintenance import Housekeeping
+from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.tables.versions.ingesting import Ingested
 

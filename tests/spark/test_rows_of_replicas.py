@@ -18,7 +18,7 @@ from hybrid_rows import *  # noqa: F403 - its tests are collected here
 from hybrid_stage import LIVE, VERSION, Stage, faults, producers, rows
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.integrity.sender import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.spark.push.driver import push
 from tidegate.tables.building.consumed import Consumed

@@ -106,5 +106,5 @@ def test_rounds_on_spark_are_signed_and_the_page_does_not_show_the_key(
     files = [each for each in (folder / "state").rglob("*") if each.is_file() and each.name not in OWN_FILES]
     assert len(files) > 5
     assert [each.name for each in files if b"TG-SIGN\n" not in each.read_bytes()[:300]] == []
-    with every_kind(folder, only=ONLY) as app, app.read("shops") as table:
+    with every_kind(folder, only=ONLY) as app, app.open_table("shops") as table:
         assert table.to_arrow().num_rows

@@ -17,8 +17,8 @@ from tidegate.files import Files
 from tidegate.integrity import audit_topic, without_control
 from tidegate.integrity.header import FINAL, ControlType
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import HEADERS_TYPE
+from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.sink.appending import append_batch
 from tidegate.spark.sink.columns import COLUMNS, check_names

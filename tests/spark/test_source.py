@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

@@ -23,7 +23,7 @@ from tidegate.integrity.compare import compare
 from tidegate.integrity.digests import TopicAt
 from tidegate.integrity.fault_injection import DamageKind, break_topic
 from tidegate.integrity.sender import ChainLimits
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.audit import SparkRunner
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.integrity import without_control
-from tidegate.log.access.connect import open_log
 from tidegate.log.kafka.writer import KafkaWriter
+from tidegate.log.log import open_log
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.sink.appending import append_batch
 from tidegate.spark.sink.options import SinkOptions

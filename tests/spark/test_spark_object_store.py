@@ -30,7 +30,7 @@ spark = tidegate.spark.session("objects", master="local[2,4]")
 spark.sparkContext.setLogLevel("OFF")
 app = shop(folder, state)
 app.run(spark, until="caught_up", close=True, round_records=200)
-with app.read("minutes") as table:
+with app.open_table("minutes") as table:
     minutes = table.to_arrow().to_pylist()
 frame = spark.range(300).selectExpr("concat('key-', id) as key", "id * 2 as twice")
 app.push(frame, table="users", key="key")
@@ -49,8 +49,8 @@ spark.stop()
 def shop(folder: str, state: str) -> tg.App:
     app = tg.App("shop", log=f"{folder}/log", state=state)
     minutes = app.stream("orders", value=tg.Json(shop="string", amount="double")).key_by("shop", shards=2)
-    counted = minutes.window(tg.Tumbling("1m")).aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-    counted.to("minutes-changes").table("minutes")
+    counted = minutes.window(tg.Tumbling("1m")).agg(orders=tg.count(), revenue=tg.sum("amount"))
+    counted.to_topic("minutes-changes").to_table("minutes")
     return app
 
 
@@ -74,7 +74,7 @@ def test_rounds_a_push_and_tables_of_executors_work_on_an_object_store(s3: Place
     with tg.Log(tmp_path / "log") as log:
         log.delete_topic("minutes-changes")
     twin.run("local", until="caught_up", close=True)
-    with twin.read("minutes") as table:
+    with twin.open_table("minutes") as table:
         expected = table.to_arrow().to_pylist()
     by_window = sorted(minutes, key=lambda row: (row["key"], row["window_start"]))
     assert by_window == json.loads(

@@ -97,8 +97,8 @@ def test_aggregates_of_the_users_own_are_read_too(tmp_path: Path, spark: Any) ->
             writer.write(pa.table(rows))
     app = tg.App("own", data=tmp_path)
     stream = app.stream("t", value=tg.Json(n="long"))
-    stream.window(tg.Tumbling("1s")).aggregate(most=tg.max("n"), all=tg.collect("n")).table("lists")
+    stream.window(tg.Tumbling("1s")).agg(most=tg.max("n"), all=tg.collect("n")).to_table("lists")
     app.run("local", until="caught_up")
-    with app.read("lists") as table:
+    with app.open_table("lists") as table:
         found = {row.key: (row.most, sorted(row.all)) for row in table.to_spark(spark).collect()}
     assert found == {"a": (3, [1, 3]), "b": (2, [2])}

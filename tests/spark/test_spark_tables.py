@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from table_records import Said, session_record, window_record, write_records
 from tidegate.errors import InvalidError, TidegateWarning, UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.tables.filters import bounds_of
 from tidegate.spark.tables.options import NAMES, TableOptions
 from tidegate.spark.tables.plan import (

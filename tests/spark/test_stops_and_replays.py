@@ -15,7 +15,7 @@ import pipelines
 from pipelines import NOON, every_kind, run_all, stored
 from tidegate.cli.main import run as command_line
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.spark.engine import SparkEngine
 from tidegate.storage import open_backend

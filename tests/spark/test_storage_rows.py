@@ -18,7 +18,7 @@ import pytest
 from task_oracles import START, expected, key_format, rows_of, said, stream
 from task_rig import last_of_each, window_rows
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
 from tidegate.pipeline.tasks.setup import WorkerSetup
@@ -117,8 +117,8 @@ def test_a_job_killed_after_a_checkpoint_is_restored_and_replayed(
         write(tmp_path, "events", partition, [row for row in made if int(row[0][1:]) % 4 == partition])
     app = App("shop", data=tmp_path)
     events = app.stream("events", key=String(), value=Json(n="long"))
-    events.window(Tumbling("1s", grace="1h")).aggregate(n=count(), total=sum_of("n")).to("counts")
-    events.filter("n >= 0").to("passed", integrity=False)
+    events.window(Tumbling("1s", grace="1h")).agg(n=count(), total=sum_of("n")).to_topic("counts")
+    events.filter("n >= 0").to_topic("passed", integrity=False)
     engine, runs = Killing(spark, after=(2, 3)), list[Any]()
 
     def progress(seen: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_job_killed_after_a_checkpoint_is_restored_and_replayed(
         window = (key.decode(), ts // 1000 * 1000)
         counts[window] += 1
         totals[window] += int(value[5:-1])
-    with app.read("counts") as table:
+    with app.open_table("counts") as table:
         found = {(row.key, row.window.start): (row.value["n"], row.value["total"]) for row in table.all()}
     assert found == {window: (counts[window], totals[window]) for window in counts}
     passed = read(tmp_path, "passed")
@@ -167,7 +167,7 @@ def test_what_waits_is_emitted_after_a_restore_without_new_input(
     if how == "silence":
         events = events.key_by("n", shards=2)
     grace = "1h" if how == "closing" else "0s"
-    events.window(Tumbling("10s", grace=ms(grace))).aggregate(n=count(), emit="close").to("closed")
+    events.window(Tumbling("10s", grace=ms(grace)), emit="close").agg(n=count()).to_topic("closed")
     engine = Killing(spark)
     run(app, engine, round_records=200)
     assert read(tmp_path, "closed").num_rows == 0, "all of them wait"
@@ -209,10 +209,10 @@ def every_window(folder: Path, storage: Any) -> App:
     events = (
         app.stream("events", key=String(), value=value)
         .validate()
-        .deduplicate("id", within="2000ms", grace="1500ms")
+        .drop_duplicates("id", within="2000ms", grace="1500ms")
     )
     for name, kind in KINDS.items():
-        events.window(kind).aggregate(count=count(), sum=sum_of("n")).to(name)
+        events.window(kind).agg(count=count(), sum=sum_of("n")).to_topic(name)
     return app
 
 
@@ -291,7 +291,7 @@ def test_records_of_the_same_time_stand_in_their_order_and_count_once(
     app = App("shop", data=tmp_path)
     events = app.stream("events", key=String(), value=Json(n="long"))
     wanted = {"every": collect("n"), "first": first("n"), "last": last("n"), "n": count()}
-    events.window(Tumbling("5ms", grace="1h")).aggregate(emit="close", **wanted).to("lists")
+    events.window(Tumbling("5ms", grace="1h"), emit="close").agg(**wanted).to_topic("lists")
     summary = run(app, Killing(spark), round_records=cut, close=True)
     assert summary.rounds > (10 if cut < 100 else 0)
     order = np.lexsort((np.arange(300), [ts for _, ts, _ in made]))
@@ -299,7 +299,7 @@ def test_records_of_the_same_time_stand_in_their_order_and_count_once(
     for place in order.tolist():
         key, ts, _ = made[place]
         lists.setdefault((key.decode(), ts // 5 * 5), []).append(place)
-    with app.read("lists") as table:
+    with app.open_table("lists") as table:
         rows = list(table.all())
     found = {(row.key, row.window.start): row.value for row in rows}
     assert len(rows) == len(found) == len(lists)

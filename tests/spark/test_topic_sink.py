@@ -12,7 +12,7 @@ import pytest
 
 from tidegate.integrity import audit_topic
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

@@ -15,7 +15,7 @@ from stamped_streams import NOW, Pen, Row
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import Manifest, Sent, decode_state
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.push.driver import ingest_on_spark
 from tidegate.storage import open_backend
 from tidegate.tables.building.commits import load_commits

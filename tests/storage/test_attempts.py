@@ -14,15 +14,14 @@ from backend_faults import BackendRecorder, WatchedBackend
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.randomness import SeededRandomness
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge
-from tidegate.storage.state.ports import BytesCodec
+from tidegate.storage.state_cache import BytesCodec
 from workers import TASK, Row, Worker, rows_batch, store
 
 ATTEMPT = """
@@ -59,10 +58,10 @@ class Extra(PlainState):
         super().__init__(index)
         self.position = b"0"
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.position
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.position = data or b"0"
 
 

@@ -18,21 +18,20 @@ from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateError, UnavailableError
 from tidegate.files import Effect, Files
 from tidegate.randomness import SeededRandomness
-from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.objects import ObjectsBackend
-from tidegate.storage.backends.opening import copies_folder, open_backend
-from tidegate.storage.backends.port import (
+from tidegate.storage.backends.base import (
     MissingObjectError,
     NoStateError,
     StorageBackend,
     chunks,
+    put_all,
     same_bytes,
 )
-from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend
-from tidegate.storage.backends.state_keys import StateKeys
-from tidegate.storage.backends.together import put_all
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.folder import FolderBackend
+from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.storage.backends.objects import ObjectsBackend
+from tidegate.storage.backends.opening import copies_folder, open_backend
+from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend, StateKeys
+from tidegate.storage.manifest import Token
 
 OpenBackend = Callable[[], StorageBackend]
 KINDS = ["memory", "folder", "folder-signed", "objects-in-memory", "objects-signed", "objects-over-s3"]

@@ -22,8 +22,7 @@ from tidegate.scheduling import ThreadScheduler
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import BucketIndex, PlainState
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
 

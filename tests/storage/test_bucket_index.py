@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InternalError, InvalidError
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned, RunEntry, StoredRef, Tenant
-from tidegate.storage.index.totals import Totals
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.index import (
+    AppendBatch,
+    BucketIndex,
+    HotCopy,
+    Pruned,
+    RunEntry,
+    StoredRef,
+    Tenant,
+    Totals,
+)
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 

@@ -8,9 +8,9 @@ import pytest
 
 from backend_faults import RefuseAt, WatchedBackend
 from tidegate.errors import UnavailableError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 from tidegate.storage.spec import Merge
 from workers import TASK, Row, Worker, store
 
@@ -217,7 +217,7 @@ def test_a_reader_keeps_its_view_while_its_runs_are_replaced_and_deleted_after()
         worker.append(state, rows(5, start=part * 5))
         worker.run(worker.runtime.dumping(TASK, state, [BUCKET], evict=True))
     old = worker.objects("packs")
-    from tidegate.storage.reading.plan import RangeRequest
+    from tidegate.storage.reader import RangeRequest
 
     reader = worker.runtime.reader()
     loaded = reader.load(reader.plan(TASK, state, [RangeRequest([b"k"])]))

@@ -10,10 +10,10 @@ from backend_faults import BackendRecorder, DieAt, WatchedBackend
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.packs.token import Token
+from tidegate.storage.index import BucketIndex
+from tidegate.storage.manifest import Token
 from tidegate.storage.spec import Merge
-from tidegate.storage.state.ports import BytesCodec
+from tidegate.storage.state_cache import BytesCodec
 from tidegate.testing.faults import SimulatedCrash
 from workers import TASK, Row, Worker, store
 
@@ -260,10 +260,10 @@ def test_states_keep_their_own_extra_in_the_checkpoint() -> None:
             self.index: BucketIndex = store().index
             self.watermark = -1
 
-        def encode_extra(self) -> bytes:
+        def encode_progress(self) -> bytes:
             return str(self.watermark).encode()
 
-        def restore_extra(self, data: bytes) -> None:
+        def restore_progress(self, data: bytes) -> None:
             self.watermark = int(data or b"-1")
 
     worker = Worker()

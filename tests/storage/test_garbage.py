@@ -8,14 +8,12 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError
-from tidegate.storage.index.entries import RunEntry, StoredRef
-from tidegate.storage.packs.garbage import collect_garbage
-from tidegate.storage.packs.layout import belongs_to, pack_name
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.sealed import belongs_to, pack_name
+from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token, collect_garbage
 
 HOUR_MS = 3_600_000
 

@@ -29,15 +29,14 @@ from simulated_worker import (
 )
 from storage_oracles import fold, keys_of_one_hash, rows_of, scan_all
 from tidegate.errors import InternalError, InvalidError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Bucket, Tenant
+from tidegate.storage.index import Bucket, Tenant
+from tidegate.storage.manifest import Token, reachable
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
-from tidegate.storage.reading.plan import RangeRequest, Time
-from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.reader import RangeRequest, Time
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Cursor, Merge
 
@@ -637,17 +636,17 @@ def test_what_is_evicted_is_durable_first_and_loaded_later(_invariant: None) -> 
 @numbered("WS-INV-21")
 def test_an_operators_position_is_that_of_the_cut(_invariant: None) -> None:
     """A position kept in the checkpoint only moves forward, and comes back with the rows it belongs to."""
-    from tidegate.storage.index.bucket_index import BucketIndex
+    from tidegate.storage.index import BucketIndex
 
     class Positioned:
         def __init__(self) -> None:
             self.index = BucketIndex(worker.specs[0])
             self.processed = Cursor(-1, -1)
 
-        def encode_extra(self) -> bytes:
+        def encode_progress(self) -> bytes:
             return b"%d %d" % self.processed
 
-        def restore_extra(self, data: bytes) -> None:
+        def restore_progress(self, data: bytes) -> None:
             self.processed = Cursor(*map(int, data.split())) if data else Cursor(-1, -1)
 
         def advance(self) -> None:

@@ -11,10 +11,10 @@ import xxhash
 
 from storage_oracles import keys_of_one_hash
 from tidegate.errors import InvalidError
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import All, RangeRequest, Time
-from tidegate.storage.runs.hashing import hash_keys
-from tidegate.storage.runs.sorted_rows import SortedRows
+from tidegate.storage.index import PlainState
+from tidegate.storage.reader import All, RangeRequest, Time
+from tidegate.storage.runs.build import SortedRows
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.spec import Merge
 from workers import TASK, Row, Worker, store
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from storage_oracles import batch_of
 from threads import Beside
 from tidegate.errors import InternalError
-from tidegate.storage.index.entries import HotCopy, Tenant, next_tick
+from tidegate.storage.index import HotCopy, Tenant, next_tick
 from tidegate.storage.memory import key_lru
 from tidegate.storage.memory.key_lru import (
     HotKeys,
@@ -21,7 +21,7 @@ from tidegate.storage.memory.key_lru import (
     hot_keys,
     key_weights,
 )
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 

@@ -12,12 +12,10 @@ import pytest
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
 from tidegate.files import Files
 from tidegate.randomness import SeededRandomness, SystemRandomness
-from tidegate.storage.backends.local_copies import LocalCopies
-from tidegate.storage.backends.objects import ObjectsBackend
-from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import write_pack
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.backends.objects import LocalCopies, ObjectsBackend
+from tidegate.storage.backends.sealed import pack_name
+from tidegate.storage.pack import PackCache, write_pack
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.spec import Merge, StoreSpec
 from tidegate.testing.faults import FailAt
 

@@ -9,8 +9,8 @@ import pytest
 
 from s3_server import BUCKET, SETTINGS, S3Proxy, proxied
 from tidegate.errors import ConflictError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.objects import ObjectsBackend
-from tidegate.storage.backends.port import MissingObjectError
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import ConflictError, InvalidError, UnavailableError
+from tidegate.storage.backends.base import Part
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import Part
-from tidegate.storage.index.entries import HotCopy, RunEntry, StoredRef, Tenant
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.token import Token
+from tidegate.storage.index import HotCopy, RunEntry, StoredRef, Tenant
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
 from tidegate.storage.runs.run import DIRECTORY, Run
 
 TASK = "app/3"
@@ -35,8 +34,8 @@ def entry(bucket: int, order: int = 0, pack: str = "p", slot: int = 0, **fields:
     return RunEntry(bucket=bucket, order=order, base=order == 0, stored=StoredRef(pack, slot), **sizes)
 
 
-def state(entries: list[RunEntry], number: int = 1, extra: bytes = b"") -> StoreState:
-    return StoreState("f" * 32, number * 100, number, entries, extra)
+def state(entries: list[RunEntry], number: int = 1) -> StoreState:
+    return StoreState("f" * 32, number * 100, number, entries)
 
 
 def content(manifest: Manifest) -> object:
@@ -59,7 +58,7 @@ def content(manifest: Manifest) -> object:
             )
             for e in sorted(each.entries, key=lambda e: (e.bucket, e.order))
         ]
-        stores[name] = (each.fingerprint, each.next_seq, each.next_order, each.extra, runs)
+        stores[name] = (each.fingerprint, each.next_seq, each.next_order, runs)
     return manifest.task, manifest.number, stores, dict(manifest.extras)
 
 
@@ -86,7 +85,6 @@ def test_a_manifest_comes_back_with_everything_it_names() -> None:
                     entry(-100, 2, "t/p2", 0, rows=0, keys=0, nbytes=0, charge=0),
                     entry(0, 1, "t/p1", 5, min_ts=LOWEST, max_ts=HIGHEST, nbytes=2**40),
                 ],
-                b"\0extra",
             ),
             "empty": StoreState("def", 0, 0),
         },
@@ -253,9 +251,7 @@ def test_any_history_of_checkpoints_and_restores_comes_back_exactly(seed: int) -
             _change(chance, stores, extras)
         number += chance.randrange(1, 4)
         states = {
-            name: state(
-                [each for runs in cells.values() for each in runs], number, b"x" * chance.randrange(2)
-            )
+            name: state([each for runs in cells.values() for each in runs], number)
             for name, cells in stores.items()
         }
         manifest = Manifest(TASK, number, states, dict(extras))

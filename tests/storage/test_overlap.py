@@ -11,11 +11,10 @@ import pytest
 
 from threads import PATIENCE_S
 from tidegate.errors import CorruptError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError, Part, overlap
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.overlap import overlap
-from tidegate.storage.backends.port import MissingObjectError, Part
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import RangeRequest
+from tidegate.storage.index import PlainState
+from tidegate.storage.reader import RangeRequest
 from workers import TASK, Worker, store
 
 PACKS = 8

@@ -8,9 +8,9 @@ import pytest
 
 from threads import Beside
 from tidegate.errors import OverloadError
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import PlainState
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.reading.plan import RangeRequest
+from tidegate.storage.reader import RangeRequest
 from workers import TASK, Worker, store
 
 ROWS = [(b"k%d" % number, 1000, number) for number in range(200)]

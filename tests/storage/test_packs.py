@@ -18,18 +18,16 @@ from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Effect, Files
+from tidegate.storage.backends.base import MissingObjectError, total_size
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError, total_size
-from tidegate.storage.index.entries import StoredRef
-from tidegate.storage.packs.layout import belongs_to, escape, manifest_name, pack_name, task_prefix
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import PackReader, PackWriter, write_pack
-from tidegate.storage.packs.slots import read_slot, slot_parts, take_apart
-from tidegate.storage.packs.steps import BadSlot
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.backends.sealed import belongs_to, escape, manifest_name, pack_name, task_prefix
+from tidegate.storage.index import StoredRef
+from tidegate.storage.pack import PackCache, PackReader, PackWriter, write_pack
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import DIRECTORY, Run
+from tidegate.storage.slots import BadSlot, read_slot, slot_parts, take_apart
 from tidegate.storage.spec import Merge, StoreSpec
 
 TASK = "app/join/3"
@@ -559,7 +557,7 @@ def test_plain_columns_are_taken_apart_as_others_are(
     column = column.slice(9) if shape == "sliced" else column.slice(0, rows)
     _, run = run_with(column)
     quick = take_apart(run)
-    monkeypatch.setattr("tidegate.storage.packs.slots._take_plain", lambda *_: False)
+    monkeypatch.setattr("tidegate.storage.slots._take_plain", lambda *_: False)
     slow = take_apart(run)
     assert b"".join(map(bytes, quick[0])) == b"".join(map(bytes, slow[0])) and quick[1] == slow[1]
 

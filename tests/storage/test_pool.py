@@ -13,7 +13,7 @@ from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool, relief_shares
 
 BUFFER, BASE, STATE = Tenant.WRITE_BUFFER, Tenant.BASE_RUNS, Tenant.STATE_CACHE

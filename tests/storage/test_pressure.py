@@ -9,10 +9,9 @@ import pytest
 
 from tidegate.clock import SystemClock
 from tidegate.errors import OverloadError
-from tidegate.storage.index.entries import Tenant
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import RangeRequest
-from tidegate.storage.state.ports import BytesCodec
+from tidegate.storage.index import PlainState, Tenant
+from tidegate.storage.reader import RangeRequest
+from tidegate.storage.state_cache import BytesCodec
 from workers import TASK, Row, Worker, store
 
 KIB = 1024

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from storage_oracles import TASK, LaidStore, batch_of, keys_of_one_hash, rows_of
 from tidegate.errors import InvalidError, OverloadError, TidegateError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError
+from tidegate.storage.lookup import span_of
 from tidegate.storage.memory.scratch import Scratch
-from tidegate.storage.reading.lookup import span_of
-from tidegate.storage.reading.plan import All, Bounds, RangeRequest, Time
+from tidegate.storage.reader import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Sum
-from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 EVENTS = StoreSpec(
@@ -519,7 +519,7 @@ def test_any_layout_reads_as_the_plain_rows(spec: StoreSpec, acts: list[Any], bo
 
 
 def test_more_cells_than_one_search_takes_are_answered_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.storage.reading.lookup.MAX_CELLS", 7)
+    monkeypatch.setattr("tidegate.storage.lookup.MAX_CELLS", 7)
     store = LaidStore(EVENTS)
     keys = [b"key-%02d" % number for number in range(20)]
     for delta in range(3):
@@ -538,7 +538,7 @@ def test_more_cells_than_one_search_takes_are_answered_in_pieces(monkeypatch: py
 
 
 def test_a_large_answer_comes_in_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.storage.reading.loaded.PIECE_ROWS", 7)
+    monkeypatch.setattr("tidegate.storage.ranges.PIECE_ROWS", 7)
     store = LaidStore(EVENTS)
     for delta in range(3):
         store.append(events(*((b"k%d" % key, 1000 + 3 * at + delta) for at in range(9) for key in range(3))))
@@ -697,7 +697,9 @@ def test_a_failing_release_does_not_keep_the_others_from_being_given_back(
     store.evict()
     loaded = store.reader.load(plan(store, RangeRequest(b"k")))
     with monkeypatch.context() as patch:
-        patch.setattr("tidegate.storage.upkeep.pins.BatchPins._unpin", lambda pins, lease: _raise())
+        patch.setattr(
+            "tidegate.storage.maintenance.retirement.BatchPins._unpin", lambda pins, lease: _raise()
+        )
         with pytest.raises(UnavailableError):
             loaded.close()
     assert store.scratch.in_use(Scratch.READER) == 0

@@ -7,9 +7,9 @@ import pytest
 from backend_faults import RefuseAt, WatchedBackend
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.storage.backends.memory import MemoryBackend
+from tidegate.storage.backends.sealed import pack_name, segment_of_pack
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.packs.layout import pack_name, segment_of_pack
+from tidegate.storage.index import PlainState
 from tidegate.storage.spec import Merge
 from workers import TASK, Row, Worker, store
 

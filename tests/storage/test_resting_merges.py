@@ -7,13 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.storage.index.entries import RunEntry
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import PlainState, RunEntry
+from tidegate.storage.maintenance import supervisor
+from tidegate.storage.maintenance.compaction import compact, is_crowded
+from tidegate.storage.maintenance.operations import RESTING, Operation
 from tidegate.storage.spec import Merge
-from tidegate.storage.upkeep import supervisor
-from tidegate.storage.upkeep.compact import compact
-from tidegate.storage.upkeep.operations import RESTING, Operation
-from tidegate.storage.upkeep.tiers import is_crowded
 from workers import TASK, Row, Worker, store
 
 STRIP = 4096

@@ -16,8 +16,7 @@ from backend_faults import BackendEffect, WatchedBackend
 from simulated_worker import SimulatedWorker
 from tidegate.errors import CorruptError, InvalidError, TidegateError
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.manifest import Token, reachable
 
 TASK = "t"
 Saved = tuple[SimulatedWorker, "DamagedBackend"]

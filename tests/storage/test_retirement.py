@@ -9,13 +9,13 @@ import pytest
 from threads import Beside
 from tidegate.clock import ManualClock
 from tidegate.errors import InternalError, UnavailableError
-from tidegate.storage.index.entries import StoredRef
-from tidegate.storage.upkeep.pack_use import PackUse
-from tidegate.storage.upkeep.pins import BatchPins
-from tidegate.storage.upkeep.retirement import (
+from tidegate.storage.index import StoredRef
+from tidegate.storage.maintenance.retirement import (
+    BatchPins,
     BatchRetirementQueue,
     CheckpointHolds,
     Deletion,
+    PackUse,
     Waiting,
 )
 

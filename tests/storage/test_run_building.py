@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.storage.runs import ordering
+from tidegate.storage.runs import build
 from tidegate.storage.runs.aggregates import Count, Sum
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 
@@ -212,7 +212,7 @@ def test_groups_that_are_too_far_apart_to_be_counted_come_out_the_same(
     batch, hashes = batch_of(rows, "seq", "deleted", "v", "text"), hashes_of(rows, is_weak)
     with pytest.MonkeyPatch.context() as patch:
         counted = build_runs(LAST, batch, first_seq=None, max_rows=NO_LIMIT, hashes=hashes)
-        patch.setattr(ordering, "MOST_BUCKETS", -1)
+        patch.setattr(build, "MOST_BUCKETS", -1)
         compared = build_runs(LAST, batch, first_seq=None, max_rows=NO_LIMIT, hashes=hashes)
     assert content(counted) == content(compared)
 

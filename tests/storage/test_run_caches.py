@@ -9,10 +9,9 @@ from storage_oracles import batch_of
 from tidegate.clock import ManualClock
 from tidegate.errors import InternalError, OverloadError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import HotCopy, Tenant
-from tidegate.storage.memory.caches import BaseRuns, WriteBuffer
-from tidegate.storage.memory.pool import WorkerMemoryPool
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.index import HotCopy, Tenant
+from tidegate.storage.memory.pool import BaseRuns, WorkerMemoryPool, WriteBuffer
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
 from tidegate.storage.runs.aggregates import Count, Last, Max, Mean, Min, Sum
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.merging import merge_runs, select_keys, slice_rows
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.merge import merge_runs, select_keys, slice_rows
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 

@@ -18,11 +18,9 @@ from remedies import typed
 from tidegate.errors import ConflictError, InvalidError, SignatureError
 from tidegate.files import Files
 from tidegate.storage import open_backend, resign, state_key_id
+from tidegate.storage.backends.base import StorageBackend, put_all
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.backends.signed import HEAD_BYTES, MAGIC, SignedBackend
-from tidegate.storage.backends.state_keys import StateKeys, state_keys
-from tidegate.storage.backends.together import put_all
+from tidegate.storage.backends.signed import HEAD_BYTES, MAGIC, SignedBackend, StateKeys, state_keys
 from tidegate.testing.crash_states import Recorder, crash_states
 
 FIRST, SECOND = (bytes((7 * i + n) % 256 for i in range(32)) for n in (1, 2))

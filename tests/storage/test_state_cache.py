@@ -17,15 +17,12 @@ from threads import Beside, until
 from tidegate.clock import Clock, ManualClock, SystemClock
 from tidegate.errors import InternalError, InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.pool import WorkerMemoryPool
-from tidegate.storage.runs.hashing import hash_keys
-from tidegate.storage.state.cache import StateCache
-from tidegate.storage.state.handle import StateCaches, StateHandle
-from tidegate.storage.state.named import NamedValues
-from tidegate.storage.state.ports import BytesCodec
-from tidegate.storage.state.residents import ENTRY_BYTES, hash_of
+from tidegate.storage.runs.columns import hash_keys
+from tidegate.storage.state import NamedValues, StateCaches, StateHandle
+from tidegate.storage.state_cache import ENTRY_BYTES, BytesCodec, StateCache, hash_of
 
 STATE = Tenant.STATE_CACHE
 State = dict[str, int]

@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.errors import InvalidError
 from tidegate.storage.config import GIB, MIB, StorageConfig, TenantLimits
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 
 
 def test_the_defaults_are_valid_and_are_those_of_the_reference() -> None:

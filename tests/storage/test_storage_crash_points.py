@@ -23,11 +23,10 @@ from simulated_worker import WEIGHTS, SimulatedWorker
 from tidegate.clock import ManualClock
 from tidegate.errors import TidegateError, UnavailableError
 from tidegate.files import Files
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.manifest import Token, reachable
 from tidegate.testing.faults import CrashAt, EffectCounter, FailAt, SimulatedCrash, dying_process
 
 LATER_MS = 10**9

@@ -15,17 +15,14 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError, TidegateError, UnavailableError
+from tidegate.storage.backends.base import MissingObjectError, StorageBackend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import MissingObjectError, StorageBackend
-from tidegate.storage.backends.published import seal_published, unseal_published
-from tidegate.storage.index.entries import RunEntry, StoredRef
-from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import PackReader, write_pack
-from tidegate.storage.packs.token import Token
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
+from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
+from tidegate.storage.pack import PackCache, PackReader, write_pack
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 
@@ -307,8 +304,8 @@ def test_every_damage_to_a_published_object_is_found(way: str) -> None:
 
 
 def test_a_later_format_is_told_from_damage() -> None:
-    from tidegate.storage.packs.layout import seal, unseal
-    from tidegate.storage.packs.token import TOKEN
+    from tidegate.storage.backends.sealed import seal, unseal
+    from tidegate.storage.manifest import TOKEN
 
     later = seal(TOKEN._replace(version=2), ["x"])
     with pytest.raises(InvalidError, match="has format version 2; this release reads version 1"):

@@ -1,4 +1,6 @@
-"""Files of format version 1, written once and kept: every later release must read them, and write the same.
+"""Files of each format version, written once and kept: every later release reads them, and writes the newest alike.
+
+Packs and published objects are of version 1, manifests of version 1 or 2.
 
 `python tests/storage/test_storage_golden.py` writes them anew, which is right only together with a new version number.
 """
@@ -11,20 +13,19 @@ import pyarrow as pa
 
 from tidegate.clock import ManualClock
 from tidegate.randomness import SeededRandomness
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.backends.published import seal_published, unseal_published
-from tidegate.storage.index.entries import RunEntry, StoredRef
-from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.manifest import Manifest, ManifestChain, StoreState
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import PackReader, write_pack
-from tidegate.storage.packs.token import Token
-from tidegate.storage.runs.building import build_runs
+from tidegate.storage.backends.sealed import pack_name, seal_published, unseal_published
+from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
+from tidegate.storage.pack import PackCache, PackReader, write_pack
+from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import Merge, StoreSpec
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "storage-1"
+NEWER = FOLDER.with_name("storage-2")
+PROGRESS = {"state/progress/orders": b"x"}
 TASK = "shop/orders/0"
 SPEC = StoreSpec(
     "orders", Merge.LAST, pa.schema([("amount", pa.float64()), ("note", pa.string())]), bucket_ms=1000
@@ -52,12 +53,12 @@ def golden_manifests() -> list[Manifest]:
         RunEntry(b * 1000, 1, 4, 3, 100, 100, b * 1000, b * 1000 + 9, stored=StoredRef(PACK, b + 2))
         for b in range(-2, 20)
     ]
-    first = Manifest(TASK, 1, {"orders": StoreState("f00d", 4, 2, entries, b"x")}, {"time": b"\1"})
+    first = Manifest(TASK, 1, {"orders": StoreState("f00d", 4, 2, entries)}, {"time": b"\1", **PROGRESS})
     changed = [
         *entries[1:-1],
         RunEntry(19_000, 3, 1, 1, 9, 9, 19_000, 19_000, base=True, stored=StoredRef(PACK, 77)),
     ]
-    return [first, Manifest(TASK, 2, {"orders": StoreState("f00d", 5, 3, changed, b"x")})]
+    return [first, Manifest(TASK, 2, {"orders": StoreState("f00d", 5, 3, changed)}, PROGRESS)]
 
 
 def write_all(backend: StorageBackend) -> dict[str, bytes]:
@@ -94,15 +95,16 @@ def test_what_version_1_wrote_is_still_read() -> None:
     expected = golden_manifests()[1]
     orders = [(each.bucket, each.order, each.stored) for each in manifest.stores["orders"].entries]
     assert orders == [(each.bucket, each.order, each.stored) for each in expected.stores["orders"].entries]
-    assert dict(manifest.extras) == {}
+    assert dict(manifest.extras) == PROGRESS, "version 1 kept it beside the runs"
 
     assert unseal_published("t/current", (FOLDER / "published").read_bytes()).data == b"bytes"
 
 
 def test_the_same_content_still_gives_the_same_bytes() -> None:
     written = write_all(memory())
-    for name in ("manifest-full", "manifest-delta", "token", "published"):
-        assert written[name] == (FOLDER / name).read_bytes(), name
+    for name in ("manifest-full", "manifest-delta", "token"):
+        assert written[name] == (NEWER / name).read_bytes(), name
+    assert written["published"] == (FOLDER / "published").read_bytes()
     # The foot of a pack holds Arrow's own bytes for the columns, which may change with its release; nothing else may.
     reader = PackReader(pa.py_buffer(written["pack"]), PACK)
     golden = PackReader(pa.py_buffer((FOLDER / "pack").read_bytes()), PACK)
@@ -114,4 +116,5 @@ def test_the_same_content_still_gives_the_same_bytes() -> None:
 
 if __name__ == "__main__":
     for file, content in write_all(memory()).items():
-        (FOLDER / file).write_bytes(content)
+        if file in ("manifest-full", "manifest-delta", "token"):
+            (NEWER / file).write_bytes(content)

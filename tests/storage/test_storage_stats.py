@@ -9,18 +9,14 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.metrics import Metrics
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
+from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, CheckpointHolds, PackUse
 from tidegate.storage.memory.backlog import BacklogBudget
-from tidegate.storage.memory.caches import WriteBuffer
 from tidegate.storage.memory.key_lru import KeyLru
-from tidegate.storage.memory.pool import WorkerMemoryPool
+from tidegate.storage.memory.pool import WorkerMemoryPool, WriteBuffer
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.storage.state.cache import StateCache
-from tidegate.storage.state.ports import BytesCodec
-from tidegate.storage.stats import PREFIX, StorageStats
-from tidegate.storage.upkeep.pack_use import PackUse
-from tidegate.storage.upkeep.pins import BatchPins
-from tidegate.storage.upkeep.retirement import BatchRetirementQueue, CheckpointHolds
+from tidegate.storage.metrics import PREFIX, StorageStats
+from tidegate.storage.state_cache import BytesCodec, StateCache
 from workers import TASK, Worker, store
 
 T = ("t",)

@@ -10,12 +10,11 @@ from tidegate.clock import SystemClock
 from tidegate.errors import CorruptError, UnavailableError
 from tidegate.scheduling import ThreadScheduler
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.index.entries import Tenant
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.memory.cold_reads import OFTEN
-from tidegate.storage.reading.plan import RangeRequest, Time
+from tidegate.storage.index import PlainState, Tenant
+from tidegate.storage.maintenance.dump import relieve
+from tidegate.storage.memory.key_lru import OFTEN
+from tidegate.storage.reader import RangeRequest, Time
 from tidegate.storage.spec import Merge
-from tidegate.storage.upkeep.pressure import relieve
 from workers import TASK, Row, Worker, store
 
 

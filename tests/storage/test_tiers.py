@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from tidegate.storage.index.entries import HotCopy, RunEntry, Tenant
-from tidegate.storage.upkeep.tiers import MAX_TIERS, Tier, choose_window, hot_window, tiers_of
+from tidegate.storage.index import HotCopy, RunEntry, Tenant
+from tidegate.storage.maintenance.compaction import MAX_TIERS, Tier, choose_window, hot_window, tiers_of
 
 
 def tier(nbytes: int, *, hot: bool = True) -> Tier:

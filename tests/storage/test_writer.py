@@ -13,12 +13,11 @@ from threads import Beside, until
 from tidegate.clock import SystemClock
 from tidegate.errors import InvalidError, OverloadError, UnavailableError
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.entries import RunEntry, Tenant
-from tidegate.storage.index.state import PlainState
+from tidegate.storage.index import PlainState, RunEntry, Tenant
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import HIGHEST, LOWEST, Cursor, Merge
-from tidegate.storage.state.ports import BytesCodec
+from tidegate.storage.state_cache import BytesCodec
 from workers import TASK, Row, Worker, rows_batch, store
 
 

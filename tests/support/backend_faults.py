@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidegate.errors import UnavailableError
-from tidegate.storage.backends.port import ObjectInfo, Part, StorageBackend
+from tidegate.storage.backends.base import ObjectInfo, Part, StorageBackend
 from tidegate.testing.faults import SimulatedCrash
 
 CHANGES = frozenset({"put", "publish", "delete"})

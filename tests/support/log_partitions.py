@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.files import Effect, Files
-from tidegate.log.cleaning.compaction import Cleanable, Limits, cleanable
+from tidegate.log.compaction_plan import Cleanable, Limits, cleanable
 from tidegate.log.format.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, check_batch
-from tidegate.log.partitions.kafka_recovery import Recovery
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
-from tidegate.log.segments.transaction_index import AbortedTxn
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.indexes import AbortedTxn
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import CompletedTxn, Origin, ProducerEntry, ProducerStates
+from tidegate.log.recovery import Recovery
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.testing.batches import CodecName, Rec, build_batch, end_transaction_batch
@@ -40,7 +40,7 @@ from tidegate.testing.batches import CodecName, Rec, build_batch, end_transactio
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidegate.log.cleaning.cleaner import CompactionReport
+    from tidegate.log.compaction import CompactionReport
 
 
 START_MS = 1_700_000_000_000
@@ -226,7 +226,7 @@ class CompactedPartition:
 
     def clean(self, first_dirty: int | None = 0, **settings: Any) -> CompactionReport:
         """Compact, however little is dirty; `settings` are fields of `CleanerSettings`."""
-        from tidegate.log.cleaning.cleaner import Cleaner, CleanerSettings
+        from tidegate.log.compaction import Cleaner, CleanerSettings
 
         cleaner = Cleaner(
             files=self.files,

@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records, app_folder
 from tidegate.pipeline.rounds.run import Summary
 from tidegate.pipeline.tasks.letters import chain_of
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.packs.garbage import reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.manifest import Token, reachable
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
@@ -78,9 +77,9 @@ def every_kind(folder: Path, change: Change | None = None, *, only: Collection[s
     if change is not None:
         columns = [("order", pa.int64()), ("shop", pa.string()), ("amount", pa.float64())]
         orders = orders.map(change, pa.schema(columns))
-    unique = orders.deduplicate("order", within="15m")
+    unique = orders.drop_duplicates("order", within="15m")
     shops = orders.key_by("shop", shards=3)
-    unique_shops = shops.deduplicate("order", within="15m")
+    unique_shops = shops.drop_duplicates("order", within="15m")
     made: dict[str, Any] = {"orders": count(), "amount": sum("amount")}
     kinds: dict[str, tuple[Any, WindowKind]] = {
         "tumbling": (unique, Tumbling("1m", grace="5m")),
@@ -92,11 +91,11 @@ def every_kind(folder: Path, change: Change | None = None, *, only: Collection[s
     }
     for name, (stream, kind) in kinds.items():
         if only is None or name in only:
-            stream.window(kind).aggregate(**made).to(name)
+            stream.window(kind).agg(**made).to_topic(name)
     if only is None or "passed" in only:
-        unique.to("passed")
+        unique.to_topic("passed")
     if only is None or "shops" in only:
-        shops.window(Session("10s", grace="5m")).aggregate(**made).table("shops")
+        shops.window(Session("10s", grace="5m")).agg(**made).to_table("shops")
     return app
 
 

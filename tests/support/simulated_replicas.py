@@ -32,10 +32,10 @@ from tidegate.integrity.header import CONTROL_KEY_PREFIX, RecordKind, Stamp
 from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA, Sender, table_of
 from tidegate.integrity.state import Manifest
-from tidegate.log.access.numbered_writer import numbered
-from tidegate.log.access.writer import Written
+from tidegate.log.catalog import TopicState
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.log import numbered
+from tidegate.log.writer import Written
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend
@@ -250,7 +250,7 @@ class Node:
         rows, extra = self.committed
         self.rows, self.is_alive, self.taken = dict(rows), True, []
         self.state = PartitionState(self.world.shape, 0)
-        self.state.restore_extra(extra)
+        self.state.restore_progress(extra)
         now_ms = self.clock.now_ms()
         self.following = Following(self.world.log, self.state, now_ms=now_ms, metrics=Metrics())
         self.leading = Leading(
@@ -286,7 +286,7 @@ class Node:
             return True
 
     def commit(self) -> None:
-        self.committed = (dict(self.rows), self.state.encode_extra())
+        self.committed = (dict(self.rows), self.state.encode_progress())
 
     def die(self) -> None:
         """Nothing of what is in memory is left, and nobody is told."""

@@ -32,17 +32,16 @@ from tidegate.clock import ManualClock
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.loaded import keyed_schema, result_schema
-from tidegate.storage.reading.plan import All, Bounds, RangeRequest, Time
+from tidegate.storage.index import BucketIndex, PlainState
+from tidegate.storage.maintenance.operations import WAITING
+from tidegate.storage.ranges import keyed_schema, result_schema
+from tidegate.storage.reader import All, Bounds, RangeRequest, Time
 from tidegate.storage.runs.aggregates import Count, Max, Min, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.storage.state.ports import BytesCodec
-from tidegate.storage.upkeep.operations import WAITING
+from tidegate.storage.state_cache import BytesCodec
 
 BUCKET_MS = 100
 BUCKETS = 3

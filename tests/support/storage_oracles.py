@@ -24,25 +24,29 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.entries import AppendBatch, HotCopy, RunEntry, Tenant
-from tidegate.storage.index.state import BucketIndexState, PlainState
+from tidegate.storage.backends.sealed import pack_name
+from tidegate.storage.index import (
+    AppendBatch,
+    BucketIndex,
+    BucketIndexState,
+    HotCopy,
+    PlainState,
+    RunEntry,
+    Tenant,
+)
+from tidegate.storage.maintenance.retirement import BatchPins
 from tidegate.storage.memory.key_lru import KeyLru
 from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
-from tidegate.storage.packs.layout import pack_name
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.pack import write_pack
-from tidegate.storage.reading.loaded import keyed_schema, result_schema
-from tidegate.storage.reading.plan import All, Bounds, RangeRequest
-from tidegate.storage.reading.reader import StorageReader
-from tidegate.storage.runs.building import build_runs
-from tidegate.storage.runs.hashing import UInt64s, hash_keys
-from tidegate.storage.runs.merging import merge_runs, select_keys
+from tidegate.storage.pack import PackCache, write_pack
+from tidegate.storage.ranges import keyed_schema, result_schema
+from tidegate.storage.reader import All, Bounds, RangeRequest, StorageReader
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.runs.columns import UInt64s, hash_keys
+from tidegate.storage.runs.merge import merge_runs, select_keys
 from tidegate.storage.runs.run import Run
 from tidegate.storage.spec import RESERVED, Cursor, Merge, StoreSpec
-from tidegate.storage.upkeep.pins import BatchPins
 
 
 class Identity(NamedTuple):

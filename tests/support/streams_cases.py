@@ -10,7 +10,7 @@ Every case runs on every level that it does not leave out with a reason:
     store       the single-row calls, the calls for columns, and a restore from the changelog
     table       `windowed_table`, `sessioned_table` and `table` over a topic in a folder
     operator    records in batches of one and in one batch
-    app         `App.run` on the local engine, read with `app.read` or as a table over its topic
+    app         `App.run` on the local engine, read with `app.open_table` or as a table over its topic
 """
 
 from __future__ import annotations

@@ -477,10 +477,10 @@ def run_app(case: StoreCase, folder: Path) -> Answers:
     app = tg.App("cases", log=folder / "log", state=folder / "state")
     stream = app.stream("in", key=tg.Bytes())
     if case.kind == "key":
-        stream.to("topic")
+        stream.to_topic("topic")
     else:
         windows = stream.window(window_of(case))
-        windows.aggregate(value=tg.last("value")).table("windows")
+        windows.agg(value=tg.last("value")).to_table("windows")
     late = no_key = 0
     for puts in in_lives(case.puts, RESTART):
         with tg.Log(folder / "log", durability="os") as log:
@@ -494,7 +494,7 @@ def run_app(case: StoreCase, folder: Path) -> Answers:
         with app, app.table("topic") as table:
             found = [ask_table(case, table, read) for read in case.reads]
             return Answers(found, None, null_keys=table.counts.null_keys)
-    with app.read("windows") as table:
+    with app.open_table("windows") as table:
         found = [ask_table(case, table, read, lambda value: value["value"]) for read in case.reads]
     assert app.late("windows").num_rows == late
     return Answers(found, late, null_keys=no_key)
@@ -640,12 +640,12 @@ def count_in_table(case: WindowCase, folder: Path, compat: str | None) -> list[C
 def count_in_app(case: WindowCase, folder: Path, compat: str | None) -> CountedWindows:
     """Rows are those of the app's table, or on close those of its topic."""
     app = tg.App("cases", log=folder / "log", state=folder / "state")
-    windows = app.stream("in", key=tg.Bytes()).window(case.window)
-    counted = windows.count("n", emit=case.emit, compat=compat)
+    windows = app.stream("in", key=tg.Bytes()).window(case.window, emit=case.emit, compat=compat)
+    counted = windows.count("n")
     if case.emit == "close":
-        counted.to("windows")
+        counted.to_topic("windows")
     else:
-        counted.table("windows")
+        counted.to_table("windows")
     for events in in_lives(case.events, AGAIN):
         with tg.Log(folder / "log", durability="os") as log:
             write_records(log, "in", said_of(events))
@@ -654,7 +654,7 @@ def count_in_app(case: WindowCase, folder: Path, compat: str | None) -> CountedW
     counters = summary.progress.counters
     consumed = tg.Consumed(tg.Bytes(), tg.Long())
     if case.emit == "update":
-        with app.read("windows") as table:
+        with app.open_table("windows") as table:
             rows = [
                 (row.key, row.window.start, row.window.end, row.value["n"], row.timestamp)
                 for row in table.all()

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import TIMESTAMP_TYPE
+from tidegate.log.log import Log
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow, encode_key
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.orders import (
     Delivery,
@@ -32,8 +32,8 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker, pack_events, unpack_events
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import KeyFormat, decode_keys
 

@@ -15,17 +15,15 @@ from tidegate.clock import Clock, ManualClock
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.index.bucket_index import BucketIndex
-from tidegate.storage.index.entries import AppendBatch, Tenant
-from tidegate.storage.index.state import PlainState
-from tidegate.storage.reading.plan import RangeRequest
+from tidegate.storage.index import AppendBatch, BucketIndex, PlainState, Tenant
+from tidegate.storage.maintenance.operations import Operation, Result
+from tidegate.storage.reader import RangeRequest
 from tidegate.storage.runs.aggregates import Count, Sum
 from tidegate.storage.runtime import WorkerStorageRuntime
 from tidegate.storage.spec import Merge, StoreSpec
-from tidegate.storage.upkeep.operations import Operation, Result
 
 BUCKET_MS = 1000
 TASK = "app/orders/0"

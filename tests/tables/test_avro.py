@@ -237,7 +237,7 @@ def revenue(folder: Path, registry: SchemaRegistry, **settings: Any) -> tg.App:
             )
     app = tg.App("shop", data=folder)
     minutes = app.stream("orders", value=orders).window(tg.Tumbling("1m", retention="1d"))
-    minutes.aggregate(n=tg.count(), revenue=tg.sum("amount")).table("minutes")
+    minutes.agg(n=tg.count(), revenue=tg.sum("amount")).to_table("minutes")
     return app
 
 
@@ -250,7 +250,7 @@ def test_a_field_that_is_null_everywhere_stops_the_start_unless_it_is_optional(
     app = revenue(tmp_path, registry, optional=optional)
     assert app.run("local", until="caught_up").exit_code == 0
     assert "it will not start" not in app.explain()
-    with app.read("minutes") as table:
+    with app.open_table("minutes") as table:
         assert [row.value for row in table.all()] == [{"n": 10, "revenue": None}]
     again = revenue(
         tmp_path, registry, optional=["amount", "id"]

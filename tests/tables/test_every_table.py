@@ -67,7 +67,7 @@ def test_what_a_kind_cannot_answer_is_one_error_that_says_why(stage: Stage) -> N
         assert isinstance(table.late(), pa.Table)
         with pytest.raises(UnsupportedError, match="opened without a log"):
             table.explain("k007", 1000)
-        with stage.app().read("totals") as ours:
+        with stage.app().open_table("totals") as ours:
             assert ours.explain("k007", 1000).counted == 1
         return
     with pytest.raises(UnsupportedError, match="keeps no late records"):

@@ -9,7 +9,7 @@ import pytest
 
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.key_table import table as key_table
 from tidegate.tables.serdes.plain import Bytes, Long

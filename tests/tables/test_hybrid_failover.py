@@ -20,8 +20,8 @@ from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.header import RecordKind, Stamp
 from tidegate.integrity.replica import Role
 from tidegate.integrity.verdicts import Verdict
-from tidegate.log.access.embedded import Log
-from tidegate.log.cleaning.retention import apply_retention
+from tidegate.log.log import Log
+from tidegate.log.retention import apply_retention
 from tidegate.tables.hybrid_table import HybridTable
 from tidegate.tables.replicas.upstream import Upstream, decode_upstream, encode_upstream
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.cells import note_cells
+from tidegate.kernels.stream_time import note_cells
 from tidegate.tables.building import cells as module
 from tidegate.tables.building.cells import MOST_CELLS, Cell, OffsetCells
 from tidegate.tables.building.partition_state import PartitionState
@@ -109,7 +109,7 @@ def test_cells_are_in_the_checkpoint() -> None:
     shape = table_rules("window", "topic", (0,), size="10ms").shape
     state, again = PartitionState(shape, 0), PartitionState(shape, 0)
     state.cells.note(np.array([10, 20, 86_400_000 * 3]), np.array([4, 6, 9]), np.array([1]), 0)
-    again.restore_extra(state.encode_extra())
+    again.restore_progress(state.encode_progress())
     assert again.cells.cells == state.cells.cells
     assert again.cells.find(10) == Cell(2, 4, 6, 6)
     assert again.cells.find(86_400_000 * 3) == Cell(1, 9, 9, -1)

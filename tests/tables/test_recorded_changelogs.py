@@ -11,7 +11,7 @@ from streams_fixtures import NAMES, Recorded, load_fixture
 from table_records import Said, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import WindowedKeyFormatError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.sessioned_table import sessioned_table
 from tidegate.tables.windowed_table import windowed_table
 from window_oracles import ms

@@ -11,8 +11,8 @@ from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, IntegrityError, InvalidError, OverloadError, UnavailableError
 from tidegate.integrity import restore_checkpoint
-from tidegate.log.access.embedded import Log
-from tidegate.log.partitions.appending import Origin
+from tidegate.log.append_validation import Origin
+from tidegate.log.log import Log
 from tidegate.tables.building.buffer import BoundedBuffer, Piece
 from tidegate.tables.building.commits import KEPT
 from tidegate.tables.building.consumed import Consumed

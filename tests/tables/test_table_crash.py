@@ -22,7 +22,7 @@ import pytest
 from table_records import Said, window_record, windows_in, write_records
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
 from tidegate.tables.building.materialiser import Cadence
@@ -160,7 +160,7 @@ def test_the_builder_may_die_in_the_middle_of_a_write(logs: list[Path], tmp_path
 
 BUILDER = """
 import sys
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
 with Log(sys.argv[1], read_only=True) as log:
@@ -219,7 +219,7 @@ def test_a_table_is_read_while_another_process_builds_it(tmp_path: Path) -> None
 
 NURSERY = """
 import os, signal, sys
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.materialiser import Cadence
 from tidegate.tables.windowed_table import windowed_table
 from window_oracles import ms

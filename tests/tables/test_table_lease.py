@@ -125,7 +125,7 @@ def test_bytes_of_something_else_are_never_read_as_ours(backend: Any, content: b
         read_lease(backend, "tables/t/lease")
     if content:
         with pytest.raises(CorruptError, match="cannot be read"):
-            PartitionState(SHAPE, 0).restore_extra(content)
+            PartitionState(SHAPE, 0).restore_progress(content)
 
 
 def test_progress_comes_back_as_it_was() -> None:
@@ -133,6 +133,6 @@ def test_progress_comes_back_as_it_was() -> None:
     state.next_offset, state.observed_ms, state.newest_ms, state.drainer = 7, 50, 60, b"drainer"
     state.counts.applied = 3
     again = PartitionState(SHAPE, 0)
-    again.restore_extra(state.encode_extra())
+    again.restore_progress(state.encode_progress())
     assert (again.next_offset, again.observed_ms, again.newest_ms, again.drainer) == (7, 50, 60, b"drainer")
     assert again.counts == state.counts

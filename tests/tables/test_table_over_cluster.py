@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from table_records import window_record, windows_in
-from tidegate.log.access.connect import open_log
+from tidegate.log.catalog import TopicDescription
 from tidegate.log.format.records import TIMESTAMP_TYPE
-from tidegate.log.topics.topics import TopicConfig, TopicDescription
+from tidegate.log.log import open_log
+from tidegate.log.topic_config import TopicConfig
 from tidegate.tables.windowed_table import windowed_table
 
 

@@ -154,7 +154,7 @@ def counts(kind: Any = DAYS, topic: str = "counts") -> None:
         log.writer("orders").write(pa.table(rows))
     app = tg.App(topic, data="./data")
     stream = app.stream("orders", value=tg.Json(amount="double"))
-    (stream if kind is None else stream.window(kind).aggregate(n=tg.count())).to(topic)
+    (stream if kind is None else stream.window(kind).agg(n=tg.count())).to_topic(topic)
     app.run("local", until="caught_up")
 
 

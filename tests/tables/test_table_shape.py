@@ -10,7 +10,7 @@ import pytest
 
 from table_records import Said, session_record, window_record, windows_in, write_records
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import (
     KeyValueSupplier,

@@ -17,7 +17,7 @@ import pytest
 from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.tables.building.successor import Successor
 from tidegate.tables.windowed_table import WindowedTable, windowed_table
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.storage import StorageConfig
 from tidegate.tables.building.materialiser import Cadence

@@ -11,7 +11,7 @@ import pytest
 from tidegate.cli.main import run
 from tidegate.errors import InvalidError
 from tidegate.integrity.certificates import check_certificate, parse_certificate
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import open_backend
 from tidegate.tables.certificates import certify_version
 from tidegate.tables.versions.catalog import Versions

@@ -12,7 +12,7 @@ import pytest
 from hybrid_stage import VERSION, Stage, rows
 from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.storage import open_backend
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import Materialized

@@ -20,7 +20,7 @@ from tidegate.errors import (
     UnavailableError,
     WindowedKeyFormatError,
 )
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.storage import StorageConfig
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.serdes.json_serde import Json

@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 
 from tidegate.clock import ManualClock
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 
 
 def test_a_record_written_to_the_fixtures_log_is_there_at_the_manual_time(
@@ -39,6 +39,6 @@ def test_loading_the_plugin_imports_nothing_heavy() -> None:
         "pandas",
         "click",
         "rich",
-        "tidegate.log.access.embedded",
+        "tidegate.log.log",
     }
     assert heavy & set(loaded.split()) == set()

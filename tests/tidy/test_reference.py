@@ -118,7 +118,7 @@ def test_metrics_of_the_reference_are_those_of_the_product(tmp_path: Path) -> No
             sender.write(pa.table(rows))
         app = tg.App("shop", data=str(tmp_path))
         clicks = app.stream("clicks", value=tg.Json(x="double")).validate()
-        clicks.window(tg.Tumbling("1m")).aggregate(n=tg.count()).to("counts")
+        clicks.window(tg.Tumbling("1m")).agg(n=tg.count()).to_topic("counts")
         of_run, of_store = Metrics(), Metrics()
         app.run("local", until="caught_up", metrics=of_run)
         audit_topic(log, "clicks")

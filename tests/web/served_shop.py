@@ -36,11 +36,11 @@ def shop(data: Path) -> tg.App:
     (
         app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_error="keep")
         .validate()
-        .deduplicate("order_id", within="10m")
+        .drop_duplicates("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s", retention="1d"))
-        .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-        .to("orders-per-minute")
-        .table("per-minute")
+        .agg(orders=tg.count(), revenue=tg.sum("amount"))
+        .to_topic("orders-per-minute")
+        .to_table("per-minute")
     )
     return app
 
@@ -51,8 +51,8 @@ def strict(data: Path) -> tg.App:
         app.stream("orders", value=tg.Json(order_id="string", amount="double"))
         .validate("fail")
         .window(tg.Tumbling("1h", grace="1h", retention="2d"))
-        .aggregate(orders=tg.count())
-        .table("per-hour")
+        .agg(orders=tg.count())
+        .to_table("per-hour")
     )
     return app
 

@@ -87,25 +87,25 @@ def apps(data: Path) -> dict[str, tg.App]:
         ("onekept", "mixed", "keep"),
     ):  # fmt: skip
         stream = app(name).stream(topic, value=tg.Json(n="int64"), on_error=on_error)
-        stream.window(minutes).aggregate(records=tg.count()).table("t")
+        stream.window(minutes).agg(records=tg.count()).to_table("t")
     limits = {"backlog_limit_bytes": "300MiB", "worker_total_bytes": "700MiB"}
     stream = app("bytime", storage=limits).stream("events", value=tg.Json(**EVENT), timestamp="at")
-    kept = stream.deduplicate("id", within="1h", grace="2h").window(minutes)
-    kept.aggregate(records=tg.count(), total=tg.sum("n")).to("by-time").table("t")
+    kept = stream.drop_duplicates("id", within="1h", grace="2h").window(minutes)
+    kept.agg(records=tg.count(), total=tg.sum("n")).to_topic("by-time").to_table("t")
     stream = app("reduced").stream("events", value=tg.Json(**EVENT))
-    reduced = stream.window(minutes).aggregate(
+    reduced = stream.window(minutes).agg(
         records=tg.count(), most=tg.reduce("n", largest, state=pa.int64()), total=tg.sum("n")
     )
-    reduced.table("t")
+    reduced.to_table("t")
     stream = app("looked").stream("events", value=tg.Json(**EVENT))
     found = stream.lookup("towns", "town", value=tg.Json(town="string")).window(minutes)
-    found.aggregate(records=tg.count(), towns=tg.count_distinct("town")).to(
+    found.agg(records=tg.count(), towns=tg.count_distinct("town")).to_topic(
         "looked-up", key_format="topic"
-    ).table("t")
+    ).to_table("t")
     stream = app("numbers").stream("numbered", key=tg.Long(), value=tg.Json(n="int64"))
-    stream.window(tg.Session("1m", grace="1h", retention="9d")).aggregate(records=tg.count()).to(
+    stream.window(tg.Session("1m", grace="1h", retention="9d")).agg(records=tg.count()).to_topic(
         "visits"
-    ).table("t")
+    ).to_table("t")
     return made
 
 
@@ -210,7 +210,7 @@ def test_what_validation_found_is_listed_with_its_records(tmp_path: Path) -> Non
     plant(tmp_path / "log")
     app = tg.App("shop", data=tmp_path)
     stream = app.stream("orders", value=tg.Json(order_id="string", amount="double")).validate()
-    stream.window(tg.Tumbling("1m", grace="30s", retention="1d")).aggregate(n=tg.count()).table("t")
+    stream.window(tg.Tumbling("1m", grace="30s", retention="1d")).agg(n=tg.count()).to_table("t")
     app.run("local", until="caught_up")
     site = Site(tmp_path / "log", tmp_path / "state")
     found = ask(site, "faults", {"app": "shop"}, wait_ms="20000")
@@ -288,7 +288,7 @@ def test_a_window_by_a_column_of_time_is_explained(data: Path, site: Site) -> No
         if ids.setdefault((row["key"], said["id"]), said["n"]) == said["n"]:
             seen.setdefault((row["key"], said["at"] // 60_000 * 60_000), []).append(said["n"])
     counted = 0
-    with tg.Log(data / "log", read_only=True) as log, apps(data)["bytime"].read("t") as table:
+    with tg.Log(data / "log", read_only=True) as log, apps(data)["bytime"].open_table("t") as table:
         for row in table.all():
             found = explain_window(table, log, row.key, row.window.start)
             mine = [
@@ -314,7 +314,7 @@ def test_a_table_with_a_lookup_or_a_reduce_is_shown(data: Path, site: Site, app:
     lines = {each.name: each for each in ask(site, "tables").tables}
     assert lines[f"{app}:t"].unreadable is None
     found = ask(site, "table", {"table": f"{app}:t"}, key="k1")
-    with apps(data)[app].read("t") as table:
+    with apps(data)[app].open_table("t") as table:
         wanted = table.fetch("k1").to_arrow().to_pylist()
     assert len(found.rows) == len(wanted) > 0
     for shown, row in zip(found.rows, wanted, strict=True):

@@ -274,7 +274,7 @@ def test_a_recorded_table_equals_the_programs_own(data: Path) -> None:
     backend = open_backend(str(data / "state"))
     for app in (shop(data), strict(data)):
         (known,) = recorded_tables(backend, app.name)
-        with app.read(known.name) as own, open_recorded(backend, app.name, known.name) as found:
+        with app.open_table(known.name) as own, open_recorded(backend, app.name, known.name) as found:
             assert found.schema == own.schema and found.flow == own.flow
             assert found.to_arrow().equals(own.to_arrow())
             assert found.late().equals(own.late())
@@ -298,10 +298,8 @@ def test_a_flow_that_calls_functions_is_rebuilt_or_refused_never_guessed() -> No
         app.stream("t", value=value).key_by("id"),
     ]
     for number, stream in enumerate(streams):
-        made = stream.window(tg.Hopping("1m", "30s", grace="5s")).aggregate(
-            n=tg.count(), top=tg.top_k("amount", 3)
-        )
-        made.table(f"t{number}")
+        made = stream.window(tg.Hopping("1m", "30s", grace="5s")).agg(n=tg.count(), top=tg.top_k("amount", 3))
+        made.to_table(f"t{number}")
     for said in app.flows:
         found = recorded_flow(said.description)
         assert found.result_schema == said.result_schema and found.key_serde.name == said.key_serde.name
@@ -309,14 +307,14 @@ def test_a_flow_that_calls_functions_is_rebuilt_or_refused_never_guessed() -> No
     refused = tg.App("b", data="/nowhere")
     refused.stream("t", value=value).select(twice=lambda batch: batch.column("amount")).window(
         tg.Tumbling("1m")
-    ).aggregate(n=tg.count()).table("per-minute")
+    ).agg(n=tg.count()).to_table("per-minute")
     with pytest.raises(InvalidError, match=r"App\.read"):
         recorded_flow(refused.flows[0].description)
 
 
 def test_explanations_agree_with_the_values_they_explain(data: Path) -> None:
     """Every window of some customers: as many records are counted as the window says."""
-    with shop(data).read("per-minute") as table, tg.Log(data / "log", read_only=True) as log:
+    with shop(data).open_table("per-minute") as table, tg.Log(data / "log", read_only=True) as log:
         seen = set()
         for key in ("customer-7", "customer-0", "customer-104"):
             for row in list(table.fetch(key))[::9]:
@@ -335,7 +333,7 @@ def test_explanations_agree_with_the_values_they_explain(data: Path) -> None:
 
 
 def test_tables_are_fetched_scanned_and_compared(site: Site, data: Path) -> None:
-    with shop(data).read("per-minute") as own:
+    with shop(data).open_table("per-minute") as own:
         everything = own.to_arrow()
     rows, after = list[RowShown](), ""
     while True:

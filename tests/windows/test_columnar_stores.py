@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.storage import Count, Merge, SortedRows, StoreSpec, Sum
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.runs.hashing import hash_keys
+from tidegate.storage.runs.columns import hash_keys
 from tidegate.windows.stores.key_value_store import KeyValueStore
 from tidegate.windows.stores.segmented_store import StoreState
 from tidegate.windows.stores.session_store import SessionStore
@@ -43,10 +43,10 @@ class ClockState(StoreState):
     def stream_time(self) -> int:
         return self.time
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return str(self.time).encode()
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.time = int(data or b"-1")
         self.restored()
 

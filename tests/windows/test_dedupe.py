@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from task_oracles import VALUES, Record, batch_of, forwarded, operator_on
 from tidegate.errors import CorruptError, InvalidError, OverloadError
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.backends.sealed import seal, unseal
+from tidegate.storage.manifest import KEPT_BY_NAME, MANIFEST, Body, Token, digest_of
+from tidegate.storage.state import extra_name
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Deduplicate
 from tidegate.windows.operators.base import Moment
-from tidegate.windows.operators.clock import OperatorState
 from tidegate.windows.operators.dedupe import DedupeOperator
 from tidegate.windows.operators.late import LateSettings
 from window_oracles import ms
@@ -328,18 +332,32 @@ def test_ids_of_other_columns_are_not_compared_with_those_of_the_checkpoint() ->
         other.runtime.apply_checkpoint(TASK, token)
 
 
+def as_version_1(backend: StorageBackend, token: bytes, *, is_named: bool, is_kept: bool = True) -> bytes:
+    """The same checkpoint as releases wrote it that kept progress beside the rows, or there that it is named."""
+    found = Token.decode(token)
+    body = unseal(MANIFEST, backend.read(found.manifest), Body, name=found.manifest)
+    extras, stores = dict(body.extras), {}
+    for store, each in body.stores.items():
+        beside = extras.get(extra_name(store), b"")
+        if beside and not (is_named and is_kept):
+            del extras[extra_name(store)]
+        stores[store] = structs.replace(each, extra=KEPT_BY_NAME if beside and is_named else beside)
+    name = found.manifest.replace(".manifest", "-1.manifest")
+    older = structs.replace(body, name=name, stores=stores, extras=extras)
+    content = seal(MANIFEST._replace(version=1), older)
+    backend.put(name, [content])
+    return structs.replace(found, manifest=name, digest=digest_of(content)).encode()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("attach_first", [True, False])
 def test_progress_of_a_release_that_kept_it_beside_the_rows_is_taken_over(
-    monkeypatch: pytest.MonkeyPatch, attach_first: bool
+    attach_first: bool, is_named: bool
 ) -> None:
     definition, worker = Deduplicate("id", "60ms", grace="30ms"), Worker()
-    with monkeypatch.context() as before:
-        before.setattr(OperatorState, "encode_extra", lambda state: state.encode_progress())
-        before.setattr(OperatorState, "keep", lambda state: None)
-        operator = operator_on(worker, definition)
-        operator.process(batch_of([Record("x", 100, 0), Record("y", 140, 1)]), NOW)
-        token = worker.runtime.checkpoint(TASK)
-    assert worker.used("state_cache") == 0, "nothing is in the handle"
+    operator = operator_on(worker, definition)
+    operator.process(batch_of([Record("x", 100, 0), Record("y", 140, 1)]), NOW)
+    token = as_version_1(worker.backend, worker.runtime.checkpoint(TASK), is_named=is_named)
     rest = [Record("x", 150, 3), Record("z", 105, 4), Record("y", 200, 5)]
     expected = forwarded(operator.process(batch_of(rest), NOW))
     assert expected == [(0, 5)], "z is late, x a duplicate"
@@ -354,17 +372,15 @@ def test_progress_of_a_release_that_kept_it_beside_the_rows_is_taken_over(
     later = Worker(backend=worker.backend, seed=6)
     later.runtime.apply_checkpoint(TASK, other.runtime.checkpoint(TASK))
     last = operator_on(later, definition)
-    assert later.used("state_cache") > 0, "now it is in the handle"
+    assert later.used("state_cache") > 0
     for each in (reborn, last):
         assert (each.counters, each.clocks.time_of(0)) == (operator.counters, 200)
 
 
-def test_rows_without_their_progress_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_without_their_progress_are_refused() -> None:
     worker = Worker()
-    with monkeypatch.context() as damaged:
-        damaged.setattr(OperatorState, "keep", lambda state: None)
-        operator_on(worker, Deduplicate("id", "60ms")).process(batch_of(records_at("x", 1)), NOW)
-        token = worker.runtime.checkpoint(TASK)
+    operator_on(worker, Deduplicate("id", "60ms")).process(batch_of(records_at("x", 1)), NOW)
+    token = as_version_1(worker.backend, worker.runtime.checkpoint(TASK), is_named=True, is_kept=False)
     other = Worker(backend=worker.backend, seed=3)
     operator_on(other, Deduplicate("id", "60ms"))
     with pytest.raises(CorruptError, match="not its operator's progress"):
@@ -375,7 +391,7 @@ def test_rows_without_their_progress_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_damaged_progress_is_refused(data: bytes) -> None:
     state = operator_on(Worker(), Deduplicate("id", "60ms")).states[0]
     with pytest.raises(CorruptError, match="progress"):
-        state.restore_extra(data)  # type: ignore[attr-defined]
+        state.restore_progress(data)  # type: ignore[attr-defined]
 
 
 def test_a_batch_that_found_no_room_can_be_given_again() -> None:

@@ -311,4 +311,4 @@ def test_how_puts_are_cut_into_batches_changes_nothing(
     assert list(whole.store.all()) == list(cut.store.all())
     assert whole.logged == cut.logged
     assert whole.store.segments.ids == cut.store.segments.ids
-    assert whole.store.state.encode_extra() == cut.store.state.encode_extra()
+    assert whole.store.state.encode_progress() == cut.store.state.encode_progress()

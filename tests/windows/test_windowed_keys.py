@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
-from tidegate.log.access.partitioner import partition_of_key
+from tidegate.log.writer import partition_of_key
 from tidegate.windows.keys import (
     LATEST,
     LENIENT,

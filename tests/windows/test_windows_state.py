@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.storage import BucketIndexState, ExtraState, Merge, StoreSpec
+from tidegate.storage import BucketIndexState, Merge, ProgressState, StoreSpec
 from tidegate.windows.stores.segmented_store import Position, WindowsState
 from tidegate.windows.stores.value_store import PAYLOAD
 from tidegate.windows.stores.window_store import WindowStore
@@ -29,12 +29,12 @@ def filled() -> WindowsState:
 
 def test_it_is_a_state_that_storage_can_keep() -> None:
     kept: BucketIndexState = state()
-    assert isinstance(kept, ExtraState)
+    assert isinstance(kept, ProgressState)
     assert kept.index.spec.name == "w"
 
 
 def test_the_bytes_in_a_checkpoint_stay_as_they_are() -> None:
-    assert filled().encode_extra().hex() == GOLDEN
+    assert filled().encode_progress().hex() == GOLDEN
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -42,12 +42,12 @@ def test_what_a_restore_brings_back(forgets: bool) -> None:
     calls: list[int] = []
     again = state(forgets_clocks=forgets)
     again.when_restored(lambda: calls.append(again.observed_time))
-    again.restore_extra(bytes.fromhex(GOLDEN))
+    again.restore_progress(bytes.fromhex(GOLDEN))
     clocks = (again.observed_time, again.sequence, again.logged_sequence)
     assert clocks == ((-1, 0, 0) if forgets else (12_345, 1, 2))
     assert (again.dropped_records, again.position) == (256, Position({"t": {0: 5, 3: 1000}}))
     assert calls == [again.observed_time]
-    again.restore_extra(b"")
+    again.restore_progress(b"")
     assert (again.observed_time, again.position) == (-1, Position())
 
 
@@ -61,7 +61,7 @@ def test_what_a_restore_brings_back(forgets: bool) -> None:
 )
 def test_damaged_or_newer_bytes_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(CorruptError, match=message):
-        state().restore_extra(data)
+        state().restore_progress(data)
 
 
 def test_a_position_only_grows() -> None:

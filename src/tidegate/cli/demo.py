@@ -31,7 +31,7 @@ from tidegate.errors import InvalidError, TidegateError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
 
 # -- printing --------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Canary:
     """The workload: a topic, a simulated clock, one record every 5 seconds, retention as a broker runs it."""
 
     def __init__(self, folder: Path) -> None:
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log
         from tidegate.randomness import SeededRandomness
         from tidegate.scheduling import ManualScheduler
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tidegate.cli.demo import Stage
     from tidegate.integrity.fault_injection import Damage
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
 
 # -- the data --------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Planted:
 def plant(folder: Path) -> Planted:
     """Write the log `folder`, which must not exist."""
     from tidegate.integrity.fault_injection import DamageKind, break_topic
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     planted, clock = Planted(), ManualClock(START_MS)
     parts: dict[str, Any] = {"durability": "os", "clock": clock, "randomness": SeededRandomness(2026)}
@@ -178,7 +178,7 @@ def _write_prices(log: Log, clock: ManualClock) -> None:
 
 
 def _compact(log: Log) -> None:
-    from tidegate.log.cleaning.housekeeping import Housekeeping
+    from tidegate.log.maintenance import Housekeeping
 
     parts = {"files": log.files, "clock": log.clock, "randomness": log.randomness}
     Housekeeping(log, broker=log.contents.broker_config(), **parts).clean_once(topics=[PRICES])  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def _write_catalogue(log: Log, scratch: Path, planted: Planted, parts: dict[str,
     from tidegate.integrity import Push, sorted_sender
     from tidegate.integrity.fault_injection import DamageKind, break_topic
     from tidegate.integrity.state import Manifest
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(scratch / "catalogue", **parts) as whole:
         whole.create_topic(CATALOGUE, 1)
@@ -242,11 +242,11 @@ app = tg.App("shop", data=os.environ.get("SHOP_DATA", {data!r}))
 (
     app.stream("orders", value=tg.Json(order_id="string", amount="double"), on_error="keep")
     .validate()                                  # producers' numbering and checksums
-    .deduplicate("order_id", within="10m")       # the first of each order counts
+    .drop_duplicates("order_id", within="10m")   # the first of each order counts
     .window(tg.Tumbling("1m", grace="30s", retention="1d"))
-    .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-    .to("orders-per-minute")                     # a changelog, in Kafka Streams' own bytes
-    .table("per-minute")
+    .agg(orders=tg.count(), revenue=tg.sum("amount"))
+    .to_topic("orders-per-minute")               # a changelog, in Kafka Streams' own bytes
+    .to_table("per-minute")
 )
 """
 LOOK = """\
@@ -254,7 +254,7 @@ from datetime import UTC, datetime
 
 from shop import app
 
-with app.read("per-minute") as table:
+with app.open_table("per-minute") as table:
     for row in table.fetch("customer-7", "2026-01-01T10:00Z", "2026-01-01T10:04Z"):
         minute = datetime.fromtimestamp(row.window.start / 1000, UTC)
         print(f"{row.key}  {minute:%H:%M}  {row.value['orders']} orders  {row.value['revenue']:8.2f}")
@@ -410,7 +410,7 @@ class Play:
 
     def _right_cents(self, planted: Planted) -> int:
         """The sum of all orders in the log that are byte for byte what a till sent, each counted once."""
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log
 
         arrived: set[bytes] = set()
         with Log(self.log, read_only=True) as log:
@@ -481,7 +481,7 @@ class Play:
 TOTAL = """
 from shop import app
 
-with app.read("per-minute") as table:
+with app.open_table("per-minute") as table:
     print(f"{sum(row.value['revenue'] for row in table.all()):.2f}")
 """
 LETTERS = """
@@ -497,7 +497,7 @@ from tidegate import App
 from pathlib import Path
 
 def rows():
-    with shop.app.read("per-minute") as table:
+    with shop.app.open_table("per-minute") as table:
         return table.to_arrow()
 
 first = rows()
@@ -542,7 +542,7 @@ def _newest(commits: Path) -> int:
 
 def _without_results(log: Path) -> None:
     """The copied log without the topic that the first run made."""
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(log, durability="os") as copy:
         if "orders-per-minute" in copy.topics():

@@ -179,7 +179,7 @@ def _log_folder(folder: Path) -> Check:
 def _broker_settings(folder: Path) -> Iterator[Check]:
     """What `server.properties` in the log folder says and does not do."""
     from tidegate.files import Files
-    from tidegate.log.topics.catalog import BROKER_SETTINGS_NAME, LogFolder
+    from tidegate.log.catalog import BROKER_SETTINGS_NAME, LogFolder
 
     if not (folder / BROKER_SETTINGS_NAME).is_file():
         return
@@ -233,7 +233,7 @@ def _nearest(folder: Path) -> Path:
 
 def _state_key() -> Check:
     """Whether state is signed here; of a key only its id is shown."""
-    from tidegate.storage.backends.state_keys import state_keys
+    from tidegate.storage.backends.signed import state_keys
 
     try:
         keys = state_keys()

@@ -24,14 +24,13 @@ from tidegate.errors import ConflictError, InvalidError, verify_command
 
 if TYPE_CHECKING:
     from tidegate.files import Files
-    from tidegate.log.access.embedded import Log
-    from tidegate.log.cleaning.housekeeping import PartitionOutcome
     from tidegate.log.dump.decoders import RecordParser
-    from tidegate.log.lifetime.lifetime import WorkloadLifetime
-    from tidegate.log.lifetime.segments import PartitionFacts, SegmentLifetime
+    from tidegate.log.lifetime.facts import Trap
+    from tidegate.log.lifetime.lifetime import PartitionFacts, SegmentLifetime, WorkloadLifetime
     from tidegate.log.lifetime.timeline import Timeline
-    from tidegate.log.lifetime.traps import Trap
-    from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+    from tidegate.log.log import Log
+    from tidegate.log.maintenance import PartitionOutcome
+    from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
 
 # -- tidegate log dump -----------------------------------------------------------------------------
@@ -254,9 +253,9 @@ def _show_workload(
     picture: str | None,
     format: str,
 ) -> None:
+    from tidegate.log.lifetime.facts import find_traps
     from tidegate.log.lifetime.lifetime import Workload, workload_lifetime
     from tidegate.log.lifetime.timeline import workload_timeline
-    from tidegate.log.lifetime.traps import find_traps
 
     workload = Workload(size_bytes(record_bytes), duration_ms(interval))
     config, broker = _configs(settings, checked_every)
@@ -307,16 +306,16 @@ def _show_topic(
 ) -> None:
     from tidegate.clock import SystemClock
     from tidegate.files import Files
+    from tidegate.log.catalog import LogFolder
     from tidegate.log.lifetime.facts import (
         attending_interval_ms,
+        find_traps,
         partition_facts,
         require_partition,
         view_partition,
     )
-    from tidegate.log.lifetime.segments import forecast
+    from tidegate.log.lifetime.lifetime import forecast
     from tidegate.log.lifetime.timeline import topic_timeline
-    from tidegate.log.lifetime.traps import find_traps
-    from tidegate.log.topics.catalog import LogFolder
 
     if log_url.startswith("kafka://"):
         raise InvalidError(
@@ -431,7 +430,7 @@ def _record_lifetime(
     time: str | None,
 ) -> dict[str, Any]:
     from tidegate.log.lifetime.facts import record_timestamp_ms
-    from tidegate.log.lifetime.segments import describe_age, lifetime_of_offset
+    from tidegate.log.lifetime.lifetime import describe_age, lifetime_of_offset
 
     asked: dict[str, Any] = {"partition": facts.partition, "offset": offset}
     if time is not None:
@@ -473,8 +472,7 @@ def _print_records(records: list[dict[str, Any]], format: str) -> None:
 
 def _configs(settings: dict[str, str], checked_every: str | None) -> tuple[TopicConfig, BrokerConfig]:
     """Topic and broker settings from one list of `-X`; a name nobody knows is told with the nearest one."""
-    from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
-    from tidegate.log.topics.topic_settings import BROKER_SETTINGS
+    from tidegate.log.topic_config import BROKER_SETTINGS, BrokerConfig, TopicConfig
 
     of_broker: dict[str, Any] = {key: value for key, value in settings.items() if key in BROKER_SETTINGS}
     of_topic = {key: value for key, value in settings.items() if key not in BROKER_SETTINGS}
@@ -488,7 +486,7 @@ def _configs(settings: dict[str, str], checked_every: str | None) -> tuple[Topic
 def _draw(timeline: Timeline, picture: str | None) -> None:
     if picture is None:
         return
-    from tidegate.log.lifetime.chart import write_picture
+    from tidegate.log.lifetime.page import write_picture
 
     write_picture(timeline, Path(picture))
     say(f"drawn: {picture}")
@@ -541,7 +539,7 @@ def clean(topic: str | None, log_url: str, every: str | None, dry_run: bool, for
     tidegate log clean orders --dry-run
     tidegate log clean --every 5m
     """
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     if log_url.startswith("kafka://"):
         raise InvalidError("a Kafka cluster cleans its own logs; --log must be a folder")
@@ -559,21 +557,21 @@ def clean(topic: str | None, log_url: str, every: str | None, dry_run: bool, for
 
 def _keep_cleaning(log: Log, topic: str | None, interval_ms: int, format: str) -> NoReturn:
     """Pass after pass until interrupted; only what changed is printed."""
-    from tidegate.log.cleaning.attendance import Attendance
-    from tidegate.log.cleaning.clock_brake import ClockBrake
+    from tidegate.log.locks import MaintenanceLock
+    from tidegate.log.maintenance import ClockJumpGuard
 
-    brake = ClockBrake(log.clock, hold_ms=interval_ms)
-    with Attendance(log.path, interval_ms, files=log.files) as attendance:
+    clock_guard = ClockJumpGuard(log.clock, hold_ms=interval_ms)
+    with MaintenanceLock(log.path, interval_ms, files=log.files) as lock:
         while True:
-            look = brake.look()
-            if look.leap_ms:
+            check = clock_guard.check()
+            if check.jump_ms:
                 warn(
-                    f"the clock leapt {format_duration(look.leap_ms)} ahead, nothing is aged out for "
-                    f"{format_duration(interval_ms)}; if it is wrong, set it right before then"
+                    f"the clock jumped {format_duration(check.jump_ms)} ahead, nothing is aged out for "
+                    f"{format_duration(interval_ms)}; if the clock is wrong, correct it before then"
                 )
-            if not look.held:
+            if not check.suspended:
                 _clean_once(log, topic, False, format, only_changes=True)
-                attendance.tell(last_run_ms=log.clock.now_ms())
+                lock.publish(last_run_ms=log.clock.now_ms())
             log.clock.sleep_ms(interval_ms)
 
 
@@ -581,7 +579,7 @@ def _clean_once(
     log: Log, topic: str | None, dry_run: bool, format: str, *, only_changes: bool = False
 ) -> int:
     """One pass over all partitions, each opened only for its turn. 4 when some were held by others."""
-    from tidegate.log.cleaning.housekeeping import HELD_ELSEWHERE, Housekeeping
+    from tidegate.log.maintenance import HELD_ELSEWHERE, Housekeeping
 
     chores = Housekeeping(
         log,
@@ -659,9 +657,8 @@ def reseal(topic: str, log_url: str, partition: int | None, force: bool, dry_run
     or a repair has worked on the folder on purpose; never to make a warning go away.
     """
     from tidegate.files import Files
+    from tidegate.log.catalog import LogFolder, partition_folder_name
     from tidegate.log.lifetime.facts import require_partition
-    from tidegate.log.topics.catalog import LogFolder
-    from tidegate.log.topics.topics import partition_folder_name
 
     if log_url.startswith("kafka://"):
         raise InvalidError("seals are files of a log folder; --log must be one")
@@ -682,10 +679,10 @@ def _reseal(
     folder: Path, log: Path, config: TopicConfig, files: Files, *, force: bool, dry_run: bool
 ) -> list[dict[str, Any]]:
     from tidegate.clock import SystemClock
-    from tidegate.log.access.locks import lock_partition
-    from tidegate.log.partitions.sealing import seal_as_found
-    from tidegate.log.segments.seals import check_seals
-    from tidegate.log.segments.segment import LogSegment
+    from tidegate.log.locks import lock_partition
+    from tidegate.log.sealer import seal_as_found
+    from tidegate.log.seals import check_seals
+    from tidegate.log.segment import LogSegment
     from tidegate.randomness import SeededRandomness
 
     with lock_partition(files, folder, SystemClock()):

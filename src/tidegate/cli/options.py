@@ -22,9 +22,9 @@ from tidegate.durations import duration_ms, size_bytes
 from tidegate.errors import InvalidError
 
 if TYPE_CHECKING:
-    from tidegate.log.access.embedded import Log
     from tidegate.log.kafka.log import KafkaLog
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.log.log import Log
+    from tidegate.storage.backends.base import StorageBackend
 
 
 DEFAULT_LOG = "./data/log"
@@ -210,7 +210,7 @@ def opened(
     log_url: str, command_config: str | None = None, client: Mapping[str, str] | None = None, **settings: Any
 ) -> Iterator[Log | KafkaLog]:
     """Open the log at a URL and close it at the end; client settings come from the file, then from the options."""
-    from tidegate.log.access.connect import open_log
+    from tidegate.log.log import open_log
 
     with open_log(log_url, client=client_settings(command_config, client), **settings) as log:
         yield log

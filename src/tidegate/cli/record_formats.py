@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from tidegate.cli.output import printable, to_json
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.json_records import encode_lines, parse_document, parse_lines, to_objects
 from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA
+from tidegate.log.log import Log
 
 if TYPE_CHECKING:
     from tidegate.tables.serdes.windowed import WindowedSerde
@@ -213,6 +213,9 @@ def _parquet(stream: BinaryIO, name: str) -> Iterator[pa.Table]:
 def _record_columns(table: pa.Table, name: str) -> pa.Table:
     """Only the columns that make records; others are metadata of another topic, or a mistake."""
     known = [column for column in _COLUMNS if column in table.column_names]
+    twice = sorted({column for column in known if table.column_names.count(column) > 1})
+    if twice:
+        raise InvalidError(f"{name}: columns twice: {', '.join(twice)}; keep one of each")
     strangers = set(table.column_names) - set(_COLUMNS) - {"topic", "offset", "window"}
     if strangers or not known:
         raise InvalidError(

@@ -332,7 +332,7 @@ def consume(topic: str, log_url: str, **options: Any) -> None:
     --key-format.
     """
     from tidegate.cli.record_formats import keys_of, sink_for
-    from tidegate.log.access.positions import parse_range
+    from tidegate.log.reader import parse_range
 
     format = _format(options)
     if options["from_beginning"] and options["offset"] not in ("start", "earliest", "beginning"):

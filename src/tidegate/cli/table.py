@@ -1,7 +1,8 @@
 """`tidegate table`: read the tables of a state folder, and serve replicas of hybrid tables.
 
-A table is read at its last commit, or an earlier one; nothing is built. Tables of apps are named as in `.table(name)`;
-where several apps have a table of that name, as APP:NAME. The commands about versions are in `versions`.
+A table is read at its last commit, or an earlier one; nothing is built. Tables of apps are named as in
+`.to_table(name)`; where several apps have a table of that name, as APP:NAME. The commands about versions are in
+`versions`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tidegate.errors import InvalidError
 if TYPE_CHECKING:
     from tidegate.pipeline.reading.recorded import RecordedTable
     from tidegate.pipeline.reading.result_table import ResultTable
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- tidegate table serve --------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def command() -> None:
     tidegate table serve users --live user-updates            one that goes on after its push
 
     The last commit is shown; the process that builds the table goes on meanwhile. Of a table that is pushed, the
-    current version is; name another one like users_v3. Tables that apps keep are named as in .table(NAME), or as
+    current version is; name another one like users_v3. Tables that apps keep are named as in .to_table(NAME), or as
     APP:NAME where several apps have one of that name.
     """
 

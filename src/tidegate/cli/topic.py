@@ -26,9 +26,8 @@ from tidegate.cli.options import (
 from tidegate.cli.output import counted, echo, print_object, print_rows, say, warn
 from tidegate.durations import format_duration, format_size
 from tidegate.errors import InvalidError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topic_config import Source, TopicConfig
-from tidegate.log.topics.topic_settings import TOPIC_SETTINGS, is_used
+from tidegate.log.log import Log
+from tidegate.log.topic_config import TOPIC_SETTINGS, Source, TopicConfig, is_used
 
 if TYPE_CHECKING:
     from tidegate.log.kafka.log import KafkaLog
@@ -291,7 +290,7 @@ def _warn_of_unused(log: Any, settings: Mapping[str, str]) -> None:
 
 
 def _check_creation(log: Log | KafkaLog, name: str, settings: Mapping[str, str], must_be_new: bool) -> None:
-    from tidegate.log.topics.topics import check_topic_name
+    from tidegate.log.catalog import check_topic_name
 
     check_topic_name(name)
     TopicConfig.of(settings)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tidegate.integrity.compare import Kind
     from tidegate.integrity.report import AuditReport
     from tidegate.log.verify.findings import Findings
-    from tidegate.log.verify.report import Report
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.log.verify.verify import Report
+    from tidegate.storage.backends.base import StorageBackend
 
 
 # -- --spark, --master, --jobs ---------------------------------------------------------------------
@@ -679,7 +679,7 @@ def _kind_of(subject: str, kind: str, backend: StorageBackend | None, state: str
 def _backend(state: str) -> StorageBackend | None:
     """The state, if there is any: a topic needs none."""
     from tidegate.storage import open_backend
-    from tidegate.storage.backends.port import NoStateError
+    from tidegate.storage.backends.base import NoStateError
 
     try:
         return open_backend(state, read_only=True)
@@ -755,7 +755,7 @@ def break_copy(
     target = into if into is not None else source.with_name(f"{source.name}-broken")
 
     from tidegate.integrity.fault_injection import DamageKind, break_topic
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
     with Log(source, read_only=True) as log:
         done = break_topic(

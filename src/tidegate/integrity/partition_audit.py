@@ -1,4 +1,8 @@
-"""The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+"""Audit the integrity metadata of one partition: in one pass, or in ranges that are folded together.
+
+One pass
+--------
+The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
 
 Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
 behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
@@ -14,7 +18,8 @@ offset 0.
 
 Thread rule: one partition, one thread; different partitions may be audited at once.
 
-carry:
+State after a range
+-------------------
 A partition's state carried over a range that was summed up elsewhere, without looking at its records.
 
 Owns `advance`: whether every record of a range is sound behind the state before it, and the state after it. It knows
@@ -30,7 +35,8 @@ Not for compacted partitions, whose gaps are judged by the age of records.
 
 Thread rule: pure.
 
-range_audit:
+Ranges
+------
 A partition audited in ranges, anywhere and in any order, to the very report that one pass gives.
 
 Owns the two halves of `verify` in parallel, for native evidence and producers' metadata alike: `audit_range` looks at
@@ -46,8 +52,6 @@ P2  files whose records a reader would not meet as they lie there (damage, a tor
 
 Thread rule: values and pure functions over files that are only read.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -69,17 +73,16 @@ from tidegate.integrity.state import NO_TIME, UNCOUNTED, PartitionState, Produce
 from tidegate.integrity.summary import NOWHERE, RangeSummary, Run, extend
 from tidegate.integrity.validator import AUDIT, Counters, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import NOT_COMPACTED, Tolerance
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import Reader
-from tidegate.log.cleaning.cleaner_checkpoint import CompactedBelow
-from tidegate.log.topics.topic_config import TopicConfig
-from tidegate.log.topics.topics import TopicDescription
-from tidegate.log.verify.folders import Compaction, PartitionTarget
-from tidegate.log.verify.partition import Audit
+from tidegate.log.catalog import TopicDescription
+from tidegate.log.checkpoints import CompactedBelow
+from tidegate.log.log import Log
+from tidegate.log.reader import Reader
+from tidegate.log.topic_config import TopicConfig
 from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_range
-from tidegate.log.verify.report import PartitionReport
+from tidegate.log.verify.scan import Compaction, PartitionTarget
+from tidegate.log.verify.verify import Audit, PartitionReport
 
-# --- audit: The integrity metadata of records at rest, checked: whole partitions through the validator …
+# -- one pass --------------------------------------------------------------------------------------
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called after each batch with its records and its faults."""
@@ -216,7 +219,7 @@ def tolerance_by_settings(
     return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
 
 
-# --- carry: A partition's state carried over a range that was summed up elsewhere, without looking at its …
+# -- state after a range ---------------------------------------------------------------------------
 
 _SUMMED = 2**64
 
@@ -317,7 +320,7 @@ def _certified(producer: Producer) -> EndOfChain:
     )
 
 
-# --- range_audit: A partition audited in ranges, anywhere and in any order, to the very report that one …
+# -- ranges ----------------------------------------------------------------------------------------
 
 _NOTHING: Final = (0, 0)
 

@@ -11,53 +11,53 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.opening import open_backend
-    from tidegate.storage.backends.signed import resign
-    from tidegate.storage.backends.state_keys import state_key_id, state_keys
+    from tidegate.storage.backends.signed import resign, state_key_id, state_keys
     from tidegate.storage.config import StorageConfig, TenantLimits
-    from tidegate.storage.context import RuntimeContext
-    from tidegate.storage.index.bucket_index import BucketIndex
-    from tidegate.storage.index.entries import AppendBatch, Pruned, Tenant
-    from tidegate.storage.index.state import BucketIndexState, ExtraState, PlainState
+    from tidegate.storage.index import (
+        AppendBatch,
+        BucketIndex,
+        BucketIndexState,
+        PlainState,
+        ProgressState,
+        Pruned,
+        Tenant,
+    )
     from tidegate.storage.memory.scratch import ScratchLimiter
-    from tidegate.storage.reading.loaded import LoadedRanges
-    from tidegate.storage.reading.plan import All, RangeRequest, RangesLoadPlan, Time
-    from tidegate.storage.reading.reader import StorageReader
-    from tidegate.storage.reading.view import SortedRangeView
+    from tidegate.storage.metrics import StorageStats
+    from tidegate.storage.ranges import LoadedRanges, SortedRangeView
+    from tidegate.storage.reader import All, RangeRequest, RangesLoadPlan, StorageReader, Time
     from tidegate.storage.runs.aggregates import Count, Custom, First, Last, Max, Mean, Min, Sum
-    from tidegate.storage.runs.sorted_rows import SortedRows
-    from tidegate.storage.runtime import WorkerStorageRuntime
+    from tidegate.storage.runs.build import SortedRows
+    from tidegate.storage.runtime import Leaks, RuntimeContext, WorkerStorageRuntime
     from tidegate.storage.spec import Cursor, EarlierShape, Merge, StoreSpec
-    from tidegate.storage.state.handle import StateHandle
-    from tidegate.storage.state.named import PROGRESS
-    from tidegate.storage.state.ports import BytesCodec, StateCodec
-    from tidegate.storage.stats import StorageStats
-    from tidegate.storage.wiring import Leaks
-    from tidegate.storage.writer import StorageWriter
+    from tidegate.storage.state import PROGRESS, StateHandle
+    from tidegate.storage.state_cache import BytesCodec, StateCodec
+    from tidegate.storage.writer import MergedRows, StorageWriter, TouchedRows, touched_rows
 
 _HOME = {
     "backends.opening": ("open_backend",),
-    "backends.signed": ("resign",),
-    "backends.state_keys": ("state_key_id", "state_keys"),
+    "backends.signed": ("resign", "state_key_id", "state_keys"),
     "config": ("StorageConfig", "TenantLimits"),
-    "context": ("RuntimeContext",),
-    "index.bucket_index": ("BucketIndex",),
-    "index.entries": ("AppendBatch", "Pruned", "Tenant"),
-    "index.state": ("BucketIndexState", "ExtraState", "PlainState"),
+    "runtime": ("RuntimeContext", "WorkerStorageRuntime", "Leaks"),
+    "index": (
+        "BucketIndex",
+        "AppendBatch",
+        "Pruned",
+        "Tenant",
+        "BucketIndexState",
+        "PlainState",
+        "ProgressState",
+    ),
     "memory.scratch": ("ScratchLimiter",),
-    "reading.loaded": ("LoadedRanges",),
-    "reading.plan": ("All", "RangeRequest", "RangesLoadPlan", "Time"),
-    "reading.reader": ("StorageReader",),
-    "reading.view": ("SortedRangeView",),
+    "ranges": ("LoadedRanges", "SortedRangeView"),
+    "reader": ("All", "RangeRequest", "RangesLoadPlan", "Time", "StorageReader"),
     "runs.aggregates": ("Count", "Custom", "First", "Last", "Max", "Mean", "Min", "Sum"),
-    "runs.sorted_rows": ("SortedRows",),
-    "runtime": ("WorkerStorageRuntime",),
+    "runs.build": ("SortedRows",),
     "spec": ("Cursor", "EarlierShape", "Merge", "StoreSpec"),
-    "state.handle": ("StateHandle",),
-    "state.named": ("PROGRESS",),
-    "state.ports": ("BytesCodec", "StateCodec"),
-    "stats": ("StorageStats",),
-    "wiring": ("Leaks",),
-    "writer": ("StorageWriter",),
+    "state": ("StateHandle", "PROGRESS"),
+    "state_cache": ("BytesCodec", "StateCodec"),
+    "metrics": ("StorageStats",),
+    "writer": ("MergedRows", "StorageWriter", "TouchedRows", "touched_rows"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -72,7 +72,6 @@ __all__ = [
     "Cursor",
     "Custom",
     "EarlierShape",
-    "ExtraState",
     "First",
     "Last",
     "Leaks",
@@ -80,8 +79,10 @@ __all__ = [
     "Max",
     "Mean",
     "Merge",
+    "MergedRows",
     "Min",
     "PlainState",
+    "ProgressState",
     "Pruned",
     "RangeRequest",
     "RangesLoadPlan",
@@ -100,11 +101,13 @@ __all__ = [
     "Tenant",
     "TenantLimits",
     "Time",
+    "TouchedRows",
     "WorkerStorageRuntime",
     "open_backend",
     "resign",
     "state_key_id",
     "state_keys",
+    "touched_rows",
 ]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tidegate.durations import DurationLike, SizeLike, duration_ms, size_bytes
 from tidegate.errors import InvalidError
-from tidegate.storage.index.entries import Tenant
+from tidegate.storage.index import Tenant
 
 DELETERS = ("worker", "master")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

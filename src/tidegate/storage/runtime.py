@@ -1,10 +1,11 @@
-"""The composition root of a worker's storage: builds every part from one config, wires them, and hands out facades.
+"""The storage of one worker process: builds every part from one config, connects them, and hands out facades.
 
-One for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. Operators
-see `reader()`, `writer()`, `state_handle()` and may start and stop maintenance of their task; a master sees
-`checkpoint`, `apply_checkpoint` and `release_checkpoint` and keeps tokens it never looks into.
+One runtime for each worker process, shared by its tasks; budgets are the worker's, content is each task's own. An
+operator is given a `RuntimeContext`: it reads with `reader`, writes with `writer`, keeps state behind `state_handle`,
+and may start and stop the maintenance of its own task (INV-1). A master calls `checkpoint`, `apply_checkpoint` and
+`release_checkpoint` and keeps opaque tokens.
 
-The methods that end in -ing are the maintenance operations as generators, for whoever drives them step by step: a
+The methods that end in -ing are the maintenance operations as generators, for callers that drive them step by step: a
 seeded scheduler, a tool. Everything else runs to its end before it returns.
 
 Thread rule: one operator thread for each task calls `attach`, `detach`, `checkpoint`, `apply_checkpoint` and appends;
@@ -13,46 +14,190 @@ all the rest from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
+from typing import NamedTuple
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import InvalidError, OverloadError
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.checkpoint import checkpoint, fill, forget, is_at, restore
 from tidegate.storage.config import StorageConfig
-from tidegate.storage.context import RuntimeContext
-from tidegate.storage.index.state import BucketIndexState
+from tidegate.storage.index import BucketIndexState, ProgressState
+from tidegate.storage.maintenance.compaction import compact, reclaim
+from tidegate.storage.maintenance.dump import Relief, dump, rehydrate, relieve
+from tidegate.storage.maintenance.operations import WAITING, BucketLocks, Operation, run_through
+from tidegate.storage.maintenance.retirement import BatchPins, BatchRetirementQueue, CheckpointHolds, PackUse
+from tidegate.storage.maintenance.supervisor import MaintenanceSupervisor
+from tidegate.storage.manifest import GarbageReport, ManifestChain, Token, collect_garbage
 from tidegate.storage.memory.allocator import keep_freed_memory
 from tidegate.storage.memory.backlog import BacklogBudget
 from tidegate.storage.memory.key_lru import KeyLru
-from tidegate.storage.memory.pool import ReliefShare, WorkerMemoryPool
-from tidegate.storage.memory.scratch import ScratchLimiter
-from tidegate.storage.packs.garbage import GarbageReport, collect_garbage
-from tidegate.storage.packs.manifest import ManifestChain
-from tidegate.storage.packs.open_packs import PackCache
-from tidegate.storage.packs.token import Token
-from tidegate.storage.reading.reader import StorageReader
-from tidegate.storage.state.handle import StateHandle
-from tidegate.storage.state.named import PROGRESS, NamedValues
-from tidegate.storage.state.ports import StateCodec, Value
-from tidegate.storage.state.shelf import shelf_state
-from tidegate.storage.stats import StorageStats
-from tidegate.storage.tasks import STATE_PREFIX, AttachedStore, TaskStorage, mark_of
-from tidegate.storage.upkeep.checkpointing import checkpoint, is_at
-from tidegate.storage.upkeep.compact import compact, reclaim
-from tidegate.storage.upkeep.dump import dump
-from tidegate.storage.upkeep.operations import WAITING, Operation, run_through
-from tidegate.storage.upkeep.pins import BatchPins
-from tidegate.storage.upkeep.pressure import Relief, relieve
-from tidegate.storage.upkeep.rehydrate import rehydrate
-from tidegate.storage.upkeep.restoring import fill, forget, restore
-from tidegate.storage.upkeep.retirement import BatchRetirementQueue
-from tidegate.storage.upkeep.supervisor import MaintenanceSupervisor
-from tidegate.storage.wiring import Leaks, Wired, leaks_of, wire
+from tidegate.storage.memory.pool import (
+    BaseRuns,
+    ReliefShare,
+    WorkerMemoryPool,
+    WriteBuffer,
+)
+from tidegate.storage.memory.scratch import Scratch, ScratchLimiter
+from tidegate.storage.metrics import StorageStats
+from tidegate.storage.pack import PackCache
+from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
+from tidegate.storage.reader import StorageReader
+from tidegate.storage.state import NamedValues, StateCaches, StateHandle, progress_name
+from tidegate.storage.state_cache import StateCodec, Value
+from tidegate.storage.state_store import StateStore, state_store_of
 from tidegate.storage.writer import StorageWriter
+
+# -- parts -------------------------------------------------------------------------------------------
+
+
+class Wired(NamedTuple):
+    """What the runtime starts from. The shelf still wants to be told its writer."""
+
+    parts: StorageParts
+    reader: StorageReader
+    shelf: StateStore
+
+
+class Leaks(NamedTuple):
+    """What somebody holds; all zero when everybody gave back what he took."""
+
+    leases: int
+    reader_permits: int
+    maintenance_permits: int
+    busy_buckets: int
+    held_keys: int
+
+
+def wire(
+    config: StorageConfig, backend: StorageBackend, clock: Clock, randomness: Randomness, metrics: Metrics
+) -> Wired:
+    """Every part of one worker's storage."""
+    tasks, pins, holds, stats = Tasks(), BatchPins(), CheckpointHolds(), StorageStats(metrics)
+    pool = WorkerMemoryPool(config, clock)
+    packs = PackCache(
+        backend,
+        max_open=config.max_open_packs,
+        reads_at_once=config.load_io_parallelism if backend.is_remote else 1,
+    )
+    scratch = ScratchLimiter(
+        clock,
+        reader_slots=config.max_inflight_loads,
+        maintenance_slots=config.max_inflight_maintenance,
+        timeout_ms=config.scratch_timeout_ms,
+        working_bytes=config.working_bytes,
+    )
+
+    def loaded(task: str, runs: int, nbytes: int, store: str, buckets: Collection[int]) -> None:
+        stats.loaded(task, runs, nbytes)
+        if buckets:
+            tasks.get(task).note_cold(store, buckets)
+
+    reader = StorageReader(
+        packs, pins, scratch, lambda task: tasks.get(task).key_lru, stats.overloaded, loaded
+    )
+    shelf = StateStore(tasks, reader, config.max_run_rows)
+    parts = StorageParts(
+        config=config,
+        clock=clock,
+        randomness=randomness,
+        backend=backend,
+        pool=pool,
+        write_buffer=WriteBuffer(pool),
+        base_runs=BaseRuns(pool),
+        scratch=scratch,
+        backlog=BacklogBudget(
+            clock,
+            limit_bytes=config.backlog_limit_bytes,
+            largest_bytes=config.largest_append_bytes,
+            timeout_ms=config.backlog_timeout_ms,
+        ),
+        pins=pins,
+        use=PackUse(),
+        holds=holds,
+        retirement=BatchRetirementQueue(
+            backend,
+            pins,
+            holds,
+            clock,
+            backoff_ms=config.delete_backoff_ms,
+            backoff_max_ms=config.delete_backoff_max_ms,
+            deletes_at_once=config.delete_parallelism if backend.is_remote else 1,
+            deletes=config.deletes,
+        ),
+        packs=packs,
+        states=StateCaches(
+            shelf,
+            pool,
+            clock,
+            key_lru=lambda task: tasks.get(task).key_lru,
+            timeout_ms=config.load_timeout_ms,
+            overloaded=stats.overloaded,
+        ),
+        stats=stats,
+        locks=BucketLocks(),
+        tasks=tasks,
+    )
+    stats.watch_memory(pool, parts.backlog, scratch, parts.write_buffer, parts.base_runs)
+    return Wired(parts, reader, shelf)
+
+
+def leaks_of(parts: StorageParts) -> Leaks:
+    """What is held now."""
+    return Leaks(
+        leases=parts.pins.open_leases(),
+        reader_permits=parts.scratch.in_use(Scratch.READER),
+        maintenance_permits=parts.scratch.in_use(Scratch.MAINTENANCE),
+        busy_buckets=parts.locks.held(),
+        held_keys=sum(storage.key_lru.held for storage in parts.tasks.all()),
+    )
+
+
+# -- context of a task -------------------------------------------------------------------------------
+
+
+class RuntimeContext:
+    """One task's way to its worker's storage."""
+
+    def __init__(self, task: str, storage: WorkerStorageRuntime) -> None:
+        self.task = task
+        self._storage = storage
+
+    def reader(self) -> StorageReader:
+        return self._storage.reader()
+
+    def writer(self) -> StorageWriter:
+        return self._storage.writer()
+
+    def state_handle(
+        self, namespace: str, codec: StateCodec[Value], *, keyed: bool = True
+    ) -> StateHandle[Value]:
+        """The task's state of this name; the same values for every handle of it.
+
+        With `keyed=False` it has named values only (`keep`).
+        """
+        return self._storage.state_handle(self.task, namespace, codec, keyed=keyed)
+
+    def attach(self, state: BucketIndexState) -> None:
+        """Give a state's rows to storage: maintained, checkpointed and restored from now on."""
+        self._storage.attach(self.task, state)
+
+    def start_maintenance(self) -> None:
+        self._storage.start(self.task)
+
+    def stop_maintenance(self) -> None:
+        self._storage.stop(self.task)
+
+    def maintain(self, budget_ms: int) -> bool:
+        """Do maintenance here and now for about so long; True when nothing is left to do."""
+        return self._storage.maintain(self.task, budget_ms)
+
+
+# -- runtime -----------------------------------------------------------------------------------------
 
 
 class WorkerStorageRuntime:
@@ -107,7 +252,7 @@ class WorkerStorageRuntime:
         """
         storage = self._task(task)
         if keyed and STATE_PREFIX + namespace not in storage.stores:
-            self.attach(task, shelf_state(namespace))
+            self.attach(task, state_store_of(namespace))
         return self._parts.states.handle(task, namespace, codec, storage.named)
 
     def context(self, task: str) -> RuntimeContext:
@@ -131,10 +276,12 @@ class WorkerStorageRuntime:
         is_internal = spec.name.startswith(STATE_PREFIX)
         store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
         fill(storage, store)
+        if isinstance(state, ProgressState):
+            storage.named.keep(progress_name(spec.name), state.encode_progress)
         with storage.lock:
             storage.stores[spec.name] = store
-        if storage.standing is not None:
-            storage.standing.marks[spec.name] = mark_of(store)
+        if storage.last_checkpoint is not None:
+            storage.last_checkpoint.marks[spec.name] = mark_of(store)
 
     def detach(self, task: str, state: BucketIndexState | None = None) -> None:
         """Give up one store of a task, or with no state the whole task: its memory and budgets are free again.
@@ -145,12 +292,12 @@ class WorkerStorageRuntime:
         self.supervisor.stop(storage)
         if state is not None:
             store = storage.store_of(state)
-            storage.standing = None
+            storage.last_checkpoint = None
             gone = state.index.load((), next_order=0, max_cursor=None)
             parts.drop_hot(storage, gone.hot)
             parts.retire(storage, gone.stored)
             parts.backlog.release(gone.charge, task=task)
-            storage.named.drop(f"{PROGRESS}/{store.spec.name}")
+            storage.named.drop(progress_name(store.spec.name))
             with storage.lock:
                 del storage.stores[store.spec.name]
             return
@@ -178,7 +325,7 @@ class WorkerStorageRuntime:
             raise
 
     def is_at(self, task: str, token: bytes | None) -> bool:
-        """Whether the task holds exactly what it held at that checkpoint, so that it can go on from there.
+        """Whether the task holds exactly what it held at that checkpoint, so that it can continue from there.
 
         None is the beginning. Nothing is read; some microseconds. On the operator's thread.
         """
@@ -194,13 +341,13 @@ class WorkerStorageRuntime:
         """
         storage = self._task(task)
         if not retained and is_at(self._parts, storage, token):
-            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it goes on
+            self.supervisor.close_inline(storage)  # as a restore would: nothing begun before it continues
             return
         started = self._parts.clock.monotonic_ms()
         was_running = self.supervisor.stop(storage)
         try:
             restore(self._parts, storage, token, retained)
-        finally:  # a refused token changes nothing: the task goes on as it was
+        finally:  # a refused token changes nothing: the task continues as it was
             if was_running and storage.failure is None:
                 self.supervisor.start(storage)
         self._parts.stats.restored(task, ms=self._parts.ms_since(started))
@@ -245,7 +392,7 @@ class WorkerStorageRuntime:
         self.supervisor.stop(self._parts.tasks.get(task))
 
     def maintain(self, task: str, budget_ms: int) -> bool:
-        """Do maintenance here for about `budget_ms`; True when a whole pass came to its end."""
+        """Do maintenance here for about `budget_ms`; True when a whole pass is finished."""
         return self.supervisor.maintain(self._parts.tasks.get(task), budget_ms)
 
     def compacting(

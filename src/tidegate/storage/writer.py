@@ -17,19 +17,30 @@ Thread rule: one appending thread for each task; the rest from any thread. No lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.storage.index.entries import AppendBatch, HotCopy, Pruned
-from tidegate.storage.index.state import BucketIndexState
-from tidegate.storage.parts import StorageParts
-from tidegate.storage.runs.building import FoldedRows, build_runs
-from tidegate.storage.runs.run import Run
-from tidegate.storage.runs.sorted_rows import SortedRows, build_sorted_runs
-from tidegate.storage.spec import Cursor, Merge
-from tidegate.storage.tasks import AttachedStore, TaskStorage
+from tidegate.kernels.run_merge import match_runs
+from tidegate.storage.index import AppendBatch, BucketIndex, BucketIndexState, HotCopy, Pruned, RunEntry
+from tidegate.storage.memory.scratch import Scratch
+from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage
+from tidegate.storage.runs.build import FoldedRows, SortedRows, build_runs, build_sorted_runs
+from tidegate.storage.runs.columns import (
+    Int32s,
+    binary_parts,
+    gather,
+    largest_window,
+    merge_need,
+    picked_need,
+    words,
+)
+from tidegate.storage.runs.run import Int64s, Run
+from tidegate.storage.spec import Cursor, Merge, StoreSpec
 
 
 class StorageWriter:
@@ -58,19 +69,23 @@ class StorageWriter:
         runs = self._build(store, rows)
         return self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
 
-    def append_folded(
-        self, task: str, state: BucketIndexState, rows: pa.RecordBatch, *, timeout_ms: int | None = None
-    ) -> tuple[list[AppendBatch], FoldedRows | None]:
-        """`append` to a fold store; also all that the runs hold, in one piece, unless the batch had to be cut."""
+    def append_merged(
+        self, task: str, state: BucketIndexState, rows: pa.RecordBatch
+    ) -> tuple[list[AppendBatch], MergedRows]:
+        """Append at least one row to a fold store; also every row that changed, with all it holds by now.
+
+        The runs that were there before are captured, so the states are right whatever maintenance does meanwhile; a
+        sorted walk through each older run finds the rows that matter (`kernels/run_matching.py`), and only those are
+        merged. `OverloadError` when there is no memory to merge in; then nothing was accepted.
+        """
         storage = self._parts.tasks.get(task)
-        storage.check()
-        store = storage.store_of(state)
-        if rows.num_rows == 0:
-            return [], None
-        whole: list[FoldedRows] = []
-        runs = self._build(store, rows, whole)
-        batches = self.accept(storage, store, runs, rows.num_rows, timeout_ms=timeout_ms)
-        return batches, whole[0] if len(whole) == 1 else None
+        batches, whole = self._append_folded(storage, state, rows)
+        try:
+            with _Before(self._parts, storage, state.index) as before:
+                return batches, before.merge(batches, whole)
+        except BaseException:
+            self.undo(task, batches)
+            raise
 
     def append_sorted(
         self, task: str, state: BucketIndexState, rows: SortedRows, *, timeout_ms: int | None = None
@@ -143,6 +158,16 @@ class StorageWriter:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _append_folded(
+        self, storage: TaskStorage, state: BucketIndexState, rows: pa.RecordBatch
+    ) -> tuple[list[AppendBatch], FoldedRows | None]:
+        """The runs, and all that they hold in one piece, unless the batch had to be cut."""
+        storage.check()
+        store = storage.store_of(state)
+        whole: list[FoldedRows] = []
+        runs = self._build(store, rows, whole)
+        return self.accept(storage, store, runs, rows.num_rows), whole[0] if len(whole) == 1 else None
+
     def _build(
         self, store: AttachedStore, rows: pa.RecordBatch, whole: list[FoldedRows] | None = None
     ) -> list[Run]:
@@ -210,3 +235,131 @@ def _append_batch(run: Run, hot: HotCopy) -> AppendBatch:
         min_cursor=Cursor(min_ts, lowest),
         max_cursor=Cursor(max_ts, highest),
     )
+
+
+# -- what an append to a fold store became ---------------------------------------------------------
+
+
+class MergedRows(NamedTuple):
+    """What a batch folded into a store, and at some places the states together with what was there before."""
+
+    rows: FoldedRows
+    places: Int32s
+    merged: list[pa.Array]
+
+
+class TouchedRows(NamedTuple):
+    """Rows that a batch was folded into: different keys, how many rows each has, and these, key by key."""
+
+    keys: pa.BinaryArray
+    counts: Int32s
+    ts: Int64s
+    seq: Int64s
+
+
+def touched_rows(parts: Sequence[AppendBatch]) -> list[TouchedRows]:
+    """The identities of the rows of an append, by ascending bucket."""
+    runs = [part.hot.run for part in parts]
+    return [TouchedRows(run.keys, np.diff(run.starts), run.ts, run.seq) for run in runs]
+
+
+class _Before(ExitStack):
+    """The runs of a store as they are without a batch: a lease on packs, and a permit to read them once one is read."""
+
+    def __init__(self, parts: StorageParts, task: TaskStorage, index: BucketIndex) -> None:
+        super().__init__()
+        self._parts, self._task, self._index = parts, task, index
+        self._has_permit = False
+
+    @property
+    def _spec(self) -> StoreSpec:
+        return self._index.spec
+
+    def merge(self, parts: Sequence[AppendBatch], whole: FoldedRows | None) -> MergedRows:
+        """What the rows of these parts became; `whole` are all of them in one piece, None: the batch was cut."""
+        before = self._capture(parts)
+        runs = [part.hot.run for part in parts]
+        others = [list(before.get(run.bucket, ())) for run in runs]
+        if whole is None:
+            for at, run in enumerate(runs):  # pieces of a batch that was cut may have rows in common
+                others[at] += [each for each in runs[:at] if each.bucket == run.bucket]
+        return self._changed(_joined(runs) if whole is None else whole, runs, others)
+
+    def _capture(self, parts: Sequence[AppendBatch]) -> dict[int, list[RunEntry | Run]]:
+        """The runs of the buckets as they are without these parts, safe to read until this is closed."""
+        wanted = {part.bucket for part in parts}
+        buckets, lease = self._index.capture(
+            min(wanted), max(wanted), lambda refs: self._parts.pins.pin(self._task.task, refs)
+        )
+        if lease is not None:
+            self.callback(lease.close)
+        return {bucket.start: list(bucket.runs) for bucket in buckets if bucket.start in wanted}
+
+    def _changed(
+        self, rows: FoldedRows, runs: Sequence[Run], others: Sequence[Sequence[RunEntry | Run]]
+    ) -> MergedRows:
+        """Merge what older runs, some for each run, have for the same identities; `rows` are those of all runs."""
+        matched, chosen, first = [], list[tuple[Run, Int32s]](), 0
+        for run, older_runs in zip(runs, others, strict=True):
+            for entry in older_runs:
+                if entry.max_ts < run.min_ts or entry.min_ts > run.max_ts:
+                    continue
+                other = entry if isinstance(entry, Run) else self._load(entry)
+                mine, theirs = _match(run, other)
+                if len(mine):
+                    matched.append(mine + np.int32(first))
+                    chosen.append((other, theirs))
+            first += run.row_count
+        if not matched:
+            return MergedRows(rows, np.empty(0, np.int32), [])
+        met = np.concatenate(matched)
+        number = np.full(first, -1, np.int32)
+        number[met] = 0
+        places = np.flatnonzero(number == 0).astype(np.int32)
+        number[places] = np.arange(len(places), dtype=np.int32)
+        need = sum(picked_need(*each) for each in chosen) + merge_need(rows.states)
+        with self._parts.scratch.hold(need, lambda: f"operator {self._spec.name}: " + largest_window(chosen)):
+            return MergedRows(rows, places, self._merged(rows, chosen, places, number[met]))
+
+    def _merged(
+        self, rows: FoldedRows, chosen: Sequence[tuple[Run, Int32s]], places: Int32s, met: Int32s
+    ) -> list[pa.Array]:
+        """The states at `places` together with the chosen older ones, which belong to the places `met`."""
+        older = [[gather(column, theirs) for column in run.rows.columns[2:]] for run, theirs in chosen]
+        # the oldest first: a user's own aggregate may depend on the order of records
+        pieces = [*older, [gather(column, places) for column in rows.states]]
+        states = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
+        groups = np.concatenate([met, np.arange(len(places), dtype=np.int32)])
+        at, merged = 0, []
+        for each in self._spec.aggregates:
+            width = len(each.state)
+            merged += each.merge(states[at : at + width], groups, len(places))
+            at += width
+        return merged
+
+    def _load(self, entry: RunEntry) -> Run:
+        if not entry.is_hot and not self._has_permit:
+            self.callback(self._parts.scratch.permit(Scratch.READER).close)
+            self._has_permit = True
+        return self._parts.load(self._task, self._spec, entry)
+
+
+def _joined(runs: Sequence[Run]) -> FoldedRows:
+    """What runs hold, one after the other."""
+    columns = [
+        pa.concat_arrays([run.rows.column(at) for run in runs]) for at in range(runs[0].rows.num_columns)
+    ]
+    keys = pa.concat_arrays([run.row_keys().dictionary_decode() for run in runs])
+    return FoldedRows(keys, words(columns[0]), words(columns[1]), columns[2:])
+
+
+def _match(run: Run, other: Run) -> tuple[Int32s, Int32s]:
+    """Rows of the two with one identity, pair by pair."""
+    room = min(run.row_count, other.row_count)
+    mine, theirs = np.empty(room, np.int32), np.empty(room, np.int32)
+    found = match_runs(
+        run.hashes, *binary_parts(run.keys), run.starts, run.ts, run.seq,
+        other.hashes, *binary_parts(other.keys), other.starts, other.ts, other.seq,
+        mine, theirs,
+    )  # fmt: skip
+    return mine[:found], theirs[:found]

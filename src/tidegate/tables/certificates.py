@@ -15,7 +15,7 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.audit import Runner
 from tidegate.integrity.certificates import make_certificate, range_members
 from tidegate.integrity.digests import TopicAt
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.versions.catalog import Versions, version_named
 
 

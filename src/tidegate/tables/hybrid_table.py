@@ -44,7 +44,7 @@ from tidegate.tables.replicas.serving import Serving
 from tidegate.tables.replicas.status import ReplicaStatus
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 MOST_REPLICAS: Final = 64
 DEFAULT_REWIND: Final = "1d"
@@ -145,7 +145,7 @@ def hybrid_table(
     """
     owns_log = isinstance(log, str | Path)
     if owns_log:
-        from tidegate.log.access.connect import open_log
+        from tidegate.log.log import open_log
 
         log = open_log(str(log))
     clock = clock or getattr(log, "clock", None) or SystemClock()

@@ -20,7 +20,7 @@ from tidegate.durations import DurationLike, format_duration, milliseconds
 from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.integrity.validator import require_new_names
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage import StorageConfig, open_backend
@@ -32,7 +32,7 @@ from tidegate.tables.topic_encoding import read_encoding
 from tidegate.tables.topic_table import TopicTable
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 AnyTable = TypeVar("AnyTable", bound=TopicTable)
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def open_topic(
         return open_table(
             kind, log, rules_of(tuple(log.describe(topic).partition_numbers)), state, **settings
         )
-    from tidegate.log.access.connect import is_kafka, open_log
+    from tidegate.log.log import is_kafka, open_log
 
     opened = open_log(str(log)) if is_kafka(str(log)) else open_log(str(log), read_only=True)
     try:

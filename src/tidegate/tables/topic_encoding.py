@@ -23,9 +23,9 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import ConflictError, CorruptError, InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.log.log import Log
+from tidegate.storage.backends.base import StorageBackend
 
 _LONGEST_NAME: Final = 150
 JSON: Final = "json"

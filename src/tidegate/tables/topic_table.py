@@ -29,7 +29,7 @@ from tidegate.tables.queries.stored_rows import StoredRows
 from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.building.claim import Claim
     from tidegate.tables.building.materialiser import Materialiser
     from tidegate.tables.queries.changes import Subscription

@@ -23,7 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tidegate.clock import ManualClock
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def manual_clock() -> ManualClock:
 @pytest.fixture
 def tidegate_log(tmp_path: Path, manual_clock: ManualClock) -> Iterator[Log]:
     """An empty log in a temporary folder, on the manual clock, closed after the test."""
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.log import Log
     from tidegate.randomness import SeededRandomness
     from tidegate.scheduling import ManualScheduler
 

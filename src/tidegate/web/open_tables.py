@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tidegate.pipeline.reading.result_table import ResultTable
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.building.commits import Commit
     from tidegate.tables.building.shape import TableShape
     from tidegate.tables.versions.record import TableVersion, VersionList

@@ -107,7 +107,7 @@ def log_python(log: Path | str, *lines: str) -> str:
     """Lines of Python with the log open."""
     inside = "\n".join(f"    {line}" for line in lines)
     if isinstance(log, str):
-        opening = "import tidegate as tg\nfrom tidegate.log.access.connect import open_log"
+        opening = "import tidegate as tg\nfrom tidegate.log.log import open_log"
         return f"{opening}\n\nwith open_log({log!r}) as log:\n{inside}"
     return f"import tidegate as tg\n\nwith tg.Log({str(log)!r}, read_only=True) as log:\n{inside}"
 

@@ -96,7 +96,7 @@ def folders_of(data: Path) -> tuple[Path, Path]:
 
 def log_of(url: str, data: Path) -> tuple[Path | str, Path]:
     """A log by its URL, a cluster's too, and the state in a data folder."""
-    from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka
+    from tidegate.log.log import bootstrap_servers, folder_path, is_kafka
 
     state = data / "state"
     if is_kafka(url):

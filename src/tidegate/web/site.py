@@ -24,10 +24,10 @@ from tidegate.web.failures import NotThereError, ReadingEndedError
 from tidegate.web.settings import Limits
 
 if TYPE_CHECKING:
-    from tidegate.log.access.embedded import Log
+    from tidegate.log.catalog import TopicDescription
     from tidegate.log.kafka.log import KafkaLog
-    from tidegate.log.topics.topics import TopicDescription
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.log.log import Log
+    from tidegate.storage.backends.base import StorageBackend
 
 
 EVERY_SECONDS: Final = 0.05
@@ -143,8 +143,7 @@ class Site:
 
     @property
     def log(self) -> Log | KafkaLog:
-        from tidegate.log.access.connect import open_log
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log, open_log
 
         with self._guard:
             if self._log is None:
@@ -164,7 +163,7 @@ class Site:
     @property
     def files(self) -> Log:
         """The log, if it is a folder."""
-        from tidegate.log.access.embedded import Log
+        from tidegate.log.log import Log
 
         log = self.log
         if not isinstance(log, Log):
@@ -175,7 +174,7 @@ class Site:
     def backend(self) -> StorageBackend | None:
         """Where apps and tables keep what they know, opened to be read; None: there is no state yet."""
         from tidegate.storage import open_backend
-        from tidegate.storage.backends.port import NoStateError
+        from tidegate.storage.backends.base import NoStateError
 
         with self._guard:
             if self._backend is None:
@@ -215,7 +214,7 @@ class Site:
 
     def describe(self, topic: str) -> TopicDescription:
         """The topic, or that it is not there; a wrong name is a wrong question."""
-        from tidegate.log.topics.topics import check_topic_name
+        from tidegate.log.catalog import check_topic_name
 
         check_topic_name(topic)
         if topic not in self.topics():

@@ -28,7 +28,7 @@ from tidegate.web.schemas import (
 from tidegate.web.site import Site
 
 if TYPE_CHECKING:
-    from tidegate.log.lifetime.segments import SegmentLifetime
+    from tidegate.log.lifetime.lifetime import SegmentLifetime
 
 
 # -- the time axis ---------------------------------------------------------------------------------
@@ -306,9 +306,8 @@ def _lifetimes(
     site: Site, topic: str, partition: int
 ) -> tuple[Sequence[SegmentLifetime], int | None, list[TrapLine]]:
     """When each log segment of a partition can go, how often that is looked at, and what may surprise."""
-    from tidegate.log.lifetime.facts import attending_interval_ms, partition_facts, view_partition
-    from tidegate.log.lifetime.segments import forecast
-    from tidegate.log.lifetime.traps import find_traps
+    from tidegate.log.lifetime.facts import attending_interval_ms, find_traps, partition_facts, view_partition
+    from tidegate.log.lifetime.lifetime import forecast
 
     log, clock = site.files, site.clock
     files = log.files
@@ -346,7 +345,7 @@ def _segment(partition: int, found: SegmentLifetime) -> SegmentLine:
 
 def record_lifetime(site: Site, topic: str, partition: int, offset: int) -> SegmentLine | None:
     """The log segment that holds an offset, and when it can go."""
-    from tidegate.log.lifetime.segments import lifetime_of_offset
+    from tidegate.log.lifetime.lifetime import lifetime_of_offset
 
     if site.cluster is not None:
         return None

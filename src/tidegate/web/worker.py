@@ -43,7 +43,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import TidegateError
-from tidegate.log.access.connect import is_kafka
+from tidegate.log.log import is_kafka
 from tidegate.web.endpoints import ENDPOINTS, RawAnswer
 from tidegate.web.failures import INTERNAL, NotThereError, failure_of
 from tidegate.web.settings import Limits
@@ -268,7 +268,7 @@ def load() -> None:
     from pyarrow import table
 
     import tidegate.integrity.partition_audit
-    import tidegate.log.access.reader
+    import tidegate.log.reader
     import tidegate.pipeline.reading.result_table
     import tidegate.pipeline.rounds.ways_out  # noqa: F401
     from tidegate.log.format.decode import decode

@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
-from tidegate.kernels.murmur2 import partitions_of_keys
+from tidegate.kernels.hashing import partitions_of_keys
 
 # --- buffers of binary columns
 
@@ -348,7 +348,7 @@ def _describe(key: bytes, key_format: KeyFormat, fault: str) -> str:
     return (
         f"key {shown} ({len(key)} bytes) is no windowed key in {key_format.value} format: {fault}. Was the topic"
         " written by a windowed aggregation, and in this format? A plain topic becomes windows with"
-        " window(…).aggregate(…)"
+        " window(…).agg(…)"
     )
 
 

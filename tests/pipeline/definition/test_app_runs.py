@@ -26,11 +26,11 @@ def produce(app: tg.App, *rows: tuple[str, int, str, float]) -> None:
         )
 
 
-def define(folder, *, retention="10m", within="5m", topic="counts", **settings) -> tg.App:
+def define(folder, *, retention="10m", within="5m", topic="counts", windows=None, **more) -> tg.App:
     app = tg.App("shop", data=folder)
-    orders = app.stream("orders", value=ORDER).deduplicate("order_id", within)
-    windows = orders.window(tg.Tumbling("1m", grace="30s", retention=retention))
-    windows.aggregate(orders=tg.count(), revenue=tg.sum("amount"), **settings).to(topic)
+    orders = app.stream("orders", value=ORDER).drop_duplicates("order_id", within)
+    counted = orders.window(tg.Tumbling("1m", grace="30s", retention=retention), **(windows or {}))
+    counted.agg(orders=tg.count(), revenue=tg.sum("amount"), **more).to_topic(topic)
     return app
 
 
@@ -51,8 +51,8 @@ def test_what_the_app_makes_is_read_without_saying_it_again(tmp_path) -> None:
 
 def test_results_cannot_be_read_as_what_they_are_not(tmp_path) -> None:
     app = define(tmp_path)
-    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to("visits")
-    app.stream("orders", value=ORDER).select("amount").to("amounts")
+    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to_topic("visits")
+    app.stream("orders", value=ORDER).select("amount").to_topic("amounts")
     for ask, said in (
         (lambda: app.sessioned_table("counts"), r"tumbling windows: use app\.windowed_table"),
         (lambda: app.table("counts"), r"use app\.windowed_table"),
@@ -85,7 +85,7 @@ def test_a_change_that_state_cannot_follow_touches_nothing(tmp_path) -> None:
     app = define(tmp_path)
     produce(app, ("ann", 0, "a", 1.0))
     app.run("local", until="caught_up")
-    changed = define(tmp_path, emit="close")
+    changed = define(tmp_path, windows={"emit": "close"})
     produce(app, ("ann", 1, "b", 1.0))
     with pytest.raises(tg.InvalidError, match=r"(?s)emit was update and is close.*tidegate app replay shop"):
         changed.run("local", until="caught_up")
@@ -100,7 +100,7 @@ def test_a_new_aggregate_counts_from_now_on_and_the_others_go_on(tmp_path) -> No
     grown = define(tmp_path, most=tg.max("amount"))
     produce(app, ("ann", 1, "c", 4.0), ("ann", 70, "d", 3.0))
     grown.run("local", until="caught_up")
-    with grown.read("counts") as table:
+    with grown.open_table("counts") as table:
         assert [(row.key, row.value) for row in table.all()] == [
             ("ann", {"orders": 2, "revenue": 13.0, "most": 4.0}),  # the 9.0 was before
             ("ann", {"orders": 1, "revenue": 3.0, "most": 3.0}),
@@ -109,23 +109,23 @@ def test_a_new_aggregate_counts_from_now_on_and_the_others_go_on(tmp_path) -> No
     produce(app, ("ann", 2, "e", 5.0))
     define(tmp_path, most=tg.max("amount"), least=tg.min("amount")).run("local", until="caught_up")
     changed = define(tmp_path, most=tg.max("amount"), least=tg.min("amount"))
-    with changed.read("counts") as table:
+    with changed.open_table("counts") as table:
         assert table.fetch("ann")[0].value == {"orders": 3, "revenue": 18.0, "most": 5.0, "least": 5.0}
 
 
 def test_changes_of_one_apps_table_feed_another_app(tmp_path) -> None:
-    app = define(tmp_path / "shop", emit="close")
+    app = define(tmp_path / "shop", windows={"emit": "close"})
     produce(app, ("ann", 0, "a", 9.0), ("bob", 0, "b", 1.0), ("ann", 61, "c", 2.0))
     app.run("local", until="caught_up", close=True)
     second = tg.App("second", log=app.log, state=tmp_path / "second")
     value = tg.Json(orders="int64", revenue="double")
     changes = second.changes("counts", window_size="1m", value=value, emit="close")
     hours = changes.select("revenue", minute="epoch_ms(window_start) // 60000 % 60")
-    hours.window(tg.Tumbling("1h")).aggregate(revenue=tg.sum("revenue"), minutes=tg.collect("minute")).to(
+    hours.window(tg.Tumbling("1h")).agg(revenue=tg.sum("revenue"), minutes=tg.collect("minute")).to_topic(
         "hours"
     )
     second.run("local", until="caught_up")
-    with second.read("hours") as table:
+    with second.open_table("hours") as table:
         found = {row.key: row.value for row in table.all()}
     assert found == {
         "ann": {"revenue": 11.0, "minutes": [0, 1]},
@@ -138,7 +138,7 @@ def test_a_new_flow_begins_beside_the_others(tmp_path) -> None:
     produce(app, ("ann", 0, "a", 1.0), ("bob", 1, "b", 2.0))
     app.run("local", until="caught_up")
     grown = define(tmp_path)
-    grown.stream("orders", value=ORDER).filter("amount > 1.5").to("large")
+    grown.stream("orders", value=ORDER).filter("amount > 1.5").to_topic("large")
     grown.run("local", until="caught_up")
     with tg.Log(app.log) as log, log.reader("large") as reader:
         values = [value for value in reader.read_all()["value"].to_pylist() if value]
@@ -167,17 +167,17 @@ def test_the_ways_out_that_the_message_names_lead_out(tmp_path, way_out) -> None
 def test_windows_late_records_and_dead_letters_are_read_from_the_state(tmp_path) -> None:
     app = tg.App("shop", data=tmp_path)
     orders = app.stream("orders", value=ORDER, on_error="keep")
-    orders.window(tg.Tumbling("1m", grace="30s", retention="1d")).aggregate(
+    orders.window(tg.Tumbling("1m", grace="30s", retention="1d")).agg(
         orders=tg.count(), revenue=tg.sum("amount")
-    ).table("minutes")
-    orders.select("amount").to("amounts")
+    ).to_table("minutes")
+    orders.select("amount").to_topic("amounts")
     with pytest.raises(tg.UnavailableError, match="no commit yet"):
         app.late("minutes")
     produce(app, ("ann", 0, "a", 1.0), ("ann", 300, "b", 2.0), ("bob", 10, "late", 4.0))
     with tg.Log(app.log) as log:
         log.writer("orders").write(pa.table({"key": ["eve"], "value": ["{"], "timestamp": [TEN]}))
     app.run("local", until="caught_up")
-    with app.read("minutes") as table:
+    with app.open_table("minutes") as table:
         assert [(row.key, row.value["orders"]) for row in table.all()] == [("ann", 1), ("ann", 1)]
     late = app.late("minutes").to_pylist()
     assert [(row["key"], row["values"]["order_id"], row["reason"]) for row in late] == [
@@ -189,4 +189,4 @@ def test_windows_late_records_and_dead_letters_are_read_from_the_state(tmp_path)
     with pytest.raises(tg.InvalidError, match="nothing is ever late"):
         app.late("amounts")
     with pytest.raises(tg.InvalidError, match="no flow 'minuts'; it has minutes, amounts"):
-        app.read("minuts")
+        app.open_table("minuts")

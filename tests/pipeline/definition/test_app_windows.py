@@ -50,8 +50,8 @@ def sessions_of(folder: Path, log: str, emit: str, retention: str | None, record
     app = tg.App("visits", log=log, state=folder / f"{emit}-{retention}-{records}")
     topic = f"sessions-{emit}-{retention}-{records}"
     stream = app.stream("events", value=tg.Json(n="int64"))
-    windows = stream.window(tg.Session("20s", grace="2m", retention=retention))
-    windows.aggregate(visits=tg.count(), total=tg.sum("n"), emit=emit).to(topic)
+    windows = stream.window(tg.Session("20s", grace="2m", retention=retention), emit=emit)
+    windows.agg(visits=tg.count(), total=tg.sum("n")).to_topic(topic)
     app.run("local", until="caught_up", close=True, round_records=records)
     with app, app.sessioned_table(topic, retention="1d") as table:
         return {(row.key, row.window.start, row.window.end): row.value for row in table.all()}
@@ -84,11 +84,11 @@ def test_first_and_last_go_by_event_time(tmp_path: Path, rekeyed: bool, records:
     if rekeyed:
         stream = stream.key_by("country", shards=2)
     windows = stream.window(tg.Tumbling("1m", grace="5m"))
-    windows.aggregate(first=tg.first("n"), last=tg.last("n"), all=tg.collect("n")).table("edges")
+    windows.agg(first=tg.first("n"), last=tg.last("n"), all=tg.collect("n")).to_table("edges")
     app.run("local", until="caught_up", round_records=records)
     partitions = 3 if rekeyed else 1
     placed = [(key, time, at % partitions, at // partitions, at) for at, (key, time, _) in enumerate(rows)]
-    with app.read("edges") as table:
+    with app.open_table("edges") as table:
         found = {row.key: row.value for row in table.all()}
     assert len(found) == 3
     for key, value in found.items():
@@ -108,7 +108,7 @@ def test_windows_that_missed_a_record_are_counted_apart_from_records_that_no_win
 
     rows = [("a", T0, 1), ("a", T0 + 90_000, 2), ("a", T0 + 80_000, 3), ("a", T0 + 150_000, 4), ("a", T0, 5)]
     app = tg.App("late", log=filled(tmp_path, rows), state=tmp_path / "state")
-    app.stream("events").window(tg.Hopping("1m", "30s")).count().table("hops")
+    app.stream("events").window(tg.Hopping("1m", "30s")).count().to_table("hops")
     metrics = Metrics()
     app.run("local", until="caught_up", metrics=metrics)
     values = {sample.name: sample.value for sample in metrics.samples() if "late" in sample.name}
@@ -124,7 +124,7 @@ def test_compat_of_windows_is_checked_recorded_and_kept(tmp_path: Path) -> None:
 
     def flow(**settings: Any) -> Any:
         app = tg.App("a", data=tmp_path)
-        app.stream("events").window(tg.Session("1m")).count(**settings).table("t")
+        app.stream("events").window(tg.Session("1m"), **settings).count().to_table("t")
         return app.flows[0]
 
     with pytest.raises(tg.InvalidError, match="only 'kafka-streams' is known"):
@@ -139,10 +139,10 @@ def test_with_compat_a_reader_of_an_app_sees_no_session_that_has_expired(tmp_pat
     """A reader restores the committed state, clocks included: in an app they are the source's, and not forgotten."""
     rows = [("key", T0 + 20, 1), ("other", T0 + 31, 2), ("key", T0 + 22, 3)]
     app = tg.App("kept", log=filled(tmp_path, rows), state=tmp_path / "state")
-    windows = app.stream("events").window(tg.Session("10ms", retention="11ms"))
-    windows.count(compat="kafka-streams").table("sessions")
+    windows = app.stream("events").window(tg.Session("10ms", retention="11ms"), compat="kafka-streams")
+    windows.count().to_table("sessions")
     app.run("local", until="caught_up")
-    with app.read("sessions") as table:
+    with app.open_table("sessions") as table:
         found = [(row.key, row.window.start - T0, row.window.end - T0) for row in table.all()]
     assert found == [("key", 22, 22), ("other", 31, 31)]
 
@@ -166,10 +166,10 @@ def test_reduce_takes_the_records_of_overlapping_windows_in_order(
     rows = [("k", T0 + at * 333, at) for at in range(120)]
     app = tg.App("reduced", log=filled(tmp_path, rows), state=tmp_path / "state")
     stream = app.stream("events", value=tg.Json(n="int64")).select(text="cast(n as string) || ' '")
-    windows = stream.window(kind).aggregate(emit=emit, all=tg.reduce("text", joined, state=pa.string()))
-    windows.to("windows").table("kept")
+    windows = stream.window(kind, emit=emit).agg(all=tg.reduce("text", joined, state=pa.string()))
+    windows.to_topic("windows").to_table("kept")
     app.run("local", until="caught_up", close=True, round_records=records)
-    with app.read("kept") as table:
+    with app.open_table("kept") as table:
         kept = {row.window.start: row.value["all"] for row in table.all()}
     with app, app.windowed_table("windows", window_size="10s", retention="1d") as sent:
         assert {row.window.start: row.value["all"] for row in sent.all()} == kept
@@ -189,7 +189,7 @@ def large_results(folder: Path, **settings: str) -> tg.App:
             writer.write(pa.table({"key": ["k"] * 400, "value": texts, "timestamp": range(T0, T0 + 400)}))
     app = tg.App("large", log=str(folder / "log"), state=folder / "state")
     stream = app.stream("events", value=tg.Json(text="string"))
-    stream.window(tg.Tumbling("1m")).aggregate(texts=tg.collect("text")).to("out")
+    stream.window(tg.Tumbling("1m")).agg(texts=tg.collect("text")).to_topic("out")
     return app
 
 
@@ -220,7 +220,7 @@ def test_results_are_sent_in_batches_that_the_topic_takes(tmp_path: Path, compre
         log.create_topic("out", 1, settings)
     app = tg.App("many", log=log_at, state=tmp_path / "state")
     stream = app.stream("events", value=tg.Json(n="int64"))
-    stream.window(tg.Tumbling("1m")).aggregate(total=tg.sum("n")).to("out")
+    stream.window(tg.Tumbling("1m")).agg(total=tg.sum("n")).to_topic("out")
     app.run("local", until="caught_up")
     sizes = []
     for segment in sorted((tmp_path / "log" / "out-0").glob("*.log")):
@@ -241,7 +241,7 @@ def test_a_record_above_max_message_bytes_is_treated_as_a_bad_record(tmp_path: P
     with tg.Log(log_at) as log:
         log.create_topic("out", 1, {"max.message.bytes": "4000"})
     app = tg.App("copy", log=log_at, state=tmp_path / "state")
-    app.stream("events", value=tg.Json(n="int64"), on_error=on_error).to("out")
+    app.stream("events", value=tg.Json(n="int64"), on_error=on_error).to_topic("out")
     summary = app.run("local", until="caught_up")
     assert ("offset 1" in str(summary)) == (on_error == "fail"), summary
     with tg.Log(log_at) as log, log.reader("out", start="earliest") as reader:

@@ -22,9 +22,9 @@ WRONG = {
     "unknown column alone": (lambda s: s.filter("amout"), "no column 'amout'; did you mean amount"),
     "unknown column in Arrow": (lambda s: s.filter(pc.field("amout") > 0), "did you mean amount"),
     "unknown column selected": (lambda s: s.select("usr"), "did you mean user"),
-    "unknown column of dedupe": (lambda s: s.deduplicate("orderid", "1m"), "did you mean order_id"),
+    "unknown column of dedupe": (lambda s: s.drop_duplicates("orderid", "1m"), "did you mean order_id"),
     "unknown column aggregated": (
-        lambda s: s.window(MINUTE).aggregate(a=tg.sum("amout")),
+        lambda s: s.window(MINUTE).agg(a=tg.sum("amout")),
         "did you mean amount",
     ),
     "unknown column looked up": (
@@ -83,7 +83,7 @@ WRONG = {
     "an unknown fault": (lambda s: s.validate({"lost": "fail"}), "'lost' is no kind of fault"),
     "an age below never": (lambda s: s.validate(max_age=-2), "duration -2 is negative"),
     "state on both sides of a shuffle": (
-        lambda s: s.deduplicate("order_id", "1m").key_by("user").window(MINUTE).count(),
+        lambda s: s.drop_duplicates("order_id", "1m").key_by("user").window(MINUTE).count(),
         "put key_by first",
     ),
     "a step after windows": (
@@ -91,14 +91,17 @@ WRONG = {
         r"app\.changes",
     ),
     "windows of windows": (lambda s: s.window(MINUTE).count().window(MINUTE).count(), "last step"),
-    "windows without an aggregate": (lambda s: s.window(MINUTE).to("x"), r"\.aggregate\(orders=count\(\)\)"),
-    "windows of nothing": (lambda s: s.window(MINUTE).aggregate(), "ask for count"),
+    "windows without an aggregate": (
+        lambda s: s.window(MINUTE).to_topic("x"),
+        r"\.agg\(orders=count\(\)\)",
+    ),
+    "windows of nothing": (lambda s: s.window(MINUTE).agg(), "ask for count"),
     "an aggregate of text": (
-        lambda s: s.window(MINUTE).aggregate(a=tg.sum("user")),
+        lambda s: s.window(MINUTE).agg(a=tg.sum("user")),
         "string cannot be summed; cast",
     ),
     "an aggregate twice": (
-        lambda s: s.window(MINUTE).aggregate(tg.count(), count=tg.count()),
+        lambda s: s.window(MINUTE).agg(tg.count(), count=tg.count()),
         "its own name",
     ),
     "a retention below the window": (
@@ -106,28 +109,28 @@ WRONG = {
         "give at least 60000 ms",
     ),
     "closing what never closes": (
-        lambda s: s.window(tg.Unlimited()).count(emit="close"),
+        lambda s: s.window(tg.Unlimited(), emit="close").count(),
         "never closes",
     ),
-    "an unknown emit": (lambda s: s.window(MINUTE).count(emit="often"), "choose 'update' or 'close'"),
+    "an unknown emit": (lambda s: s.window(MINUTE, emit="often").count(), "choose 'update' or 'close'"),
     "a guard without a late table": (
-        lambda s: s.window(MINUTE).count(late=None, future=tg.FutureGuard("1m", "late")),
+        lambda s: s.window(MINUTE, late="drop", future=tg.FutureGuard("1m", "late")).count(),
         "policy='keep'",
     ),
-    "a table of events": (lambda s: s.table("t"), r"use \.window"),
-    "no topic's name": (lambda s: s.to("a/b"), "a/b"),
-    "partitions": (lambda s: s.to("x", partitions=0), "at least 1"),
-    "a key format": (lambda s: s.to("x", key_format="java"), "choose 'changelog', 'topic'"),
+    "a table of events": (lambda s: s.to_table("t"), r"use \.window"),
+    "no topic's name": (lambda s: s.to_topic("a/b"), "a/b"),
+    "partitions": (lambda s: s.to_topic("x", partitions=0), "at least 1"),
+    "a key format": (lambda s: s.to_topic("x", key_format="java"), "choose 'changelog', 'topic'"),
     "a value of columns that are not there": (
-        lambda s: s.to("x", value=tg.Json(amont="double")),
+        lambda s: s.to_topic("x", value=tg.Json(amont="double")),
         "did you mean amount",
     ),
-    "a value of one column for several": (lambda s: s.to("x", value=tg.Long()), "select one"),
+    "a value of one column for several": (lambda s: s.to_topic("x", value=tg.Long()), "select one"),
     "a value of another type": (
-        lambda s: s.select("user").to("x", value=tg.Long()),
+        lambda s: s.select("user").to_topic("x", value=tg.Long()),
         "cannot be written by user as long",
     ),
-    "bytes in JSON": (lambda s: s.select(x="encode(user)").to("x"), r"hex\(x\)"),
+    "bytes in JSON": (lambda s: s.select(x="encode(user)").to_topic("x"), r"hex\(x\)"),
     "a column that is there already": (
         lambda s: s.lookup("c", "user", value=tg.Json(user="string")),
         "under another name",
@@ -149,9 +152,9 @@ def test_it_is_refused_with_the_remedy(stream, ask, said) -> None:
         lambda s: s.select(5),
         lambda s: s.map(lambda batch: batch, {"a": "int"}),
         lambda s: s.window("1m").count(),
-        lambda s: s.window(MINUTE).aggregate(a="count"),
+        lambda s: s.window(MINUTE).agg(a="count"),
         lambda s: s.key_by("user", tg.String),
-        lambda s: s.to("x", value=tg.windowed(tg.String(), size="1m")),
+        lambda s: s.to_topic("x", value=tg.windowed(tg.String(), size="1m")),
     ],
 )
 def test_things_of_the_wrong_kind_are_type_errors(stream, ask) -> None:

@@ -37,13 +37,13 @@ def counted(
     **settings,
 ) -> None:
     stream = app.stream("orders", value=ORDER, **(source or {}))
-    stream = steps(stream).deduplicate("order_id", within, **(dedupe or {}))
-    made = stream.window(window or tg.Tumbling("1m", grace="30s")).aggregate(
-        **(aggregates or {"orders": tg.count(), "revenue": tg.sum("amount")}), **settings
+    stream = steps(stream).drop_duplicates("order_id", within, **(dedupe or {}))
+    made = stream.window(window or tg.Tumbling("1m", grace="30s"), **settings).agg(
+        **(aggregates or {"orders": tg.count(), "revenue": tg.sum("amount")})
     )
-    made.to(topic, **(to or {}))
+    made.to_topic(topic, **(to or {}))
     for name in also:
-        made.to(name)
+        made.to_topic(name)
 
 
 def changed(folder, before, after) -> Changes:
@@ -62,7 +62,7 @@ def test_the_same_definition_is_the_same_also_in_another_process(tmp_path) -> No
         "app = tg.App('shop', data='x')\n"
         "stream = app.stream('orders', value=tg.Json(a='int', b='string'))\n"
         "stream = stream.filter(lambda batch: batch['a'].is_valid())\n"
-        "stream.filter('b IN (\\'x\\', \\'y\\')').key_by('b').window(tg.Session('5m')).count().to('c')\n"
+        "stream.filter('b IN (\\'x\\', \\'y\\')').key_by('b').window(tg.Session('5m')).count().to_topic('c')\n"
     )
     elsewhere = subprocess.run(
         [sys.executable, "-c", script + "print(app.fingerprint)"],
@@ -97,8 +97,8 @@ COMPATIBLE = {
         "aggregate top is new: windows there are have it for records from now on",
     ),
     "a late table of another size": (of(), of(late=tg.LateSettings("1d")), "late records"),
-    "no late table": (of(), of(late=None, future=None), "not kept any more"),
-    "a late table": (of(late=None, future=None), of(), "late records are kept"),
+    "no late table": (of(), of(late="drop", future=None), "not kept any more"),
+    "a late table": (of(late="drop", future=None), of(), "late records are kept"),
     "another guard": (of(), of(future=tg.FutureGuard("1h")), "future changed"),
     "idle closing": (of(), of(idle_close="5m"), "idle_close changed"),
     "validation": (of(), of(steps=lambda s: s.validate()), "it validates"),
@@ -116,7 +116,7 @@ COMPATIBLE = {
 INCOMPATIBLE = {
     "another topic": (
         of(),
-        lambda app: app.stream("x", value=ORDER).to("counts"),
+        lambda app: app.stream("x", value=ORDER).to_topic("counts"),
         "source's topic was orders",
     ),
     "another window": (
@@ -131,10 +131,10 @@ INCOMPATIBLE = {
         of(),
         lambda app: (
             app.stream("orders", value=ORDER)
-            .deduplicate(["order_id", "user"], "10m")
+            .drop_duplicates(["order_id", "user"], "10m")
             .window(tg.Tumbling("1m", grace="30s"))
-            .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-            .to("counts")
+            .agg(orders=tg.count(), revenue=tg.sum("amount"))
+            .to_topic("counts")
         ),
         "of the old columns",
     ),
@@ -206,9 +206,9 @@ def negative(batch: pa.RecordBatch) -> pa.Array:
 
 
 def counted_table(app) -> None:
-    stream = app.stream("orders", value=ORDER).deduplicate("order_id", "10m")
+    stream = app.stream("orders", value=ORDER).drop_duplicates("order_id", "10m")
     made = stream.window(tg.Tumbling("1m", grace="30s"))
-    made.aggregate(orders=tg.count(), revenue=tg.sum("amount")).table("counts")
+    made.agg(orders=tg.count(), revenue=tg.sum("amount")).to_table("counts")
 
 
 @pytest.mark.parametrize(("before", "after", "said"), COMPATIBLE.values(), ids=COMPATIBLE.keys())
@@ -233,7 +233,7 @@ def test_it_stops_and_names_the_ways_out(tmp_path, before, after, said) -> None:
 def test_flows_that_come_and_go_do_not_touch_the_others(tmp_path) -> None:
     def two(app) -> None:
         counted(app)
-        app.stream("orders", value=ORDER).filter("amount > 5").to("large")
+        app.stream("orders", value=ORDER).filter("amount > 5").to_topic("large")
 
     grown = changed(tmp_path, of(), two)
     assert (grown.kind, grown.fresh, grown.removed) == ("compatible", {"large"}, frozenset())
@@ -244,14 +244,14 @@ def test_flows_that_come_and_go_do_not_touch_the_others(tmp_path) -> None:
 
 def test_a_flow_without_state_may_change_at_will(tmp_path) -> None:
     def plain(condition):
-        return lambda app: app.stream("orders", value=ORDER).filter(condition).to("large")
+        return lambda app: app.stream("orders", value=ORDER).filter(condition).to_topic("large")
 
     found = changed(tmp_path, plain("amount > 5"), plain("amount > 50"))
     assert found.kind == "compatible" and "no state" in found.notes[0]
     keyed = changed(
         tmp_path,
         plain("amount > 5"),
-        lambda app: app.stream("orders", value=ORDER).key_by("user").to("large"),
+        lambda app: app.stream("orders", value=ORDER).key_by("user").to_topic("large"),
     )
     assert keyed.kind == "compatible"
     stateful = changed(tmp_path, plain("amount > 5"), lambda app: counted(app, topic="large"))

@@ -32,12 +32,12 @@ def app_of(
     orders = app.stream(
         "orders", value=tg.Json(at=at, amount="double"), timestamp=timestamp, on_error=on_error
     )
-    orders.window(tg.Tumbling("1m", retention="1h")).aggregate(n=tg.count()).table("minutes")
+    orders.window(tg.Tumbling("1m", retention="1h")).agg(n=tg.count()).to_table("minutes")
     return app
 
 
 def starts(app: tg.App) -> list[int]:
-    with app.read("minutes") as table:
+    with app.open_table("minutes") as table:
         return [row.window.start for row in table.fetch_all()]
 
 
@@ -96,7 +96,7 @@ def test_they_are_left_out_or_kept_as_other_bad_values_are(tmp_path) -> None:
     app = app_of(tmp_path, on_error="keep")
     summary = app.run("local", until="caught_up")
     assert summary.exit_code == 0
-    with app.read("minutes") as table:
+    with app.open_table("minutes") as table:
         assert [row.value["n"] for row in table.fetch_all()] == [51]
         (letter,) = table.dead_letters().to_pylist()
     assert "in seconds; declare it timestamp[s]" in letter["reason"]
@@ -123,9 +123,9 @@ def test_small_numbers_are_nobodys_unit(tmp_path) -> None:
     lambda app: app.stream("t").window(tg.Hopping("1m", 30)),
     lambda app: app.stream("t").window(tg.Sliding("1m", grace=30)),
     lambda app: app.stream("t").window(tg.Session("1m", retention=3600)),
-    lambda app: app.stream("t").deduplicate("value", 60),
-    lambda app: app.stream("t").deduplicate("value", "1m", grace=60),
-    lambda app: app.stream("t").window(tg.Tumbling("1m")).count(idle_close=60),
+    lambda app: app.stream("t").drop_duplicates("value", 60),
+    lambda app: app.stream("t").drop_duplicates("value", "1m", grace=60),
+    lambda app: app.stream("t").window(tg.Tumbling("1m"), idle_close=60).count(),
     lambda app: app.changes("t", window_size=60),
     lambda app: app.windowed_table("t", 60),
     lambda app: app.windowed_table("t", "1m", retention=60),
@@ -147,7 +147,7 @@ def test_queries_refuse_a_moment_in_another_unit(tmp_path) -> None:
     produce(tmp_path, TEN)
     app = app_of(tmp_path)
     app.run("local", until="caught_up")
-    with app.read("minutes") as table:
+    with app.open_table("minutes") as table:
         assert len(table.fetch("ann", TEN)) == 1
         assert len(table.fetch("ann", MOMENT.isoformat(), "2027-01-01T00:00:00.123456789Z[UTC]")) == 0
         for asked in (lambda: table.fetch("ann", TEN // 1000), lambda: table.get("ann", TEN * 1000)):

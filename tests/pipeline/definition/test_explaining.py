@@ -24,12 +24,14 @@ def app(tmp_path) -> tg.App:
     (
         orders.validate({"missing": "fail"})
         .filter("amount > 0")
-        .deduplicate("order_id", within="10m")
+        .drop_duplicates("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s", retention="1h"))
-        .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-        .to("orders-per-minute")
+        .agg(orders=tg.count(), revenue=tg.sum("amount"))
+        .to_topic("orders-per-minute")
     )
-    orders.key_by("user").window(tg.Session("10m")).count(late=None).to("visits").table("visits-table")
+    orders.key_by("user").window(tg.Session("10m"), late="drop").count().to_topic("visits").to_table(
+        "visits-table"
+    )
     return app
 
 
@@ -58,7 +60,7 @@ def test_the_plan_says_what_happens_to_each_kind_of_record(app) -> None:
         "one for each partition of orders",
         "re-keyed: window keeps state by user",
         "8, a shard of the new keys each",
-        "deduplicate by key, order_id within 10m, grace 10m",
+        "drop_duplicates by key, order_id within 10m, grace 10m",
         "window tumbling 1m, grace 30s, kept 1h: orders = count(), revenue = sum(amount)",
         "topic orders-per-minute: a windowed changelog, value JSON of orders, revenue",
         "value count as long",
@@ -105,7 +107,7 @@ def test_a_sample_of_nothing_says_so(app) -> None:
 
 def test_what_does_not_fit_the_budget_is_said_with_the_setting(tmp_path) -> None:
     app = tg.App("shop", data=tmp_path, storage={"backlog_limit_bytes": "1MiB"})
-    app.stream("orders").window(tg.Hopping("1h", "1m", retention="7d")).count().to("many")
+    app.stream("orders").window(tg.Hopping("1h", "1m", retention="7d")).count().to_topic("many")
     assert re.search(r"do not fit one process: .*raise backlog_limit_bytes", app.explain())
 
 
@@ -123,7 +125,7 @@ def test_what_does_not_fit_the_budget_is_said_with_the_setting(tmp_path) -> None
 def test_every_kind_of_window_has_a_size_and_a_sentence(tmp_path, kind) -> None:
     app = tg.App("shop", data=tmp_path)
     aggregates = {"n": tg.count(), "all": tg.collect("amount"), "most": tg.top_k("amount", 3)}
-    app.stream("orders", value=ORDER).window(kind).aggregate(**aggregates).to("out")
+    app.stream("orders", value=ORDER).window(kind).agg(**aggregates).to_topic("out")
     (size,) = state_sizes(app.flows[0], None)
     assert size.rows > 0 and size.row_bytes > 100 and size.size > 0
     assert kind.name in app.explain()
@@ -151,7 +153,7 @@ def test_flows_travel_between_processes(app) -> None:
         assert copy == flow and copy.schemas == flow.schemas and copy.why == flow.why
         assert copy.value_format(copy.topics[0]).columns == flow.value_format(flow.topics[0]).columns
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")
-    app.stream("x", value=ORDER).filter(lambda batch: batch["amount"].is_valid()).to("y")
+    app.stream("x", value=ORDER).filter(lambda batch: batch["amount"].is_valid()).to_topic("y")
     copy = pickle.loads(cloudpickle.dumps(app.flow("y")))
     assert copy == app.flow("y")
 
@@ -174,11 +176,11 @@ def test_the_plan_says_in_which_order_partitions_meet_and_who_is_waited_for(
     ):
         app = tg.App("shop", data=tmp_path, idle_after=idle_after)
         keyed = app.stream("orders", value=ORDER).key_by("user")
-        keyed.window(kind).aggregate(n=tg.count(), idle_close=idle_close).to("visits")
+        keyed.window(kind, idle_close=idle_close).agg(n=tg.count()).to_topic("visits")
         text = app.explain(sample=False)
         assert f"order  {order}" in text and said in text
         at_the_end = "at the end of a run until caught up, one that was read to its end" in text
         assert at_the_end is (isinstance(kind, tg.Session) and idle_after is not None)
     app = tg.App("shop", data=tmp_path)
-    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to("visits")
+    app.stream("orders", value=ORDER).window(tg.Session("1m")).count().to_topic("visits")
     assert "  order  " not in app.explain(sample=False), "a partition's own order is that of its offsets"

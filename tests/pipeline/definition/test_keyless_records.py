@@ -31,7 +31,7 @@ def produce(folder: Path, ids: list[str], *, partitions: int, keys: list[str | N
 def distinct(folder: Path, change=lambda stream: stream, key=None, **settings) -> tg.App:
     app = tg.App("distinct", data=folder)
     clicks = change(app.stream("clicks", key=key, value=tg.Json(id="string")))
-    clicks.deduplicate("id", within="2m", **settings).to("distinct-clicks")
+    clicks.drop_duplicates("id", within="2m", **settings).to_topic("distinct-clicks")
     return app
 
 
@@ -67,7 +67,7 @@ def test_in_several_partitions_the_first_one_without_a_key_stops_its_partition(t
     summary = distinct(tmp_path).run("local", until="caught_up")
     assert summary.exit_code != 0
     assert [(each.partition, each.offset) for each in summary.stopped] == [(0, 1), (1, 1), (2, 1)]
-    assert "the record has no key. deduplicate finds copies by key and id" in summary.stopped[0].message
+    assert "the record has no key. drop_duplicates finds copies by key and id" in summary.stopped[0].message
     assert "any of the 3 partitions of clicks" in summary.stopped[0].message
     assert len(passed(tmp_path)) == 3  # those with keys
 
@@ -100,9 +100,9 @@ def test_a_late_one_without_a_key_is_kept_and_can_be_read(tmp_path, key) -> None
             log.writer("clicks").write(pa.table(row))
     app = tg.App("distinct", data=tmp_path)
     clicks = app.stream("clicks", key=key, value=tg.Json(id="string"))
-    clicks.deduplicate("id", within="2m", grace="1m").window(tg.Tumbling("1m")).count().table("counts")
+    clicks.drop_duplicates("id", within="2m", grace="1m").window(tg.Tumbling("1m")).count().to_table("counts")
     assert app.run("local", until="caught_up").progress.late == 1
-    with app, app.read("counts") as table:
+    with app, app.open_table("counts") as table:
         assert table.late().num_rows == 1
 
 

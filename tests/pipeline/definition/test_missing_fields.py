@@ -39,33 +39,31 @@ def stream(folder: Path, timestamp: str | None = None, **fields: Any) -> tuple[t
 
 def summed(folder: Path, amount: Any = "double", name: str = "amout") -> tg.App:
     app, orders = stream(folder, **{name: amount})
-    orders.window(tg.Tumbling("1m", retention="1h")).aggregate(revenue=tg.sum(name)).table("minutes")
+    orders.window(tg.Tumbling("1m", retention="1h")).agg(revenue=tg.sum(name)).to_table("minutes")
     return app
 
 
 def deduplicated(folder: Path, name: str = "orderid") -> tg.App:
     app, orders = stream(folder, **{name: "string"})
-    orders.deduplicate(name, within="10m").to("unique")
+    orders.drop_duplicates(name, within="10m").to_topic("unique")
     return app
 
 
 def keyed(folder: Path) -> tg.App:
     app, orders = stream(folder, Order_Id="string")
-    orders.key_by("Order_Id").window(tg.Tumbling("1m")).count().table("minutes")
+    orders.key_by("Order_Id").window(tg.Tumbling("1m")).count().to_table("minutes")
     return app
 
 
 def timed(folder: Path) -> tg.App:
     app, orders = stream(folder, "att", att="timestamp")
-    orders.window(tg.Tumbling("1m")).count().table("minutes")
+    orders.window(tg.Tumbling("1m")).count().to_table("minutes")
     return app
 
 
 def derived(folder: Path) -> tg.App:
     app, orders = stream(folder, amout="double")
-    orders.select(gross="amout * 1.19").window(tg.Tumbling("1m")).aggregate(g=tg.sum("gross")).table(
-        "minutes"
-    )
+    orders.select(gross="amout * 1.19").window(tg.Tumbling("1m")).agg(g=tg.sum("gross")).to_table("minutes")
     return app
 
 
@@ -74,7 +72,7 @@ WRONG = {
         summed,
         r"revenue needs 'amout', which none of the 10 newest records of orders has; did you mean amount\?",
     ),
-    "id": (deduplicated, r"deduplicate needs 'orderid', which none .* did you mean order_id\? they have amount, at"),
+    "id": (deduplicated, r"drop_duplicates needs 'orderid', which none .* mean order_id\? they have amount, at"),
     "key": (keyed, r"windows are kept by key, and none of the 10 newest records of orders has a key"),
     "event time": (timed, r"event time is 'att', which none .* did you mean at\?"),
     "derived": (derived, r"aggregate g needs 'gross', which is null in all records that come so far"),
@@ -99,7 +97,7 @@ def test_the_command_line_says_it_and_ends_with_2(tmp_path, monkeypatch, capsys)
     (tmp_path / "misspelt_shop.py").write_text(
         f"import tidegate as tg\napp = tg.App('shop', data={str(tmp_path)!r})\n"
         "orders = app.stream('orders', value=tg.Json(amout='double'))\n"
-        "orders.window(tg.Tumbling('1m')).aggregate(revenue=tg.sum('amout')).to('minutes')\n"
+        "orders.window(tg.Tumbling('1m')).agg(revenue=tg.sum('amout')).to_topic('minutes')\n"
     )
     monkeypatch.chdir(tmp_path)
     assert cli(["run", "misspelt_shop.py", "--engine", "local", "--once"]) == 2
@@ -109,9 +107,9 @@ def test_the_command_line_says_it_and_ends_with_2(tmp_path, monkeypatch, capsys)
 def test_the_right_names_and_other_fields_that_nobody_uses_start(tmp_path) -> None:
     produce(tmp_path, *ORDERS)
     app, orders = stream(tmp_path, order_id="string", amount="double", colour="string")
-    orders.deduplicate("order_id", within="10m").window(tg.Tumbling("1m")).aggregate(
+    orders.drop_duplicates("order_id", within="10m").window(tg.Tumbling("1m")).agg(
         revenue=tg.sum("amount")
-    ).table("minutes")
+    ).to_table("minutes")
     summary = app.run("local", until="caught_up")
     assert summary.exit_code == 0
     (note,) = summary.notes
@@ -175,7 +173,7 @@ def test_event_times_in_another_unit_everywhere_are_told_at_the_start(
 ) -> None:
     produce(tmp_path, *({"at": int(TEN * factor)} for _ in range(5)))
     app, orders = stream(tmp_path, "at", at=declared)
-    orders.window(tg.Tumbling("1m")).count().table("minutes")
+    orders.window(tg.Tumbling("1m")).count().to_table("minutes")
     with pytest.raises(
         InvalidError, match=f"event time 'at' is .* in {unit}; declare it .*all 5 records looked at"
     ):
@@ -202,7 +200,7 @@ def test_a_function_of_the_users_is_called_by_workers_only(tmp_path) -> None:
     mapped = app.stream("orders", value=tg.Json(amount="double")).map(
         change, pa.schema([("amount", pa.float64())])
     )
-    mapped.window(tg.Tumbling("1m")).aggregate(revenue=tg.sum("amount")).to("revenue")
+    mapped.window(tg.Tumbling("1m")).agg(revenue=tg.sum("amount")).to_topic("revenue")
     with tg.Log(app.log) as log:
         log.create_topic("orders", 1)
         log.writer("orders").write(pa.table({"key": ["k"] * 7, "value": ['{"amount":1.0}'] * 7}))

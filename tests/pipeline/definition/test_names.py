@@ -23,11 +23,11 @@ def counted(folder: Path, app: str = "shop", *, table: str | None = None, topic:
         log.create_topic("orders", partitions=1)
         log.writer("orders").write(pa.table({"key": ["k"], "value": [b'{"amount": 2}']}))
     made = tg.App(app, data=folder)
-    flow = made.stream("orders", value=tg.Json(amount="int64")).window(Tumbling("1m")).aggregate(n=tg.count())
+    flow = made.stream("orders", value=tg.Json(amount="int64")).window(Tumbling("1m")).agg(n=tg.count())
     if table is not None:
-        flow.table(table)
+        flow.to_table(table)
     if topic is not None:
-        flow.to(topic)
+        flow.to_topic(topic)
     return made
 
 
@@ -43,7 +43,7 @@ def test_a_name_that_could_not_be_stored_is_refused_when_the_app_is_defined(
 def test_every_name_that_is_accepted_can_be_run_and_read(name: str, tmp_path: Path) -> None:
     with counted(tmp_path, name, table="counts") as app:
         app.run(until="caught_up", close=True)
-        assert app.read("counts").to_arrow().column("n").to_pylist() == [1]
+        assert app.open_table("counts").to_arrow().column("n").to_pylist() == [1]
     assert app_folder(name) == f"apps/{name}"
 
 

@@ -33,9 +33,9 @@ def define(folder: Path, fields: dict[str, str], **settings: Any) -> tg.App:
     stream = app.stream("orders", value=tg.Json(**fields))
     if settings.pop("rekeyed", False):
         stream = stream.key_by("id")
-    stream = stream.deduplicate("id", within="30s")
+    stream = stream.drop_duplicates("id", within="30s")
     window = tg.Tumbling("10s", grace="5s", retention=settings.pop("retention", "1h"))
-    stream.window(window).aggregate(total=tg.sum("n"), **settings).table("totals")
+    stream.window(window, **settings).agg(total=tg.sum("n")).to_table("totals")
     return app
 
 
@@ -46,7 +46,7 @@ def ran(app: tg.App) -> tg.App:
 
 
 def totals(app: tg.App) -> list[int]:
-    with app, app.read("totals") as table:
+    with app, app.open_table("totals") as table:
         return table.to_arrow().sort_by("window_start")["total"].to_pylist()
 
 
@@ -84,7 +84,7 @@ def test_a_field_less_that_nothing_is_made_of_is_followed(tmp_path: Path) -> Non
     def without_late(fields: dict[str, str]) -> tg.App:
         app = tg.App("shop", data=tmp_path)
         stream = app.stream("orders", value=tg.Json(**fields))
-        stream.window(tg.Tumbling("10s", retention="1h")).aggregate(total=tg.sum("n"), late=None).table(
+        stream.window(tg.Tumbling("10s", retention="1h"), late="drop").agg(total=tg.sum("n")).to_table(
             "totals"
         )
         return app
@@ -102,9 +102,9 @@ def test_a_field_less_that_nothing_is_made_of_is_followed(tmp_path: Path) -> Non
             TWO,
             {"id": "string", "n": "double"},
             {},
-            "field n was int64 and is double: states of deduplicate and aggregate",
+            "field n was int64 and is double: states of drop_duplicates and agg",
         ),
-        (THREE, TWO, {}, "field extra is not declared any more: the late table of deduplicate holds"),
+        (THREE, TWO, {}, "field extra is not declared any more: the late table of drop_duplicates holds"),
         (TWO, THREE, {"rekeyed": True}, "field extra is new: the store of records that wait behind key_by"),
     ],
     ids=["another type", "a field less", "held back"],
@@ -143,10 +143,10 @@ def test_an_app_that_has_read_nothing_follows_any_definition(tmp_path: Path) -> 
     ran(define(tmp_path, TWO))
     app = tg.App("shop", data=tmp_path)
     stream = app.stream("orders", value=tg.Json(n="double"))
-    stream.window(tg.Session("5s")).aggregate(total=tg.max("n")).table("totals")
+    stream.window(tg.Session("5s")).agg(total=tg.max("n")).to_table("totals")
     ran(app)
     produce(tmp_path, 1, [0, 1])
-    with ran(app) as opened, opened.read("totals") as table:
+    with ran(app) as opened, opened.open_table("totals") as table:
         assert table.to_arrow()["total"].to_pylist() == [2.0]
 
 
@@ -154,7 +154,7 @@ def test_a_beginning_at_the_end_of_the_log_stays_where_it_was_decided(tmp_path: 
     def latest(aggregate: Any) -> tg.App:
         app = tg.App("shop", data=tmp_path)
         stream = app.stream("orders", value=tg.Json(**TWO), start="latest")
-        stream.window(tg.Tumbling("10s", retention="1h")).aggregate(total=aggregate).table("totals")
+        stream.window(tg.Tumbling("10s", retention="1h")).agg(total=aggregate).to_table("totals")
         return app
 
     produce(tmp_path, 1, [0])

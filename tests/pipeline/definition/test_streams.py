@@ -25,10 +25,10 @@ def test_the_story_of_the_front_page_is_one_flow(app) -> None:
     (
         orders(app)
         .validate()
-        .deduplicate("order_id", within="10m")
+        .drop_duplicates("order_id", within="10m")
         .window(tg.Tumbling("1m", grace="30s"))
-        .aggregate(orders=tg.count(), revenue=tg.sum("amount"))
-        .to("orders-per-minute")
+        .agg(orders=tg.count(), revenue=tg.sum("amount"))
+        .to_topic("orders-per-minute")
     )
     (flow,) = app.flows
     assert flow.name == "orders-per-minute"
@@ -50,9 +50,9 @@ def test_every_call_leaves_the_stream_it_was_made_on_as_it_was(app) -> None:
 
 def test_ends_of_one_stream_are_one_flow_and_others_are_not(app) -> None:
     counted = orders(app).window(tg.Tumbling("1m")).count()
-    counted.to("a").table("b")
-    counted.to("c")
-    orders(app).filter("amount > 1").to("d")
+    counted.to_topic("a").to_table("b")
+    counted.to_topic("c")
+    orders(app).filter("amount > 1").to_topic("d")
     assert [flow.name for flow in app.flows] == ["a", "d"]
     assert app.flows[0].sinks == (To("a"), AsTable("b"), To("c"))
     assert app.flow("c") is app.flows[0]
@@ -60,25 +60,25 @@ def test_ends_of_one_stream_are_one_flow_and_others_are_not(app) -> None:
 
 def test_a_notebook_cell_that_runs_twice_changes_nothing(app) -> None:
     for _ in range(2):
-        orders(app).filter("amount > 1").window(tg.Tumbling("1m")).count().to("a")
+        orders(app).filter("amount > 1").window(tg.Tumbling("1m")).count().to_topic("a")
     assert len(app.flows) == 1
 
 
 def test_two_things_cannot_go_to_one_name(app) -> None:
-    orders(app).filter("amount > 1").to("a")
+    orders(app).filter("amount > 1").to_topic("a")
     with pytest.raises(tg.InvalidError, match="something that goes to 'a' already"):
-        orders(app).filter("amount > 2").to("a")
+        orders(app).filter("amount > 2").to_topic("a")
     with pytest.raises(tg.InvalidError, match="already"):
-        orders(app).window(tg.Tumbling("1m")).count().table("a")
+        orders(app).window(tg.Tumbling("1m")).count().to_table("a")
 
 
 def test_flows_cannot_feed_each_other_in_a_circle(app) -> None:
-    app.stream("a").to("b")
-    app.stream("b").to("c")
+    app.stream("a").to_topic("b")
+    app.stream("b").to_topic("c")
     with pytest.raises(tg.InvalidError, match="circle"):
-        app.stream("c").to("a")
+        app.stream("c").to_topic("a")
     with pytest.raises(tg.InvalidError, match="read what it writes"):
-        app.stream("x").to("x")
+        app.stream("x").to_topic("x")
     assert [flow.name for flow in app.flows] == ["b", "c"]
 
 
@@ -91,20 +91,20 @@ def test_streams_flows_and_steps_are_equal_when_they_say_the_same(app, tmp_path)
     assert Filter(pc.field("a") > 1) == Filter(pc.field("a") > 1)
     assert Filter(pc.field("a") > 1) != Filter(pc.field("a") > 2)
     other = tg.App("shop", data=tmp_path / "elsewhere")
-    orders(app).window(tg.Tumbling("1m")).count().to("a")
-    orders(other).window(tg.Tumbling("1m")).count().to("a")
+    orders(app).window(tg.Tumbling("1m")).count().to_topic("a")
+    orders(other).window(tg.Tumbling("1m")).count().to_topic("a")
     assert app.flows == other.flows and app.fingerprint == other.fingerprint
 
 
 def test_re_keying_is_only_done_where_state_needs_it(app) -> None:
-    plain = orders(app).key_by("user").to("by-user")
+    plain = orders(app).key_by("user").to_topic("by-user")
     assert app.flow("by-user").rekey_at is None and "stay where they are" in app.flow("by-user").why
-    plain.window(tg.Tumbling("1m")).count().to("counts")
+    plain.window(tg.Tumbling("1m")).count().to_topic("counts")
     flow = app.flow("counts")
     assert flow.rekey_at == 0 and flow.shards == 8 and flow.tasks(3) == 8
     assert "re-keyed" in flow.why and "user" in flow.why
-    twice = orders(app).key_by("amount").key_by("user", shards=2).deduplicate("order_id", "1m")
-    twice.window(tg.Session("5m")).count().to("visits")
+    twice = orders(app).key_by("amount").key_by("user", shards=2).drop_duplicates("order_id", "1m")
+    twice.window(tg.Session("5m")).count().to_topic("visits")
     assert app.flow("visits").rekey_at == 1 and app.flow("visits").shards == 2
 
 
@@ -130,22 +130,50 @@ def test_a_composite_key_takes_a_serde(app) -> None:
     assert stream.key is serde
 
 
-@pytest.mark.parametrize("settings", [{"late": "keep"}, {"late": True}, {"future": "5m"}])
+@pytest.mark.parametrize("settings", [{"late": "fail"}, {"late": None}, {"late": True}, {"future": "5m"}])
 def test_settings_of_another_type_are_refused_where_they_are_given(app, settings) -> None:
-    windows = app.stream("orders").window(tg.Tumbling("1m"))
-    with pytest.raises(tg.InvalidError, match=f"{next(iter(settings))}=.*: .*None"):
-        windows.count(**settings)
+    with pytest.raises(tg.InvalidError, match=f"{next(iter(settings))}=.*: (choose 'keep', 'drop'|.*None)"):
+        app.stream("orders").window(tg.Tumbling("1m"), **settings)
+
+
+@pytest.mark.parametrize(
+    "said, now",
+    [
+        (lambda stream: stream.deduplicate("order_id", "1m"), r"\.drop_duplicates\(…\) now"),
+        (lambda stream: stream.to("sent"), r"\.to_topic\(…\) now"),
+        (lambda stream: stream.table("kept"), r"\.to_table\(…\) now"),
+        (lambda stream: stream.window(tg.Tumbling("1m")).aggregate(n=tg.count()), r"\.agg\(…\) now"),
+        (
+            lambda stream: stream.window(tg.Tumbling("1m")).agg(n=tg.count(), emit="close"),
+            r"window\(…, emit='close'\)",
+        ),
+        (
+            lambda stream: stream.drop_duplicates("order_id", "1m", keep_late=None),
+            r"drop_duplicates\(late=",
+        ),
+    ],
+)
+def test_an_old_spelling_is_refused_with_the_new_one(app, said, now) -> None:
+    with pytest.raises(tg.InvalidError, match=now):
+        said(orders(app))
+
+
+def test_an_aggregate_may_have_any_name(app) -> None:
+    stream = orders(app).window(tg.Tumbling("1m")).agg(emit=tg.count(), late=tg.count(), future=tg.count())
+    assert stream.schema.names[-3:] == ["emit", "late", "future"]
+    same = orders(app).with_columns(twice="amount * 2")
+    assert same.schema.names == [*orders(app).schema.names, "twice"]
 
 
 def test_windows_keep_late_records_and_guard_against_clocks_by_default(app) -> None:
     step = orders(app).window(tg.Tumbling("1m")).count().steps[-1]
     assert isinstance(step, Aggregate)
     assert step.late == tg.LateSettings("7d") and step.future == tg.FutureGuard("5m", "late")
-    bare = orders(app).window(tg.Tumbling("1m")).count(late=None).steps[-1]
+    bare = orders(app).window(tg.Tumbling("1m"), late="drop").count().steps[-1]
     assert isinstance(bare, Aggregate) and bare.future is not None and bare.future.policy == "keep"
-    none = orders(app).window(tg.Tumbling("1m")).count(late=None, future=None).steps[-1]
+    none = orders(app).window(tg.Tumbling("1m"), late="drop", future=None).count().steps[-1]
     assert isinstance(none, Aggregate) and none.late is None and none.future is None
-    dedupe = orders(app).deduplicate("order_id", "1m", late="forward").steps[-1]
+    dedupe = orders(app).drop_duplicates("order_id", "1m", late="forward").steps[-1]
     assert isinstance(dedupe, Dedupe) and dedupe.late is None  # what goes on is not late
 
 
@@ -153,7 +181,7 @@ def test_changes_of_a_table_bring_their_windows_as_columns(app) -> None:
     stream = app.changes("counts", window_size="1m", value=tg.Json(orders="int64"))
     time = pa.timestamp("ms", tz="UTC")
     assert stream.schema == pa.schema([("window_start", time), ("window_end", time), ("orders", pa.int64())])
-    stream.filter("window_end - window_start >= INTERVAL 1 MINUTE AND orders > 5").to("busy")
+    stream.filter("window_end - window_start >= INTERVAL 1 MINUTE AND orders > 5").to_topic("busy")
     assert app.changes("visits", sessions=True).source.windows.size_ms is None
     for wrong in ({}, {"window_size": "1m", "sessions": True}):
         with pytest.raises(tg.InvalidError, match="window_size= where"):
@@ -206,7 +234,7 @@ def test_names_of_apps_fit_every_store(name, tmp_path) -> None:
 def test_an_app_without_flows_or_with_an_unknown_engine_does_not_start(app) -> None:
     with pytest.raises(tg.InvalidError, match=r"end a stream with \.to"):
         app.start()
-    orders(app).to("a")
+    orders(app).to_topic("a")
     with pytest.raises(tg.InvalidError, match="SparkSession, or 'local'"):
         app.start("flink")
     with pytest.raises(TypeError, match="is no engine"):
@@ -215,9 +243,9 @@ def test_an_app_without_flows_or_with_an_unknown_engine_does_not_start(app) -> N
 
 def test_what_is_shown_is_short_and_escaped(app) -> None:
     stream = orders(app).filter("amount < 5")
-    stream.to("cheap")
+    stream.to_topic("cheap")
     assert repr(stream).startswith("<Stream orders, 1 steps: order_id string")
     assert repr(app) == "<App shop: orders → cheap>"
     assert repr(app.flows[0]) == "<Flow cheap: orders → 1 steps → events, co-partitioned>"
     assert "amount &lt; 5" in stream._repr_html_() and "amount &lt; 5" in app._repr_html_()
-    assert "nothing is made of it yet" in repr(stream.window(tg.Tumbling("1m")))
+    assert "no result yet" in repr(stream.window(tg.Tumbling("1m")))

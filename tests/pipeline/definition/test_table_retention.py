@@ -34,16 +34,16 @@ def app_of(
     folder: Path, kind: Any, *, table: bool = True, topic: bool = False, emit: Any = "update"
 ) -> tg.App:
     app = tg.App("clicks", data=folder)
-    windows = app.stream("clicks", value=tg.Json(x="long")).window(kind).count("n", emit=emit)
+    windows = app.stream("clicks", value=tg.Json(x="long")).window(kind, emit=emit).count("n")
     if table:
-        windows.table("totals")
+        windows.to_table("totals")
     if topic:
-        windows.to("results")
+        windows.to_topic("results")
     return app
 
 
 def starts(app: tg.App) -> list[int]:
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         return sorted(table.to_arrow()["window_start"].to_pylist())
 
 
@@ -53,7 +53,7 @@ def test_without_a_retention_windows_are_readable_for_a_day(tmp_path: Path, name
     write(tmp_path, times)
     app = app_of(tmp_path, KINDS[name]())
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         seen = {row["timestamp"] for row in table.to_arrow().to_pylist()}
     assert {time for time in times if time > times[-1] - DAY} <= seen  # one of each hour of the last day
     assert min(seen) >= times[-1] - DAY - 2 * MINUTE  # and no growth without an end
@@ -82,7 +82,7 @@ def test_state_that_was_made_with_the_old_default_goes_on_and_keeps_longer(tmp_p
     write(tmp_path, [TEN + 2 * HOUR, TEN + 3 * HOUR])
     new.run("local", until="caught_up")
     assert min(starts(new)) == min(before) > TEN  # what was dropped stays dropped, what was there is there
-    with new.read("totals") as table:
+    with new.open_table("totals") as table:
         times = {row["timestamp"] for row in table.to_arrow().to_pylist()}
     assert times == {TEN + HOUR, TEN + 2 * HOUR, TEN + 3 * HOUR}
 

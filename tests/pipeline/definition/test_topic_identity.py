@@ -43,12 +43,12 @@ def define(folder: Path, *, rekeyed: bool = False) -> tg.App:
     orders = app.stream("orders", value=ORDER)
     if rekeyed:
         orders = orders.key_by("shop")
-    orders.window(tg.Tumbling("1d", retention="30d")).aggregate(n=tg.count()).table("counts")
+    orders.window(tg.Tumbling("1d", retention="30d")).agg(n=tg.count()).to_table("counts")
     return app
 
 
 def total(app: tg.App) -> int:
-    with app.read("counts") as table:
+    with app.open_table("counts") as table:
         return sum(row.value["n"] for row in table.all())
 
 
@@ -171,7 +171,7 @@ def test_undelivered_results_for_a_topic_that_is_gone_are_told_and_not_a_key_err
     from tidegate.storage import open_backend
 
     app = tg.App("shop", data=tmp_path)
-    app.stream("orders", value=ORDER).select("amount").to("amounts")
+    app.stream("orders", value=ORDER).select("amount").to_topic("amounts")
     produce(app, 10, create=True)
     with pytest.MonkeyPatch.context() as meanwhile:  # a process that died between commit and delivery
         meanwhile.setattr(Master, "deliver_outstanding", lambda self: False)

@@ -31,36 +31,36 @@ def written(app: tg.App, topic: str, **columns) -> list[bytes | None]:
 
 def test_a_lone_count_is_a_long_as_kafka_streams_writes_it(app) -> None:
     stream = app.stream("t", value=tg.Json(a="int"))
-    stream.window(tg.Tumbling("1m")).count().to("counts")
+    stream.window(tg.Tumbling("1m")).count().to_topic("counts")
     assert written(app, "counts", count=[1, 258]) == [(1).to_bytes(8, "big"), (258).to_bytes(8, "big")]
-    stream.window(tg.Tumbling("1m")).aggregate(n=tg.count("a")).to("values")
+    stream.window(tg.Tumbling("1m")).agg(n=tg.count("a")).to_topic("values")
     assert written(app, "values", n=[3]) == [b'{"n":3}']  # of a column: one number among others
 
 
 def test_everything_else_is_json_in_declared_order(app) -> None:
     stream = app.stream("t", value=tg.Json(a="int", b="string", c="timestamp", d="decimal(9,2)"))
-    stream.select("b", "a", "c", "d").to("plain")
+    stream.select("b", "a", "c", "d").to_topic("plain")
     (row,) = written(app, "plain", b=['q"x'], a=[None], c=[0], d=[Decimal("1.50")])
     assert list(json.loads(row)) == ["b", "a", "c", "d"]
     assert json.loads(row) == {"b": 'q"x', "a": None, "c": "1970-01-01T00:00:00.000Z", "d": 1.5}
 
 
 def test_bytes_that_were_only_passed_on_stay_as_they_are(app) -> None:
-    app.stream("t").filter("offset > 5").to("copy")
+    app.stream("t").filter("offset > 5").to_topic("copy")
     assert written(app, "copy", value=[b"\x00\xff", None]) == [b"\x00\xff", None]
 
 
 def test_a_given_serde_writes_its_own_columns(app) -> None:
     stream = app.stream("t", value=tg.Json(a="int", b="string"))
-    stream.to("some", value=tg.Json(b="string"))
+    stream.to_topic("some", value=tg.Json(b="string"))
     assert written(app, "some", a=[1], b=["x"]) == [b'{"b":"x"}']
-    stream.select("b").to("text", value=tg.String())
+    stream.select("b").to_topic("text", value=tg.String())
     assert written(app, "text", b=["x", None]) == [b"x", None]
 
 
 def test_what_is_written_can_be_read_as_declared(app) -> None:
     stream = app.stream("t", value=tg.Json(a="int", b="string", c="timestamp", d="decimal(9,2)", e="double"))
-    stream.to("all")
+    stream.to_topic("all")
     flow = app.flow("all")
     form = flow.value_format(flow.topics[0])
     batch = pa.record_batch(

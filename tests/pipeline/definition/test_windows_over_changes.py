@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.log.cleaning.housekeeping import Housekeeping
+from tidegate.log.maintenance import Housekeeping
 from tidegate.pipeline.definition.changes import compare
 from tidegate.windows.keys import KeyFormat, TimeWindow, Windowed
 
@@ -53,7 +53,7 @@ def write(folder: Path, rows: list[tuple[str, int, float]], partitions: int = 2)
 def first_app(folder: Path, kind: Any, emit: str = "update") -> tg.App:
     app = tg.App("first", log=folder / "log", state=folder / "first")
     stream = app.stream("events", value=tg.Json(amount="double"))
-    stream.window(kind).aggregate(n=tg.count(), total=tg.sum("amount"), emit=emit).to("windows")
+    stream.window(kind, emit=emit).agg(n=tg.count(), total=tg.sum("amount")).to_topic("windows")
     return app
 
 
@@ -64,9 +64,9 @@ def second_app(folder: Path, kind: Any, rekeyed: bool, emit: str = "update", **s
     changes = changes.filter("n <> 3").select("*", double="total * 2")
     if rekeyed:
         changes = changes.key_by("n % 3", shards=3)
-    changes.window(kind).aggregate(
-        windows=tg.count(), n=tg.sum("n"), total=tg.sum("double"), mean=tg.mean("n"), emit=emit
-    ).to("again")
+    changes.window(kind, emit=emit).agg(
+        windows=tg.count(), n=tg.sum("n"), total=tg.sum("double"), mean=tg.mean("n")
+    ).to_topic("again")
     return app
 
 
@@ -113,7 +113,7 @@ def session_rows(rows: list[tuple[str, int, float]], gap_ms: int) -> list[tuple[
 
 
 def committed(app: tg.App) -> dict[tuple[Any, int], dict[str, Any]]:
-    with app.read("again") as table:
+    with app.open_table("again") as table:
         return {(row.key, row.window.start): row.value for row in table.all()}
 
 
@@ -251,9 +251,9 @@ def test_a_kafka_streams_changelog_is_read_as_updates(tmp_path: Path) -> None:
                 )
             )
     stream = app.changes("counts", window_size="1m", value=tg.Long())
-    stream.window(tg.Tumbling("1h")).aggregate(n=tg.count(), total=tg.sum("value")).to("hours")
+    stream.window(tg.Tumbling("1h")).agg(n=tg.count(), total=tg.sum("value")).to_topic("hours")
     app.run("local", until="caught_up", round_records=2)
-    with app.read("hours") as table:
+    with app.open_table("hours") as table:
         assert {row.key: row.value for row in table.all()} == {"ann": {"n": 2, "total": 9}}
     with app, app.windowed_table("hours") as sent_table:
         assert [(row.key, row.value) for row in sent_table.all()] == [("ann", {"n": 2, "total": 9})]
@@ -277,9 +277,9 @@ def test_what_cannot_be_undone_is_refused_over_updates(tmp_path: Path, made: Any
     with pytest.raises(
         tg.InvalidError, match=r"emit='update'.*cannot take back.*count, sum, mean can.*emit='close'"
     ):
-        changes.window(tg.Tumbling("1h")).aggregate(x=made)
+        changes.window(tg.Tumbling("1h")).agg(x=made)
     close = app.changes("windows", window_size="1m", value=ORDERS, emit="close")
-    close.window(tg.Tumbling("1h")).aggregate(x=made)
+    close.window(tg.Tumbling("1h")).agg(x=made)
 
 
 @pytest.mark.parametrize("kind", [tg.Session("1m"), tg.Sliding("1m")])
@@ -293,15 +293,15 @@ def test_windows_that_lie_where_records_lie_are_refused_over_updates(tmp_path: P
 def test_deduplicating_updates_is_refused(tmp_path: Path) -> None:
     app = tg.App("a", data=tmp_path)
     with pytest.raises(tg.InvalidError, match=r"no copy.*emit='close'"):
-        app.changes("windows", window_size="1m", value=ORDERS).deduplicate("n", "1h")
-    app.changes("windows", window_size="1m", value=ORDERS, emit="close").deduplicate("n", "1h")
+        app.changes("windows", window_size="1m", value=ORDERS).drop_duplicates("n", "1h")
+    app.changes("windows", window_size="1m", value=ORDERS, emit="close").drop_duplicates("n", "1h")
 
 
 def own(folder: Path, emit: str = "close", kind: Any = None) -> tg.App:
     app = tg.App("own", data=folder)
     stream = app.stream("events", value=tg.Json(amount="double"))
-    windows = stream.window(tg.Tumbling("1m", grace="2m") if kind is None else kind)
-    windows.aggregate(n=tg.count(), total=tg.sum("amount"), emit=emit).to("windows")
+    windows = stream.window(tg.Tumbling("1m", grace="2m") if kind is None else kind, emit=emit)
+    windows.agg(n=tg.count(), total=tg.sum("amount")).to_topic("windows")
     return app
 
 
@@ -330,12 +330,12 @@ def test_reading_its_own_topic_as_something_else_is_refused(
 
     def write_windows() -> None:
         stream = app.stream("events", value=tg.Json(amount="double"))
-        stream.window(tg.Tumbling("1m", grace="2m")).aggregate(n=tg.count(), total=tg.sum("amount")).to(
+        stream.window(tg.Tumbling("1m", grace="2m")).agg(n=tg.count(), total=tg.sum("amount")).to_topic(
             "windows"
         )
 
     def read_windows() -> None:
-        app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to("hours")
+        app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to_topic("hours")
 
     first, second = (write_windows, read_windows) if writer_first else (read_windows, write_windows)
     first()
@@ -346,8 +346,8 @@ def test_reading_its_own_topic_as_something_else_is_refused(
 def test_windows_of_its_own_are_not_read_as_plain_records(tmp_path: Path) -> None:
     app = own(tmp_path)
     with pytest.raises(tg.InvalidError, match=r"read it with app\.changes\('windows'"):
-        app.stream("windows", value=ORDERS).window(tg.Tumbling("1h")).count().to("hours")
-    app.stream("windows").to("copied")  # nothing is added up
+        app.stream("windows", value=ORDERS).window(tg.Tumbling("1h")).count().to_topic("hours")
+    app.stream("windows").to_topic("copied")  # nothing is added up
 
 
 def test_state_that_does_not_know_what_rows_were_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_state_that_does_not_know_what_rows_were_is_not_gone_on_with(tmp_path: P
     def flow(**said: Any) -> Any:
         app = tg.App("a", data=tmp_path)
         changes = app.changes("windows", window_size="1m", value=ORDERS, **said)
-        changes.window(tg.Tumbling("1h", grace=said.pop("second", 0))).aggregate(n=tg.count()).to("hours")
+        changes.window(tg.Tumbling("1h", grace=said.pop("second", 0))).agg(n=tg.count()).to_topic("hours")
         return app.flows[0]
 
     now = flow()
@@ -395,19 +395,19 @@ def test_partitions_that_are_far_apart_in_time_make_no_change_late(
             )
     first = tg.App("first", log=tmp_path / "log", state=tmp_path / "first", idle_after="1d")
     stream = first.stream("events", value=tg.Json(group="int64")).key_by("group", shards=2)
-    stream.window(tg.Tumbling("1m", retention="1d")).count().to("windows")
+    stream.window(tg.Tumbling("1m", retention="1d")).count().to_topic("windows")
     first.run("local", until="caught_up", round_records=records[0])
     assert first.late("windows").num_rows == 0
     second = tg.App("second", log=tmp_path / "log", state=tmp_path / "second", idle_after="1d")
     changes = second.changes("windows", window_size="1m", key=tg.Long(), value=tg.Long())
     if rekeyed:
         changes = changes.key_by("key % 2", shards=3)
-    changes.window(tg.Tumbling("5m", retention="1d")).aggregate(n=tg.sum("value")).table("again")
+    changes.window(tg.Tumbling("5m", retention="1d")).agg(n=tg.sum("value")).to_table("again")
     second.run("local", until="caught_up", round_records=records[1])
     wanted: dict[tuple[int, int], int] = defaultdict(int)
     for group, time in rows:
         wanted[group % 2 if rekeyed else group, time // (5 * MINUTE) * 5 * MINUTE] += 1
-    with second.read("again") as table:
+    with second.open_table("again") as table:
         assert {(row.key, row.window.start): row.value["n"] for row in table.all()} == wanted
     assert second.late("again").num_rows == 0
 
@@ -416,12 +416,12 @@ def test_windows_over_a_topic_that_several_tasks_share_are_refused(tmp_path: Pat
     app = tg.App("own", data=tmp_path)
     write(tmp_path, events(10, 1), partitions=2)
     stream = app.stream("events", value=tg.Json(amount="double"))
-    stream.window(tg.Tumbling("1m")).aggregate(n=tg.count()).to(
+    stream.window(tg.Tumbling("1m")).agg(n=tg.count()).to_topic(
         "windows", partitions=3, value=tg.Json(n="int64")
     )
-    app.changes("windows", window_size="1m", value=tg.Json(n="int64")).window(tg.Tumbling("1h")).count().to(
-        "hours"
-    )
+    app.changes("windows", window_size="1m", value=tg.Json(n="int64")).window(
+        tg.Tumbling("1h")
+    ).count().to_topic("hours")
     with pytest.raises(
         tg.InvalidError, match=r"3 partitions and 2 tasks that write it.*Leave partitions= out"
     ):
@@ -444,6 +444,6 @@ def test_another_apps_topic_is_read_as_it_is_recorded(
     write(tmp_path, events(50, 1))
     first_app(tmp_path, tg.Tumbling("1m", grace="2m"), written).run("local", until="caught_up")
     app = tg.App("reader", log=tmp_path / "log", state=tmp_path / "reader")
-    app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to("hours")
+    app.changes("windows", value=ORDERS, **said).window(tg.Tumbling("1h")).count().to_topic("hours")
     with pytest.raises(tg.InvalidError, match=wrong):
         app.run("local", until="caught_up")

@@ -31,10 +31,8 @@ def made(folder: Path, kind: Any, *, seed: int = 3) -> tg.App:
         rows = {"key": [draw.choice(NAMES) for _ in times], "value": ['{"x":1}'] * 400, "timestamp": times}
         log.writer("clicks").write(pa.table(rows))
     app = tg.App("clicks", data=folder)
-    windows = (
-        app.stream("clicks", value=tg.Json(x="long")).window(kind).aggregate(n=tg.count(), x=tg.sum("x"))
-    )
-    windows.to("results").table("totals")
+    windows = app.stream("clicks", value=tg.Json(x="long")).window(kind).agg(n=tg.count(), x=tg.sum("x"))
+    windows.to_topic("results").to_table("totals")
     app.run("local", until="caught_up")
     return app
 
@@ -55,7 +53,7 @@ def rows_of(found: Any) -> list[tuple[Any, int, int, Any]]:
 def test_sessions_are_found_by_overlap_in_results_and_in_topics_alike(tmp_path: Path) -> None:
     app = made(tmp_path, tg.Session("40s", retention="1d"))
     draw = random.Random(7)
-    with app.read("totals") as results, app.sessioned_table("results") as topic:
+    with app.open_table("totals") as results, app.sessioned_table("results") as topic:
         whole = rows_of(results.all())
         assert len(whole) > 100 and whole == rows_of(topic.all())
         for _ in range(200):
@@ -73,7 +71,7 @@ def test_sessions_are_found_by_overlap_in_results_and_in_topics_alike(tmp_path: 
 
 def test_a_session_is_got_by_its_key_and_start(tmp_path: Path) -> None:
     app = made(tmp_path, tg.Session("40s", retention="1d"))
-    with app.read("totals") as results, app.sessioned_table("results") as topic:
+    with app.open_table("totals") as results, app.sessioned_table("results") as topic:
         for key, start, end, count in rows_of(results.all()):
             assert results.get(key, start)["n"] == count
             assert topic.get(key, start)["n"] == topic.get(key, start, end)["n"] == count
@@ -94,7 +92,7 @@ def test_a_session_is_got_by_its_key_and_start(tmp_path: Path) -> None:
 def test_windows_are_found_by_their_start_in_results_and_in_topics_alike(tmp_path: Path, kind: Any) -> None:
     app = made(tmp_path, kind)
     draw = random.Random(7)
-    with app.read("totals") as results, app.windowed_table("results") as topic:
+    with app.open_table("totals") as results, app.windowed_table("results") as topic:
         whole = rows_of(results.all())
         assert whole and whole == rows_of(topic.all())
         for _ in range(60):
@@ -136,7 +134,7 @@ def test_every_read_takes_every_kind_of_moment(tmp_path: Path, kind: str) -> Non
         tg.Session("40s", retention="1d") if kind == "session" else tg.Tumbling("1m", retention="1d"),
     )
     opened = app.sessioned_table if kind == "session" else app.windowed_table
-    with app.read("totals") as results, opened("results") as topic:
+    with app.open_table("totals") as results, opened("results") as topic:
         key, start, end, count = rows_of(results.all())[20]
         for table in (results, topic):
             expected = [
@@ -162,9 +160,11 @@ def test_what_to_pandas_gives_is_taken_as_key_and_moment(tmp_path: Path) -> None
         keys = pa.array([number.to_bytes(8, "big") for number in range(20)], pa.binary())
         log.writer("clicks").write(pa.table({"key": keys, "value": ["{}"] * 20, "timestamp": [TEN] * 20}))
     app = tg.App("clicks", data=tmp_path)
-    app.stream("clicks", key=tg.Long(), value=tg.Json()).window(tg.Tumbling("1m")).count("n").table("totals")
+    app.stream("clicks", key=tg.Long(), value=tg.Json()).window(tg.Tumbling("1m")).count("n").to_table(
+        "totals"
+    )
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         frame = table.to_pandas()
         assert len(frame) == 20
         for row in frame.itertuples():
@@ -202,7 +202,7 @@ def test_a_window_size_that_the_topic_does_not_have_is_refused(tmp_path: Path) -
 def test_sessions_and_plain_records_are_not_read_as_windows(tmp_path: Path) -> None:
     made(tmp_path, tg.Session("40s", retention="1d"))
     app = tg.App("plain", data=tmp_path)
-    app.stream("clicks", value=tg.Json(x="long")).filter("x > 0").to("copies")
+    app.stream("clicks", value=tg.Json(x="long")).filter("x > 0").to_topic("copies")
     app.run("local", until="caught_up")
     with tg.Log(tmp_path / "log", read_only=True) as log:
         with pytest.raises(InvalidError, match=r"holds sessions: use sessioned_table\('results'"):

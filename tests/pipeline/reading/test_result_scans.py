@@ -51,7 +51,7 @@ def app_of(folder: Path, kind: Any = KINDS["tumbling"], *, rekeyed: bool = False
     stream = app.stream("clicks", value=tg.Json(x="long"))
     if rekeyed:
         stream = stream.key_by("key || '!'", shards=3)
-    stream.window(kind).count("n").table("totals")
+    stream.window(kind).count("n").to_table("totals")
     return app
 
 
@@ -67,7 +67,7 @@ def test_batches_are_of_one_commit_when_the_app_goes_on_between_them(
 ) -> None:
     app = app_of(tmp_path, KINDS[kind], rekeyed=rekeyed)
     go_on(app, tmp_path)
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         before, seen = table.to_arrow(), []
         for batch in table.batches():
             seen.append(batch)
@@ -86,7 +86,7 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
     app = app_of(tmp_path)
     go_on(app, tmp_path)
     original = WindowOperator.scan
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
 
         def moving(operator: WindowOperator, *bounds: int) -> Any:
             found = list(original(operator, *bounds))
@@ -109,7 +109,7 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
 def test_a_commit_that_is_collected_under_a_scan_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     app = app_of(tmp_path, SHORT)
     go_on(app, tmp_path)
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         scan = table.batches()
         assert set(next(scan)["window_start"].to_pylist()) == {TEN}
         newest = _collected(app, tmp_path, table)
@@ -123,7 +123,7 @@ def test_a_query_that_meets_a_collected_commit_looks_into_the_newest(
 ) -> None:
     app = app_of(tmp_path, SHORT)
     go_on(app, tmp_path)
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         past = table.as_of(table.round)
         assert past.get("k00", TEN) == {"n": 1}
         newest = _collected(app, tmp_path, table, past)
@@ -142,7 +142,7 @@ def test_a_query_that_meets_a_collected_commit_looks_into_the_newest(
 def test_questions_that_belong_together_are_asked_of_one_commit(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     go_on(app, tmp_path)
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         with table.pinned() as at:
             before = at.round, at.position, at.get("k00", TEN)
             go_on(app, tmp_path)
@@ -166,7 +166,7 @@ def test_an_explanation_is_of_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
         return found
 
     monkeypatch.setattr(ResultTable, "fetch", moving)
-    with app.read("totals") as table, tg.Log(tmp_path / "log", read_only=True) as log:
+    with app.open_table("totals") as table, tg.Log(tmp_path / "log", read_only=True) as log:
         found = explain_window(table, log, "k00", TEN)
     assert found.value == {"n": 1} and found.counted == 1
     assert [each.outcome for each in found.contributions] == ["counted", "waiting"]
@@ -179,7 +179,7 @@ def test_a_page_shows_one_commit_though_the_app_goes_on_while_it_is_made(tmp_pat
 
     def look(table: Opened) -> tuple[int, dict[int, int], set[Any], set[Any]]:
         go_on(app, tmp_path)
-        with app.read("totals") as other:
+        with app.open_table("totals") as other:
             assert other.round > table.number  # whoever looks now sees more
         rows, more = table.scan(0, 2**63 - 1, 0, KEYS)
         assert len(rows) == KEYS and not more
@@ -204,7 +204,7 @@ def test_a_page_shows_one_commit_though_the_app_goes_on_while_it_is_made(tmp_pat
 def test_a_scan_that_is_let_go_gives_its_snapshot_back(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     go_on(app, tmp_path)
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         for number in range(2, 8):
             scan = table.batches()
             assert set(next(scan)["n"].to_pylist()) == {number - 1}

@@ -1,4 +1,4 @@
-"""`.table()` and `app.read`: committed windows as tables, while the app goes on, of every kind of window."""
+"""`.to_table()` and `app.open_table`: committed windows as tables, while the app goes on, of every kind of window."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def app_of(folder: Path, kind: Any = KINDS["tumbling"], *, rekeyed: bool = False
     stream = app.stream("clicks", value=tg.Json(x="double"))
     if rekeyed:
         stream = stream.key_by("key || '!'", shards=3)
-    stream.window(kind).aggregate(n=tg.count(), x=tg.sum("x"), **settings).table("totals")
+    stream.window(kind, **settings).agg(n=tg.count(), x=tg.sum("x")).to_table("totals")
     return app
 
 
@@ -61,7 +61,7 @@ def test_a_key_shows_the_windows_that_the_whole_table_shows(tmp_path: Path, kind
     app = app_of(tmp_path, kind, rekeyed=rekeyed)
     app.run("local", until="caught_up")
     mark = "!" if rekeyed else ""
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         whole = table.all().to_arrow()
         names = sorted(set(whole["key"].to_pylist()))
         assert names == [f"ann{mark}", f"bob{mark}", f"cy{mark}"]
@@ -77,7 +77,7 @@ def test_bounds_are_on_the_window_start_whatever_the_kind(tmp_path: Path, name: 
     write(tmp_path, CLICKS)
     app = app_of(tmp_path, KINDS[name])
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         whole = table.all().to_arrow().to_pylist()
         for first, last in (
             (TEN, TEN + MINUTE),
@@ -95,7 +95,7 @@ def test_rows_are_values_with_windows_and_the_aggregates_by_name(tmp_path: Path)
     write(tmp_path, CLICKS)
     app = app_of(tmp_path)
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         first = table.fetch("ann", "2026-01-01T10:00Z", "2026-01-01T10:00Z")[0]
         assert (first.key, first.value) == ("ann", {"n": 2, "x": 5.0})
         assert first.window == TimeWindow(TEN, TEN + MINUTE)
@@ -112,7 +112,7 @@ def test_sessions_carry_both_ends(tmp_path: Path) -> None:
     write(tmp_path, CLICKS)
     app = app_of(tmp_path, KINDS["session"])
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         assert [row.window for row in table.fetch("ann")] == [SessionWindow(TEN, TEN + 70_000)]
 
 
@@ -120,11 +120,11 @@ def test_a_reader_follows_the_app_and_can_look_back(tmp_path: Path) -> None:
     write(tmp_path, CLICKS[:3])
     app = app_of(tmp_path)
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         before, round = table.get("ann", TEN), table.round
         write(tmp_path, [("ann", 31, 100.0)])
         app_of(tmp_path).run("local", until="caught_up")
-        with app.read("totals") as later:
+        with app.open_table("totals") as later:
             assert later.get("ann", TEN) == {"n": 3, "x": 105.0}
             past = later.as_of(round)
             assert past.get("ann", TEN) == before == {"n": 2, "x": 5.0}
@@ -141,7 +141,7 @@ def test_a_long_look_does_not_hold_up_others_nor_see_what_comes(tmp_path: Path) 
     write(tmp_path, CLICKS, partitions=2)
     app = app_of(tmp_path)
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         reading, may_end, seen = threading.Event(), threading.Event(), list[tuple[int, int]]()
 
         def look(shown: Any) -> None:
@@ -171,9 +171,9 @@ def test_columns_that_are_called_like_ours_keep_apart(tmp_path: Path) -> None:
     write(tmp_path, CLICKS)
     app = tg.App("clicks", data=tmp_path)
     stream = app.stream("clicks", value=tg.Json(x="double"))
-    stream.window(KINDS["tumbling"]).aggregate(key=tg.count(), timestamp=tg.sum("x")).table("totals")
+    stream.window(KINDS["tumbling"]).agg(key=tg.count(), timestamp=tg.sum("x")).to_table("totals")
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         assert table.schema.names == [
             "key",
             "window_start",
@@ -207,7 +207,7 @@ def test_values_that_cannot_be_read_are_kept_with_why(tmp_path: Path) -> None:
         )
     app = tg.App("clicks", data=tmp_path)
     stream = app.stream("clicks", value=tg.Json(x="double"), on_error="keep")
-    stream.window(KINDS["tumbling"]).count().table("totals")
+    stream.window(KINDS["tumbling"]).count().to_table("totals")
     app.run("local", until="caught_up")
     (letter,) = app.dead_letters("totals").to_pylist()
     assert (letter["offset"], letter["key"], letter["value"]) == (1, b"b", b"{broken")
@@ -217,8 +217,8 @@ def test_values_that_cannot_be_read_are_kept_with_why(tmp_path: Path) -> None:
 def test_asking_for_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     with pytest.raises(InvalidError, match="'total'; it has totals"):
-        app.read("total")
-    with app.read("totals") as table, pytest.raises(UnavailableError, match="no commit yet"):
+        app.open_table("total")
+    with app.open_table("totals") as table, pytest.raises(UnavailableError, match="no commit yet"):
         table.all()
     with pytest.raises(InvalidError, match="is closed"):
         table.all()
@@ -228,7 +228,7 @@ def test_tables_go_to_sql_parquet_and_frames(tmp_path: Path) -> None:
     write(tmp_path, CLICKS)
     app = app_of(tmp_path)
     app.run("local", until="caught_up")
-    with app.read("totals") as table:
+    with app.open_table("totals") as table:
         (row,) = table.sql("select key, sum(n) as n from rows where key = 'ann' group by key").to_pylist()
         assert row == {"key": "ann", "n": 3}
         assert table.export(tmp_path / "totals.parquet") == len(table.all())

@@ -33,7 +33,7 @@ def write(folder: Path, rows: int) -> None:
 def run_once(folder: Path) -> None:
     app = tg.App("clicks", data=folder)
     stream = app.stream("clicks", value=tg.Json(x="double")).validate()
-    stream.window(tg.Tumbling("1m")).aggregate(clicks=tg.count()).table("per-minute")
+    stream.window(tg.Tumbling("1m")).agg(clicks=tg.count()).to_table("per-minute")
     app.run("local", until="caught_up")
 
 

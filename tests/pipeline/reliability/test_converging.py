@@ -14,7 +14,7 @@ from backend_faults import BackendEffect, WatchedBackend
 from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import CommitRecord, Records
@@ -24,8 +24,8 @@ from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig
+from tidegate.storage.backends.base import TEMPORARY
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.storage.backends.port import TEMPORARY
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates.definitions import count
@@ -60,7 +60,7 @@ def app_in(folder: Path) -> App:
     """Windows of records some of which cannot be read, and are kept."""
     app = App("shop", data=folder, storage=SMALL)
     stream = app.stream("orders", key=String(), value=Json(n="long"), on_error="keep")
-    stream.window(Tumbling("10s", grace="5s")).aggregate(n=count()).to("per_window")
+    stream.window(Tumbling("10s", grace="5s")).agg(n=count()).to_topic("per_window")
     return app
 
 

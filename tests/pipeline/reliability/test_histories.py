@@ -16,7 +16,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Source, Step, To, Validate
 from tidegate.pipeline.rounds.orders import Tick
 from tidegate.storage import StorageConfig
-from tidegate.storage.packs.garbage import collect_garbage
+from tidegate.storage.manifest import collect_garbage
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import String
 from tidegate.windows.aggregates import definitions as agg

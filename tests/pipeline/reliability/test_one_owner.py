@@ -17,7 +17,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, TidegateError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.records import Records
@@ -43,7 +43,7 @@ time.sleep(600)
 
 def app_in(folder: Path) -> App:
     app = App("shop", data=folder)
-    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to("copy")
+    app.stream("orders", key=String(), value=Json(n="long")).filter("n >= 0").to_topic("copy")
     return app
 
 

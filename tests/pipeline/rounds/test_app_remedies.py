@@ -41,11 +41,9 @@ def define(
 ) -> tg.App:
     app = tg.App(name, data="./data")
     stream = steps(app.stream("orders", value=tg.Json(amount="double")))
-    windows = (
-        stream.window(tg.Tumbling(window, retention="30d")).aggregate(n=tg.count()).table(f"{name}-counts")
-    )
+    windows = stream.window(tg.Tumbling(window, retention="30d")).agg(n=tg.count()).to_table(f"{name}-counts")
     if to is not None:
-        windows.to(to)
+        windows.to_topic(to)
     return app
 
 
@@ -71,7 +69,7 @@ def ran(app: tg.App, **settings: Any) -> Any:
 
 def counted(app: tg.App) -> int:
     """What the app's own table says."""
-    with app.read(f"{app.name}-counts") as table:
+    with app.open_table(f"{app.name}-counts") as table:
         return sum(row.value["n"] for row in table.all())
 
 
@@ -262,7 +260,7 @@ def test_records_without_a_key_are_keyed_or_left_out(way: str) -> None:
     produce(*['{"amount":1.0}'] * 4, key=None)
 
     def app_of(steps: Any = lambda stream: stream) -> tg.App:
-        return define(to=None, steps=lambda stream: steps(stream).deduplicate("amount", within="1h"))
+        return define(to=None, steps=lambda stream: steps(stream).drop_duplicates("amount", within="1h"))
 
     summary = ran(app_of())
     assert ".key_by('amount')" in str(summary) and ".filter('key IS NOT NULL')" in str(summary)
@@ -342,7 +340,7 @@ def test_an_app_whose_definition_came_back_from_an_older_copy_starts_over() -> N
     record = Path("data/state/apps/shop/app")
     older = record.read_bytes()
     changed = define()
-    changed.stream("orders", value=tg.Json(amount="double")).select("amount").to("amounts")
+    changed.stream("orders", value=tg.Json(amount="double")).select("amount").to_topic("amounts")
     ran(changed)
     record.write_bytes(older)
     orders(5)
@@ -453,7 +451,7 @@ def test_a_table_that_went_on_during_a_round_is_looked_up_anew(monkeypatch: pyte
     def priced() -> tg.App:
         app = tg.App("sales", data="./data")
         stream = app.stream("orders", value=tg.Json(amount="double"))
-        stream.lookup("prices", "cents", value=tg.Json(cents="int64")).to("priced")
+        stream.lookup("prices", "cents", value=tg.Json(cents="int64")).to_topic("priced")
         return app
 
     def prices(cents: int) -> None:
@@ -509,7 +507,7 @@ def test_an_app_with_records_to_read_is_started_again(home: Path, monkeypatch: p
         "import tidegate as tg\n"
         "app = tg.App('shop', data='./data')\n"
         "stream = app.stream('orders', value=tg.Json(amount='double'))\n"
-        "stream.window(tg.Tumbling('1d', retention='30d')).aggregate(n=tg.count()).table('shop-counts')\n"
+        "stream.window(tg.Tumbling('1d', retention='30d')).agg(n=tg.count()).to_table('shop-counts')\n"
     )
     monkeypatch.syspath_prepend(str(home))
     typed(step.command, "web.overview._steps: run", "--once", "--engine", "local", MODULE="shop_app")

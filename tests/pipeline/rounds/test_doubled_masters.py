@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.generation import Generation
@@ -81,9 +81,9 @@ class TurnsBackend(FolderBackend):
 def setup_of(folder: Path) -> WorkerSetup:
     app = App("shop", data=folder)
     stream = app.stream("orders", key=String(), value=Json(order_id="string")).validate()
-    stream.deduplicate("order_id", within="1m").window(Tumbling("10s", grace="1m")).aggregate(n=count()).to(
-        "out"
-    )
+    stream.drop_duplicates("order_id", within="1m").window(Tumbling("10s", grace="1m")).agg(
+        n=count()
+    ).to_topic("out")
     storage = StorageConfig.for_tests(max_tasks=4)
     return WorkerSetup(app=app.name, flows=app.flows, log=app.log, state=app.state, storage=storage)
 

@@ -33,7 +33,7 @@ def write(folder: Path, clicks: list[Click], *, partitions: int = 2, value: str 
 def app_of(folder: Path, idle_after: str | None = None, **settings: Any) -> tg.App:
     app = tg.App("clicks", data=folder, idle_after=idle_after, **settings)
     stream = app.stream("clicks", value=tg.Json(id="string", user="string"))
-    stream.key_by("user", shards=1).deduplicate("id", within="1h").to("unique", integrity=False)
+    stream.key_by("user", shards=1).drop_duplicates("id", within="1h").to_topic("unique", integrity=False)
     return app
 
 
@@ -201,13 +201,13 @@ def test_a_record_from_the_future_stays_one_while_it_is_held_back(tmp_path: Path
     def app() -> tg.App:
         made = tg.App("clicks", data=tmp_path, idle_after=None)
         stream = made.stream("clicks", value=tg.Json(id="string", user="string")).key_by("user", shards=1)
-        stream.window(tg.Session("5s", grace="0s", retention="1d")).aggregate(n=tg.count()).table("visits")
+        stream.window(tg.Session("5s", grace="0s", retention="1d")).agg(n=tg.count()).to_table("visits")
         return made
 
     app().run("local", until="caught_up", clock=ManualClock(now))
     write(tmp_path, [(0, 52, "d"), (1, 53, "e"), (0, 54, "f")])
     app().run("local", until="caught_up", clock=ManualClock(now + 3_600_000), close=True)
-    with app().read("visits") as table:
+    with app().open_table("visits") as table:
         assert [(row.window.start - TEN, row.value["n"]) for row in table.all()] == [(1_000, 1), (50_000, 5)]
         assert [row["reason"] for row in table.late().to_pylist()] == ["future"]
 
@@ -216,7 +216,7 @@ def test_a_table_can_be_read_while_records_are_held_back(tmp_path: Path) -> None
     write(tmp_path, [(0, 1, "a"), (1, 5, "e"), (0, 3, "b")])
     app = tg.App("clicks", data=tmp_path, idle_after=None)
     stream = app.stream("clicks", value=tg.Json(id="string", user="string")).key_by("user", shards=1)
-    stream.window(tg.Session("1m")).aggregate(n=tg.count()).table("visits")
+    stream.window(tg.Session("1m")).agg(n=tg.count()).to_table("visits")
     assert app.run("local", until="caught_up").progress.held == 1
-    with app.read("visits") as table:
+    with app.open_table("visits") as table:
         assert [row.value for row in table.all()] == [{"n": 2}]

@@ -55,7 +55,7 @@ CORRECTED: dict[str, int | None] = {
 
 
 def looked_up(stream: tg.Stream) -> tg.Stream:
-    rated = stream.key_by("id", shards=2).deduplicate("id", within="1h")
+    rated = stream.key_by("id", shards=2).drop_duplicates("id", within="1h")
     return rated.lookup("rates", "rate", value=tg.Json(rate="int64"))
 
 
@@ -65,7 +65,7 @@ NUMBERS = pa.schema({"id": pa.string(), "number": pa.int64()})
 def app_of(folder: Path, on_error: Any) -> tg.App:
     app = tg.App("shop", data=folder, idle_after=None)
     numbers = looked_up(app.stream("orders", value=VALUE, on_error=on_error)).map(as_numbers, NUMBERS)
-    numbers.to("numbers", integrity=False)
+    numbers.to_topic("numbers", integrity=False)
     return app
 
 
@@ -197,14 +197,12 @@ def windows_of(folder: Path, on_error: Any, *, own: bool) -> tg.App:
     app = tg.App("shop", data=folder)
     stream = looked_up(app.stream("orders", value=VALUE, on_error=on_error))
     if own:
-        windows = stream.window(tg.Tumbling("2s", retention="1h"))
-        made = windows.aggregate(
-            total=tg.reduce("text", merge, partial=partial, state=pa.int64()), emit="close"
-        )
+        windows = stream.window(tg.Tumbling("2s", retention="1h"), emit="close")
+        made = windows.agg(total=tg.reduce("text", merge, partial=partial, state=pa.int64()))
     else:
-        windows = stream.map(as_numbers, NUMBERS).window(tg.Tumbling("2s", retention="1h"))
-        made = windows.aggregate(total=tg.sum("number"), emit="close")
-    made.table("totals")
+        windows = stream.map(as_numbers, NUMBERS).window(tg.Tumbling("2s", retention="1h"), emit="close")
+        made = windows.agg(total=tg.sum("number"))
+    made.to_table("totals")
     return app
 
 
@@ -241,5 +239,5 @@ def test_windows_count_every_good_record_once_and_none_late(tmp_path: Path, own:
         kept = sorted(zip(letters["partition"].to_pylist(), letters["offset"].to_pylist(), strict=True))
         assert kept == (everything if on_error == "keep" else [])
         assert summary.progress.counters.get("windows.late_records", 0) == 0
-        with app, app.read("totals") as table:
+        with app, app.open_table("totals") as table:
             assert sum(table.to_arrow()["total"].to_pylist()) == expected

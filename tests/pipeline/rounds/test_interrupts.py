@@ -19,7 +19,7 @@ import pytest
 
 from tidegate.clock import SystemClock
 from tidegate.errors import ConflictError, TidegateError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run, Summary
@@ -62,7 +62,7 @@ def shop(folder: Path, step: Any = None) -> App:
     stream = app.stream("orders", value=Json(n="int64"))
     if step is not None:
         stream = stream.map(step, pa.schema([("n", pa.int64())]))
-    stream.window(Tumbling("10s")).aggregate(n=count()).table("per_window")
+    stream.window(Tumbling("10s")).agg(n=count()).to_table("per_window")
     return app
 
 
@@ -212,7 +212,7 @@ def test_a_round_that_does_not_end_is_given_up_and_commits_nothing(tmp_path: Pat
     assert still_running() == []
     assert newest(folder) == committed, "nothing was committed after the call had ended"
     assert shop(folder, gate).run("local", until="caught_up").records == ROWS
-    rows = shop(folder, gate).read("per_window").to_arrow()
+    rows = shop(folder, gate).open_table("per_window").to_arrow()
     assert sum(rows["n"].to_pylist()) == ROWS
 
 
@@ -268,7 +268,7 @@ def copies(folder: Path, step: Callable[[pa.RecordBatch], pa.RecordBatch] | None
     stream = app.stream("orders", value=Json(n="int64"))
     if step is not None:
         stream = stream.map(step, pa.schema([("n", pa.int64())]))
-    stream.to("copies")
+    stream.to_topic("copies")
     return app
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import ConflictError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run
@@ -45,8 +45,8 @@ def begin(folder: Path, until: Any = "caught_up") -> Run:
     """The app of these tests, here or in a process of its own."""
     app = App("shop", data=folder)
     stream = app.stream("orders", key=String(), value=Json(order_id="string", amount="double")).validate()
-    stream = stream.deduplicate("order_id", within="1m")
-    stream.window(Tumbling("10s", grace="1m")).aggregate(n=count(), total=sum_of("amount")).to("per_window")
+    stream = stream.drop_duplicates("order_id", within="1m")
+    stream.window(Tumbling("10s", grace="1m")).agg(n=count(), total=sum_of("amount")).to_topic("per_window")
     return app.start("local", until=until, round_records=150, trigger="10ms", lease_ms=1000)
 
 

@@ -17,8 +17,8 @@ import tidegate as tg
 from pipelines import named_objects, objects_of
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, FencedError, InvalidError, OverloadError, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicPartition
+from tidegate.log.catalog import TopicPartition
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.collecting import Collector
@@ -69,8 +69,8 @@ def shop(
     ).validate()
     if rekeyed:
         stream = stream.key_by("substr(order_id, 1, 2)", String(), shards=3)
-    stream = stream.deduplicate("order_id", within="20s")
-    stream.window(Tumbling("10s", grace="5s")).aggregate(n=count(), total=sum_of("amount")).to("per_window")
+    stream = stream.drop_duplicates("order_id", within="20s")
+    stream.window(Tumbling("10s", grace="5s")).agg(n=count(), total=sum_of("amount")).to_topic("per_window")
     return app
 
 
@@ -310,7 +310,7 @@ def test_closing_makes_every_window_final_once(tmp_path: Path) -> None:
 def test_several_flows_share_a_round_and_a_commit(tmp_path: Path) -> None:
     filled(tmp_path, orders(7, 100))
     app = shop(tmp_path)
-    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 50").to("large")
+    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 50").to_topic("large")
     ran(app)
     commit = newest(app)
     assert {line.flow for line in commit.sources} == {"per_window", "large"}
@@ -341,10 +341,10 @@ def chained(folder: Path) -> App:
     """Orders are counted by window, and windows are counted by how many orders they have."""
     app = App("shop", data=folder, storage=SMALL)
     stream = app.stream("orders", key=String(), value=Json(order_id="string", amount="double"))
-    counts = stream.window(Tumbling("10s", grace="0s")).aggregate(n=count(), emit="close")
-    counts.to("counts", value=Json(n="long"))
+    counts = stream.window(Tumbling("10s", grace="0s"), emit="close").agg(n=count())
+    counts.to_topic("counts", value=Json(n="long"))
     again = app.changes("counts", window_size="10s", key=String(), value=Json(n="long"))
-    again.key_by("n", shards=2).window(Tumbling("1h")).count().to("by_count")
+    again.key_by("n", shards=2).window(Tumbling("1h")).count().to_topic("by_count")
     return app
 
 
@@ -437,7 +437,7 @@ def test_a_new_flow_begins_and_the_others_go_on(tmp_path: Path) -> None:
     ran(shop(tmp_path))
     filled(tmp_path, orders(12, 20))
     app = shop(tmp_path)
-    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 5").to("large")
+    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 5").to_topic("large")
     summary = ran(app)
     assert any("large" in note for note in summary.notes)
     totals = newest(app).totals
@@ -453,7 +453,7 @@ def test_an_incompatible_definition_is_refused_and_changes_nothing(tmp_path: Pat
     before = newest(app).round
     other = App("shop", data=tmp_path, storage=SMALL)
     stream = other.stream("orders", key=String(), value=Json(order_id="string", amount="double")).validate()
-    stream.window(Tumbling("30s")).count().to("per_window")
+    stream.window(Tumbling("30s")).count().to_topic("per_window")
     with pytest.raises(InvalidError, match="tidegate app reset shop"):
         ran(other)
     assert newest(app).round == before
@@ -466,7 +466,7 @@ def test_an_incompatible_definition_is_refused_and_changes_nothing(tmp_path: Pat
     stream = elsewhere.stream(
         "orders", key=String(), value=Json(order_id="string", amount="double")
     ).validate()
-    stream.window(Tumbling("30s")).count().to("per_half_minute")
+    stream.window(Tumbling("30s")).count().to_topic("per_half_minute")
     summary = ran(elsewhere)
     assert summary.caught_up
     assert newest(app).totals["per_half_minute"]["records"] == summary.records > 50
@@ -548,7 +548,7 @@ def test_results_after_a_reset_are_new_to_whoever_validates_the_changelog(tmp_pa
     ran(app)
     assert len(sent(tmp_path)) == 2 * sent_first
     other = App("check", data=tmp_path, storage=SMALL)
-    other.stream("per_window", key=String(), value=None).validate("fail").to("copy")
+    other.stream("per_window", key=String(), value=None).validate("fail").to_topic("copy")
     assert ran(other).stopped == ()
     verdicts = {name for name in newest(other).totals["copy"] if name.startswith("verdict.")}
     assert not any("duplicate" in name.lower() for name in verdicts), verdicts
@@ -627,7 +627,7 @@ def test_a_broken_partition_stops_and_the_others_go_on(tmp_path: Path) -> None:
     stream = app.stream(
         "orders", key=String(), value=Json(order_id="string", amount="double"), on_error="fail"
     )
-    stream.to("copy")
+    stream.to_topic("copy")
     with Log(tmp_path / "log") as log, log.writer("orders") as writer:
         writer.write(pa.table({"key": [b"k"], "value": [b"not json"]}), partition=1)
     filled(tmp_path, orders(26, 100))
@@ -666,7 +666,7 @@ def test_state_that_does_not_fit_ends_with_overload_and_goes_on_with_a_larger_bu
         )
         app = App("ids", data=tmp_path, storage=storage)
         stream = app.stream("orders", key=String(), value=Json(order_id="string"))
-        stream.deduplicate("order_id", within="1h").to("first")
+        stream.drop_duplicates("order_id", within="1h").to_topic("first")
         return app
 
     with pytest.raises(OverloadError) as raised:
@@ -697,7 +697,7 @@ def test_a_tight_budget_brakes_reading_and_the_run_comes_to_its_end(tmp_path: Pa
     stream = app.stream("orders", key=String(), value=Json(order_id="string"))
     if rekeyed:
         stream = stream.key_by("order_id", String(), shards=2)
-    stream.deduplicate("order_id", within="5m").to("first")
+    stream.drop_duplicates("order_id", within="5m").to_topic("first")
     seen: list[Progress] = []
     summary = ran(app, first_round_records=20_000, progress=seen.append)
     assert summary.caught_up and len(with_values(sent(tmp_path, "first"))) == rows
@@ -732,7 +732,7 @@ def test_a_backlog_that_cannot_shrink_is_told_at_once(tmp_path: Path, rekeyed: b
     stream = app.stream("orders", key=String(), value=Json(order_id="string"))
     if rekeyed:
         stream = stream.key_by("order_id", String(), shards=5)
-    stream.window(Tumbling("1d")).aggregate(n=count()).to("per_key")
+    stream.window(Tumbling("1d")).agg(n=count()).to_topic("per_key")
     run = app.start("local", until="caught_up", first_round_records=rows)
     with pytest.raises(OverloadError, match="Raise backlog_limit_bytes") as raised:
         run.wait("300s")
@@ -814,7 +814,7 @@ def test_a_late_partition_of_a_rekeyed_flow_closes_windows_when_it_is_silent(tmp
     app = App("shop", data=tmp_path, storage=SMALL)
     stream = app.stream("orders", key=String(), value=Json(order_id="string", amount="double"))
     stream = stream.key_by("substr(order_id, 1, 2)", String(), shards=2)
-    stream.window(Tumbling("10s", grace="0s")).aggregate(n=count(), emit="close").to("per_window")
+    stream.window(Tumbling("10s", grace="0s"), emit="close").agg(n=count()).to_topic("per_window")
     clock = ManualClock(START + 3_600_000)
     (waits,) = ran(app, clock=clock).progress.waiting_for
     assert waits.startswith("orders-1, which has no more records: windows of per_window stay open")
@@ -841,8 +841,7 @@ def test_what_no_kept_commit_names_is_gone(tmp_path: Path) -> None:
     records = Records(backend, "shop")
     Collector(backend, records, clock=clock, grace_ms=0, every_ms=0).run()
     assert len(records.rounds()) <= KEPT
-    from tidegate.storage.packs.garbage import reachable
-    from tidegate.storage.packs.token import Token
+    from tidegate.storage.manifest import Token, reachable
 
     named = set()
     for round in records.rounds():
@@ -902,7 +901,7 @@ def test_letters_of_an_attempt_that_died_are_collected_unless_a_chain_is_broken(
     with Log(tmp_path / "log") as log, log.writer("orders") as writer:
         writer.write(pa.table({"key": [b"k"], "value": [b"not json"]}), partition=1)
     app = App("shop", data=tmp_path, storage=SMALL)
-    app.stream("orders", key=String(), value=Json(amount="double"), on_error="keep").to("copy")
+    app.stream("orders", key=String(), value=Json(amount="double"), on_error="keep").to_topic("copy")
     backend = LosingBackend(Path(app.state), {1: "before"})
     with pytest.raises(UnavailableError):
         ran(app, backend=backend, patience_ms=0)
@@ -932,6 +931,6 @@ def test_rounds_of_the_same_plan_count_once_in_totals(tmp_path: Path) -> None:
 def test_public_names_run_a_whole_app(tmp_path: Path) -> None:
     filled(tmp_path, orders(31, 50))
     app = tg.App("public", data=tmp_path)
-    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 10").to("large")
+    app.stream("orders", key=String(), value=Json(amount="double")).filter("amount > 10").to_topic("large")
     summary = app.run("local", until="caught_up")
     assert summary.caught_up and "caught up" in str(summary)

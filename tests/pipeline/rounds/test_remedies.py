@@ -20,7 +20,7 @@ ORDER = tg.Json(amount="double")
 def define(folder: Path, name: str = "shop") -> tg.App:
     app = tg.App(name, data=folder)
     windows = app.stream("orders", value=ORDER).window(tg.Tumbling("1d", retention="30d"))
-    windows.aggregate(n=tg.count()).to("counts")
+    windows.agg(n=tg.count()).to_topic("counts")
     return app
 
 
@@ -135,11 +135,11 @@ def test_a_damaged_record_of_the_app_is_run_under_a_new_name(app: tg.App, tmp_pa
     with pytest.raises(tg.CorruptError, match="restore it from a copy"):
         app.run("local", until="caught_up")
     other = tg.App("other", data=tmp_path / "data")
-    other.stream("orders", value=ORDER).window(tg.Tumbling("1d", retention="30d")).aggregate(n=tg.count()).to(
+    other.stream("orders", value=ORDER).window(tg.Tumbling("1d", retention="30d")).agg(n=tg.count()).to_topic(
         "again"
     )
     other.run("local", until="caught_up")
-    with other.read("again") as table:
+    with other.open_table("again") as table:
         assert sum(row.value["n"] for row in table.all()) == 40
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from tidegate.clock import ManualClock
 from tidegate.errors import FencedError, TidegateError, UnavailableError
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
 from tidegate.metrics import Metrics
 from tidegate.pipeline.rounds import collecting
 from tidegate.pipeline.rounds.collecting import Collector

@@ -15,7 +15,7 @@ from pipelines import named_objects, objects_of
 from tidegate.cli.main import run
 from tidegate.clock import SystemClock
 from tidegate.errors import UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import KEPT, Records
 from tidegate.pipeline.rounds.settings import RunSettings
@@ -23,8 +23,8 @@ from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.rounds.ways_out import app_status
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
@@ -34,8 +34,8 @@ START = 1_700_000_000_000
 
 def shop(folder: Path) -> App:
     app = App("shop", data=folder)
-    stream = app.stream("orders", value=Json(n="int64"), on_error="keep").deduplicate("n", within="10m")
-    stream.window(Tumbling("10s", grace="1m")).aggregate(n=count()).to("per_window")
+    stream = app.stream("orders", value=Json(n="int64"), on_error="keep").drop_duplicates("n", within="10m")
+    stream.window(Tumbling("10s", grace="1m")).agg(n=count()).to_topic("per_window")
     return app
 
 

@@ -26,8 +26,8 @@ def produce(folder, rows: int = 3) -> None:
 
 
 def windows(app: tg.App, kind=None, **settings):
-    stream = app.stream("orders", value=ORDER).window(tg.Tumbling("1m") if kind is None else kind)
-    return stream.aggregate(n=tg.count(), revenue=tg.sum("amount"), **settings)
+    stream = app.stream("orders", value=ORDER).window(tg.Tumbling("1m") if kind is None else kind, **settings)
+    return stream.agg(n=tg.count(), revenue=tg.sum("amount"))
 
 
 def run(folder, define, name: str = "shop") -> None:
@@ -43,28 +43,28 @@ def encoding(folder, topic: str) -> TopicEncoding | None:
 
 
 FIRST = {
-    "json": lambda app: windows(app).to("results"),
-    "passed": lambda app: app.stream("orders", value=ORDER).to("results"),
+    "json": lambda app: windows(app).to_topic("results"),
+    "passed": lambda app: app.stream("orders", value=ORDER).to_topic("results"),
 }
 OTHERS = {
     "another serde": (
         "json",
-        lambda app: app.stream("orders", value=ORDER).window(tg.Tumbling("1m")).count().to("results"),
+        lambda app: app.stream("orders", value=ORDER).window(tg.Tumbling("1m")).count().to_topic("results"),
         "its value was",
     ),
-    "another size": ("json", lambda app: windows(app, tg.Tumbling("5m")).to("results"), "its window was"),
-    "another kind": ("json", lambda app: windows(app, tg.Session("1m")).to("results"), "its window was"),
-    "another emit": ("json", lambda app: windows(app, emit="close").to("results"), "its emit was update and"),
+    "another size": ("json", lambda app: windows(app, tg.Tumbling("5m")).to_topic("results"), "its window was"),
+    "another kind": ("json", lambda app: windows(app, tg.Session("1m")).to_topic("results"), "its window was"),
+    "another emit": ("json", lambda app: windows(app, emit="close").to_topic("results"), "its emit was update and"),
     "another format of keys": (
-        "json", lambda app: windows(app).to("results", key_format="topic"), "its key_format was",
+        "json", lambda app: windows(app).to_topic("results", key_format="topic"), "its key_format was",
     ),
-    "plain records": ("json", lambda app: app.stream("orders", value=ORDER).to("results"), "its window was"),
+    "plain records": ("json", lambda app: app.stream("orders", value=ORDER).to_topic("results"), "its window was"),
     "another key": (
-        "passed", lambda app: app.stream("orders", key=tg.Bytes(), value=ORDER).to("results"), "its key was",
+        "passed", lambda app: app.stream("orders", key=tg.Bytes(), value=ORDER).to_topic("results"), "its key was",
     ),
     "another type of a field": (
         "passed",
-        lambda app: app.stream("orders", value=ORDER).select(amount="CAST(amount AS VARCHAR)").to("results"),
+        lambda app: app.stream("orders", value=ORDER).select(amount="CAST(amount AS VARCHAR)").to_topic("results"),
         "its value was",
     ),
 }  # fmt: skip
@@ -75,7 +75,7 @@ def test_an_end_that_is_renamed_and_renamed_back_may_not_bring_another_encoding(
     first, other, said = OTHERS[case]
     produce(tmp_path)
     run(tmp_path, FIRST[first])
-    run(tmp_path, lambda app: windows(app).to("elsewhere"))
+    run(tmp_path, lambda app: windows(app).to_topic("elsewhere"))
     with tg.Log(tmp_path / "log", read_only=True) as log:
         before = log.reader("results").read_all().to_pylist()
     with pytest.raises(tg.errors.InvalidError, match=said) as caught:
@@ -99,14 +99,18 @@ def test_another_app_may_not_bring_another_encoding(tmp_path, case) -> None:
 def test_a_value_that_changes_in_place_is_refused_while_there_are_records_of_before(tmp_path) -> None:
     produce(tmp_path, rows=0)
     text = tg.Json(amount="double")
-    run(tmp_path, lambda app: app.stream("orders", value=ORDER).select("amount").to("results"))
-    number = lambda app: app.stream("orders", value=ORDER).select("amount").to("results", value=tg.Double())  # noqa: E731
+    run(tmp_path, lambda app: app.stream("orders", value=ORDER).select("amount").to_topic("results"))
+
+    def number(app: tg.App) -> None:
+        app.stream("orders", value=ORDER).select("amount").to_topic("results", value=tg.Double())
+
     run(tmp_path, number)  # the topic is empty
     produce(tmp_path)
     run(tmp_path, number)
     with pytest.raises(tg.errors.InvalidError, match="its value was double and would be"):
         run(
-            tmp_path, lambda app: app.stream("orders", value=ORDER).select("amount").to("results", value=text)
+            tmp_path,
+            lambda app: app.stream("orders", value=ORDER).select("amount").to_topic("results", value=text),
         )
 
 
@@ -114,7 +118,7 @@ def test_json_may_have_other_fields_but_each_keeps_its_type_for_good(tmp_path) -
     produce(tmp_path)
 
     def chosen(**columns: str):
-        return lambda app: app.stream("orders", value=ORDER).select(**columns).to("results")
+        return lambda app: app.stream("orders", value=ORDER).select(**columns).to_topic("results")
 
     run(tmp_path, chosen(a="amount", b="order_id"))
     run(tmp_path, chosen(c="amount"))
@@ -127,8 +131,8 @@ def test_json_may_have_other_fields_but_each_keeps_its_type_for_good(tmp_path) -
 
 def test_the_record_says_what_readers_need(tmp_path) -> None:
     produce(tmp_path)
-    run(tmp_path, lambda app: windows(app).to("results"))
-    run(tmp_path, lambda app: windows(app, tg.Session("1m"), emit="close").to("visits"), name="visits")
+    run(tmp_path, lambda app: windows(app).to_topic("results"))
+    run(tmp_path, lambda app: windows(app, tg.Session("1m"), emit="close").to_topic("visits"), name="visits")
     found = encoding(tmp_path, "results")
     assert found is not None
     assert (found.window_size_ms, found.is_update_changelog, found.is_sessions) == (60_000, True, False)
@@ -143,7 +147,7 @@ def test_both_remedies_help(tmp_path) -> None:
     run(tmp_path, FIRST["json"])
     with pytest.raises(tg.errors.InvalidError):
         run(tmp_path, OTHERS["another size"][1], name="stranger")
-    run(tmp_path, lambda app: windows(app, tg.Tumbling("5m")).to("elsewhere"), name="stranger")
+    run(tmp_path, lambda app: windows(app, tg.Tumbling("5m")).to_topic("elsewhere"), name="stranger")
     log, state = str(tmp_path / "log"), str(tmp_path / "state")
     assert cli(["topic", "delete", "results", "--log", log, "--yes"]) == 0
     assert cli(["app", "reset", "shop", "--state", state, "--yes"]) == 0

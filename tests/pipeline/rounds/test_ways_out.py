@@ -30,14 +30,14 @@ def app_of(folder: Path, *, rekeyed: bool = False, stateful: bool = True) -> tg.
     if rekeyed:
         clicks = clicks.key_by("x", shards=2)
     if stateful:
-        clicks.window(tg.Tumbling("1m", grace="1h", retention="2h")).aggregate(n=tg.count()).table("counts")
+        clicks.window(tg.Tumbling("1m", grace="1h", retention="2h")).agg(n=tg.count()).to_table("counts")
     else:
-        clicks.to("counts")
+        clicks.to_topic("counts")
     return app
 
 
 def counted(folder: Path, **given: bool) -> dict[object, int]:
-    with app_of(folder, **given).read("counts") as table:
+    with app_of(folder, **given).open_table("counts") as table:
         return {row.key: row.value["n"] for row in table.fetch_all()}
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.log.access.connect import open_log
+from tidegate.log.log import open_log
 from tidegate.pipeline.rounds.local import LocalEngine
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import StorageConfig
@@ -47,7 +47,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """Every client that is made from now on: its kind and settings."""
     from confluent_kafka import admin
 
-    from tidegate.log.kafka.librdkafka import Library
+    from tidegate.log.kafka.client import Library
 
     seen: list[tuple[str, dict[str, Any]]] = []
     begin, client = admin.AdminClient.__init__, Library._client
@@ -74,7 +74,7 @@ def write(url: str) -> None:
 
 def shop(url: str, folder: Path) -> tg.App:
     app = tg.App("shop", log=url, state=folder / "state", client=CLIENT)
-    app.stream("events", value=tg.Json(n="int64")).window(tg.Tumbling("1s")).count().to("results")
+    app.stream("events", value=tg.Json(n="int64")).window(tg.Tumbling("1s")).count().to_topic("results")
     return app
 
 
@@ -114,7 +114,7 @@ def test_every_client_of_a_run_has_them_and_nothing_shows_them(
 
 def test_a_setting_the_client_does_not_know_is_named_without_its_value(url: str, tmp_path: Path) -> None:
     app = tg.App("shop", log=url, state=tmp_path, client={"sasl.pasword": CANARY})
-    app.stream("events").to("results")
+    app.stream("events").to_topic("results")
     with pytest.raises(tg.InvalidError, match=r"sasl\.pasword") as refused:
         app.run("local", until="caught_up")
     assert CANARY not in str(refused.value)

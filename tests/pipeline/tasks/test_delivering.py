@@ -12,7 +12,7 @@ import pytest
 from encoded_batches import encode_batches
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, FencedError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.pipeline.rounds.orders import Delivery, Parcel
 from tidegate.pipeline.tasks.delivering import Deliverer
 from tidegate.pipeline.tasks.parcels import Batches, write_parcel

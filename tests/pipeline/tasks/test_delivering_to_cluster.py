@@ -16,9 +16,9 @@ from tidegate.clock import ManualClock
 from tidegate.errors import FencedError
 from tidegate.integrity import PartitionValidator
 from tidegate.integrity.sender import Chains, ChainState
-from tidegate.log.access.connect import open_log
 from tidegate.log.format.encode import encode_together
 from tidegate.log.format.records import coerce
+from tidegate.log.log import open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.pipeline.rounds.orders import Delivery, Parcel, SourceOrder, TaskOrder, Tick

@@ -163,4 +163,4 @@ def test_an_unknown_format_is_refused() -> None:
     state = HeldState(VALUES)
     for damaged, said in ((b"\x09", "format 9"), (b"\x01\xc1", "cannot be read")):
         with pytest.raises(CorruptError, match=said):
-            state.restore_extra(damaged)
+            state.restore_progress(damaged)

@@ -87,7 +87,7 @@ def found(folder: Path, *, stream_key: Any = None, **settings: Any) -> dict[int,
     """Which name every number was given."""
     app = tg.App("events", data=folder)
     stream = app.stream("events", key=stream_key or tg.String(), value=tg.Json(n="long"))
-    stream.lookup("names", "name", value=NAMED, **settings).to(
+    stream.lookup("names", "name", value=NAMED, **settings).to_topic(
         "named", integrity=False, value=tg.Json(n="long", name="string")
     )
     app.run("local", until="caught_up")

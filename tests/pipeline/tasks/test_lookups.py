@@ -42,7 +42,9 @@ def sold(folder: Path, **settings: object) -> list[tuple[str, str]]:
     """What an app that looks prices up sends on."""
     app = tg.App("sales", data=folder)
     stream = app.stream("sales", value=tg.Json(item="string", pieces="int64"))
-    stream.lookup("prices", "cents", label="name", value=PRICE, **settings).to("priced", integrity=False)  # type: ignore[arg-type]
+    stream.lookup("prices", "cents", label="name", value=PRICE, **settings).to_topic(
+        "priced", integrity=False
+    )  # type: ignore[arg-type]
     app.run("local", until="caught_up")
     with tg.Log(folder / "log", read_only=True) as log:
         found = log.reader("priced").read_all().to_pylist()
@@ -92,7 +94,7 @@ def test_windows_cannot_be_looked_up(tmp_path: Path) -> None:
 def sales_app(folder: Path) -> tg.App:
     app = tg.App("sales", data=folder)
     stream = app.stream("sales", value=tg.Json(item="string", pieces="int64"))
-    stream.lookup("prices", "cents", value=PRICE).to("priced", integrity=False)
+    stream.lookup("prices", "cents", value=PRICE).to_topic("priced", integrity=False)
     return app
 
 

@@ -16,7 +16,7 @@ from task_rig import TaskRig
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InternalError, InvalidError
 from tidegate.integrity import ChainState
-from tidegate.kernels.murmur2 import murmur2
+from tidegate.kernels.hashing import murmur2
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, KeyBy, Sink, Source, Step, To
 from tidegate.pipeline.rounds.orders import Tick
@@ -28,7 +28,7 @@ from tidegate.pipeline.tasks.packing import join_events, pack_events, unpack_eve
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_name
+from tidegate.storage.backends.base import check_name
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Long, String
 from tidegate.windows.aggregates import definitions as agg
@@ -287,15 +287,15 @@ def test_positions_survive_their_bytes_and_other_bytes_are_refused() -> None:
     state = OutboxState()
     state.move("life", "topic", 3, ChainState(chain=4, sequence=5))
     restored = OutboxState()
-    restored.restore_extra(state.encode_extra())
+    restored.restore_progress(state.encode_progress())
     assert restored.position("life", "topic", 3) == ChainState(chain=4, sequence=5)
     assert restored.position("life", "topic", 2) == ChainState()
     assert restored.position("other", "topic", 3) == ChainState()
-    restored.restore_extra(b"")
+    restored.restore_progress(b"")
     assert restored.position("life", "topic", 3) == ChainState()
     for wrong in (b"\x02\x92", b"\x01\xc1"):
         with pytest.raises(CorruptError):
-            restored.restore_extra(wrong)
+            restored.restore_progress(wrong)
 
 
 def test_an_error_in_a_round_leaves_the_task_at_its_token(tmp_path: Path) -> None:

@@ -1,26 +1,324 @@
-"""How the dump shows keys and values: text by default, numbers, or Kafka's internal records.
+"""Decoders for keys and values in a dump: text by default, numbers, or Kafka's internal records.
 
 Names are those of Kafka's decoder classes (with or without package) and short ones: `string`, `integer`,
-`long`, `default`. Java's default decoder prints an object's address; ours prints the bytes as hex.
+`long`, `default`. Java's default decoder prints an object's address; this one prints the bytes as hex.
+
+`MessageReader` reads Kafka's versioned message format by schema. The schemas are those of Kafka 3.9 for
+`__consumer_offsets`, `__transaction_state` and control batches; cluster metadata and remote log metadata are
+not covered.
+
+    message   int16 version, then the fields the version has, in order
+    classic   string int16 length | bytes, array int32 length      (-1: null)
+    flexible  string, bytes, array: unsigned varint length + 1      (0: null); every struct ends with tagged
+              fields: varint count, { varint tag, varint size, value }
+    uuid      16 bytes, printed as 22 characters of URL-safe base64
+
+As JSON a field's name starts with a small letter, bytes are base64, tagged fields appear when set.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.log.dump.messages import (
-    CONSUMER_ASSIGNMENT,
-    CONSUMER_SUBSCRIPTION,
-    GROUP_RECORDS,
-    TRANSACTION_KEY,
-    TRANSACTION_VALUE,
-    read_message,
-)
 from tidegate.log.dump.records import java_text
+
+# -- messages --------------------------------------------------------------------------------------
+
+_NUMBERS: Final = {
+    "int8": Struct(">b"),
+    "int16": Struct(">h"),
+    "uint16": Struct(">H"),
+    "int32": Struct(">i"),
+    "int64": Struct(">q"),
+}
+_LATEST = 32767
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: a type (`int32`, `string`, `[]string`, `[]struct`, `struct`), the versions that have it."""
+
+    name: str
+    type: str
+    first: int = 0
+    last: int = _LATEST
+    fields: tuple[Field, ...] = ()
+    tag: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A message: versions it may have, the first flexible one, its fields."""
+
+    versions: tuple[int, int]
+    flexible: int
+    fields: tuple[Field, ...]
+
+
+def read_message(data: bytes, schema: Schema) -> tuple[int, dict[str, Any]]:
+    """The version in front of a message, and its fields as they print; `CorruptError` when malformed."""
+    reader = _Reader(data)
+    version = reader.number("int16")
+    if not schema.versions[0] <= version <= schema.versions[1]:
+        raise CorruptError(
+            f"message version {version} is not among {schema.versions[0]}…{schema.versions[1]}"
+        )
+    reader.flexible = version >= schema.flexible
+    return version, reader.struct(schema.fields, version)
+
+
+def read_versionless(data: bytes, schema: Schema, version: int) -> dict[str, Any]:
+    """The fields of a message that carries no version in front."""
+    reader = _Reader(data)
+    reader.flexible = version >= schema.flexible
+    return reader.struct(schema.fields, version)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+        self.flexible = False
+
+    def struct(self, fields: tuple[Field, ...], version: int) -> dict[str, Any]:
+        present = [field for field in fields if field.first <= version <= field.last]
+        out = {field.name: self.value(field, version) for field in present if field.tag is None}
+        if self.flexible:
+            self._tagged(out, {field.tag: field for field in present if field.tag is not None}, version)
+        return out
+
+    def value(self, field: Field, version: int) -> Any:
+        if field.type in _NUMBERS:
+            return self.number(field.type)
+        if field.type == "struct":
+            return self.struct(field.fields, version)
+        if field.type == "uuid":
+            return base64.urlsafe_b64encode(self.take(16)).rstrip(b"=").decode("ascii")
+        if field.type == "string":
+            length = self._length("int16")
+            return None if length < 0 else self.take(length).decode("utf-8", "replace")
+        if field.type == "bytes":
+            length = self._length("int32")
+            return None if length < 0 else base64.b64encode(self.take(length)).decode("ascii")
+        count = self._length("int32")
+        if count < 0:
+            return None
+        if count > len(self._data):
+            raise CorruptError(f"{field.name} says it has {count} elements")
+        element = Field(field.name, field.type.removeprefix("[]"), fields=field.fields)
+        return [self.value(element, version) for _ in range(count)]
+
+    def number(self, kind: str) -> int:
+        layout = _NUMBERS[kind]
+        number: int = layout.unpack(self.take(layout.size))[0]
+        return number
+
+    def take(self, length: int) -> bytes:
+        if length < 0 or length > len(self._data) - self._at:
+            raise CorruptError(f"{length} bytes wanted where {len(self._data) - self._at} are left")
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+    def _length(self, classic: str) -> int:
+        return self._unsigned_varint() - 1 if self.flexible else self.number(classic)
+
+    def _unsigned_varint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise CorruptError("a number has more than 5 bytes")
+
+    def _tagged(self, out: dict[str, Any], known: dict[int | None, Field], version: int) -> None:
+        for _ in range(self._unsigned_varint()):
+            tag, size = self._unsigned_varint(), self._unsigned_varint()
+            end = self._at + size
+            field = known.get(tag)
+            if field is None:
+                self.take(size)
+                continue
+            if field.type == "struct" and self.number("int8") < 0:  # a nullable struct starts with -1 or 1
+                out[field.name] = None
+            else:
+                out[field.name] = self.value(field, version)
+            if self._at != end:
+                raise CorruptError(f"the tagged field {field.name} is not {size} bytes long")
+
+
+def _group(*fields: Field) -> tuple[Field, ...]:
+    return (Field("groupId", "string"), *fields)
+
+
+_TOPIC_PARTITIONS = (Field("topicId", "uuid"), Field("partitions", "[]int32"))
+_NAMED_PARTITIONS = (Field("topic", "string"), Field("partitions", "[]int32"))
+_MEMBER = (
+    Field("memberId", "string"),
+    Field("groupInstanceId", "string", first=3),
+    Field("clientId", "string"),
+    Field("clientHost", "string"),
+    Field("rebalanceTimeout", "int32", first=1),
+    Field("sessionTimeout", "int32"),
+    Field("subscription", "bytes"),
+    Field("assignment", "bytes"),
+)
+_CLASSIC_MEMBER = (
+    Field("sessionTimeoutMs", "int32"),
+    Field("supportedProtocols", "[]struct", fields=(Field("name", "string"), Field("metadata", "bytes"))),
+)
+_NEVER = _LATEST
+CONSUMER_SUBSCRIPTION: Final = Schema(
+    (0, _LATEST),
+    _NEVER,
+    (
+        Field("topics", "[]string"),
+        Field("userData", "bytes"),
+        Field("ownedPartitions", "[]struct", first=1, fields=_NAMED_PARTITIONS),
+        Field("generationId", "int32", first=2),
+        Field("rackId", "string", first=3),
+    ),
+)
+CONSUMER_ASSIGNMENT: Final = Schema(
+    (0, _LATEST),
+    _NEVER,
+    (Field("assignedPartitions", "[]struct", fields=_NAMED_PARTITIONS), Field("userData", "bytes")),
+)
+_OFFSET_KEY = (Field("group", "string"), Field("topic", "string"), Field("partition", "int32"))
+_OFFSET_VALUE = Schema(
+    (0, 4),
+    4,
+    (
+        Field("offset", "int64"),
+        Field("leaderEpoch", "int32", first=3),
+        Field("metadata", "string"),
+        Field("commitTimestamp", "int64"),
+        Field("expireTimestamp", "int64", first=1, last=1),
+    ),
+)
+_GROUP_VALUE = Schema(
+    (0, 4),
+    4,
+    (
+        Field("protocolType", "string"),
+        Field("generation", "int32"),
+        Field("protocol", "string"),
+        Field("leader", "string"),
+        Field("currentStateTimestamp", "int64", first=2),
+        Field("members", "[]struct", fields=_MEMBER),
+    ),
+)
+_PARTITION_METADATA = (Field("partition", "int32"), Field("racks", "[]string"))
+GROUP_RECORDS: Final[dict[int, tuple[Schema, Schema]]] = {
+    0: (Schema((0, 0), _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
+    1: (Schema((1, 1), _NEVER, _OFFSET_KEY), _OFFSET_VALUE),
+    2: (Schema((2, 2), _NEVER, (Field("group", "string"),)), _GROUP_VALUE),
+    3: (Schema((3, 3), _NEVER, _group()), Schema((0, 0), 0, (Field("epoch", "int32"),))),
+    4: (
+        Schema((4, 4), _NEVER, _group()),
+        Schema(
+            (0, 0),
+            0,
+            (
+                Field(
+                    "topics",
+                    "[]struct",
+                    fields=(
+                        Field("topicId", "uuid"),
+                        Field("topicName", "string"),
+                        Field("numPartitions", "int32"),
+                        Field("partitionMetadata", "[]struct", fields=_PARTITION_METADATA),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    5: (
+        Schema((5, 5), _NEVER, _group(Field("memberId", "string"))),
+        Schema(
+            (0, 0),
+            0,
+            (
+                Field("instanceId", "string"),
+                Field("rackId", "string"),
+                Field("clientId", "string"),
+                Field("clientHost", "string"),
+                Field("subscribedTopicNames", "[]string"),
+                Field("subscribedTopicRegex", "string"),
+                Field("rebalanceTimeoutMs", "int32"),
+                Field("serverAssignor", "string"),
+                Field("classicMemberMetadata", "struct", fields=_CLASSIC_MEMBER, tag=0),
+            ),
+        ),
+    ),
+    6: (Schema((6, 6), _NEVER, _group()), Schema((0, 0), 0, (Field("assignmentEpoch", "int32"),))),
+    7: (
+        Schema((7, 7), _NEVER, _group(Field("memberId", "string"))),
+        Schema((0, 0), 0, (Field("topicPartitions", "[]struct", fields=_TOPIC_PARTITIONS),)),
+    ),
+    8: (
+        Schema((8, 8), _NEVER, _group(Field("memberId", "string"))),
+        Schema(
+            (0, 0),
+            0,
+            (
+                Field("memberEpoch", "int32"),
+                Field("previousMemberEpoch", "int32"),
+                Field("state", "int8"),
+                Field("assignedPartitions", "[]struct", fields=_TOPIC_PARTITIONS),
+                Field("partitionsPendingRevocation", "[]struct", fields=_TOPIC_PARTITIONS),
+            ),
+        ),
+    ),
+}
+TRANSACTION_KEY: Final = Schema((0, 0), _NEVER, (Field("transactionalId", "string"),))
+TRANSACTION_VALUE: Final = Schema(
+    (0, 1),
+    1,
+    (
+        Field("producerId", "int64"),
+        Field("producerEpoch", "int16"),
+        Field("transactionTimeoutMs", "int32"),
+        Field("transactionStatus", "int8"),
+        Field(
+            "transactionPartitions",
+            "[]struct",
+            fields=(Field("topic", "string"), Field("partitionIds", "[]int32")),
+        ),
+        Field("transactionLastUpdateTimestampMs", "int64"),
+        Field("transactionStartTimestampMs", "int64"),
+    ),
+)
+_VOTER = (
+    Field("voterId", "int32"),
+    Field("voterDirectoryId", "uuid"),
+    Field(
+        "endpoints",
+        "[]struct",
+        fields=(Field("name", "string"), Field("host", "string"), Field("port", "uint16")),
+    ),
+    Field(
+        "kRaftVersionFeature",
+        "struct",
+        fields=(Field("minSupportedVersion", "int16"), Field("maxSupportedVersion", "int16")),
+    ),
+)
+_VERSION = Field("version", "int16")
+CONTROL_RECORDS: Final[dict[int, tuple[str, Schema]]] = {
+    3: ("SnapshotHeader", Schema((0, 0), 0, (_VERSION, Field("lastContainedLogTimestamp", "int64")))),
+    4: ("SnapshotFooter", Schema((0, 0), 0, (_VERSION,))),
+    5: ("KRaftVersion", Schema((0, 0), 0, (_VERSION, Field("kRaftVersion", "int16")))),
+    6: ("KRaftVoters", Schema((0, 0), 0, (_VERSION, Field("voters", "[]struct", fields=_VOTER)))),
+}
+
+
+# -- decoders --------------------------------------------------------------------------------------
 
 TOMBSTONE: Final = "<DELETE>"
 _INT16 = Struct(">h")
@@ -34,7 +332,6 @@ _TRANSACTION_STATES: Final = (
     "Dead",
     "PrepareEpochFence",
 )
-
 Decoder: TypeAlias = Callable[[bytes], str]
 RecordParser: TypeAlias = "Callable[[int, bytes | None, bytes | None], tuple[str | None, str | None]]"
 
@@ -64,7 +361,7 @@ def parse_with(key: Decoder | None, value: Decoder | None) -> RecordParser | Non
     """A parser from two decoders; None when both are text."""
     if key is None and value is None:
         return None
-    shown_key, shown_value = key or _text, value or _text
+    shown_key, shown_value = key or _decoded_text, value or _decoded_text
 
     def parse(_: int, key: bytes | None, value: bytes | None) -> tuple[str | None, str | None]:
         return (
@@ -75,7 +372,7 @@ def parse_with(key: Decoder | None, value: Decoder | None) -> RecordParser | Non
     return parse
 
 
-def _text(data: bytes) -> str:
+def _decoded_text(data: bytes) -> str:
     return java_text(data) or ""
 
 

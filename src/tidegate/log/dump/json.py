@@ -19,20 +19,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tidegate.errors import CorruptError
-from tidegate.log.dump.batches import BatchRun, OddBatch
 from tidegate.log.dump.dump import Control, DumpOptions, Findings, Target
-from tidegate.log.dump.records import RecordColumns
+from tidegate.log.dump.records import BatchRun, OddBatch, RecordColumns
 from tidegate.log.format.batch import CODEC_MASK, CONTROL_BIT, DELETE_HORIZON_BIT, TRANSACTIONAL_BIT, Codec
 
 if TYPE_CHECKING:
     from numpy import bool_
     from numpy.typing import NDArray
 
-    from tidegate.log.dump.legacy import LegacyRecord
-    from tidegate.log.producers.producer_snapshot import ProducerEntry
-    from tidegate.log.segments.offset_index import OffsetPosition
-    from tidegate.log.segments.time_index import TimestampOffset
-    from tidegate.log.segments.transaction_index import AbortedTxn
+    from tidegate.log.dump.records import LegacyRecord
+    from tidegate.log.indexes import AbortedTxn, OffsetPosition, TimestampOffset
+    from tidegate.log.producer_state import ProducerEntry
 
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _QUOTE = json.encoder.encode_basestring

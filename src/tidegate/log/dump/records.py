@@ -1,23 +1,332 @@
-"""The records of a run of batches as columns of what the dump prints of each.
+"""Read batches and records of any `.log` file for the dump, column by column.
 
-Owns the step from decoded records to sizes, sequences and header keys, done column by column. Does not
-format. Memory is bounded by the window the run came from.
+`BatchWalk` finds where batches begin and end in a file of unknown health. It accepts magic 0 and 1 and
+headers that make no sense, which `format.batch` and `format.decode` refuse. It neither judges nor decodes.
+
+    stop      17 bytes or fewer remain, or the declared size runs past the end
+    corrupt   the declared length is below 14, the smallest message that ever existed (also: a tail of zeros)
+    magic     0 and 1 (or negative): a message, perhaps a compressed set of them; all others: a batch
+
+Messages of magic 0 and 1, as brokers before 0.11 wrote them, are only read, never written:
+
+    int64 offset | int32 size | uint32 crc | int8 magic | int8 attributes | (magic 1: int64 timestamp)
+    | int32 key length (-1 null) key | int32 value length (-1 null) value
+
+Their CRC is the IEEE one, over magic … end. attributes: bits 0-2 codec, bit 3 timestamp type (magic 1). With
+a codec the value is a compressed sequence of such messages. With magic 1 the inner offsets are relative, the
+outer offset is that of the last inner message, and a wrapper with LogAppendTime gives all inner ones its
+timestamp.
+
+`RecordColumns` holds the decoded records of a run of batches. Memory: one window, or one batch where that is
+larger.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tidegate.errors import CorruptError
-from tidegate.log.dump.batches import BatchRun
-from tidegate.log.format.batch import CODEC_MASK, HEADER_SIZE, LENGTH_OVERHEAD, BatchHeader, read_record
+from tidegate.files import File
+from tidegate.log.format.batch import (
+    CODEC_MASK,
+    HEADER_LAYOUT,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    LOG_APPEND_TIME_BIT,
+    MAGIC,
+    START_LAYOUT,
+    BatchHeader,
+    Buffer,
+    Codec,
+    read_record,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from tidegate.log.format.decode import BatchTable
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+WINDOW_BYTES: Final = 4 << 20
+UP_TO_MAGIC: Final = 17
+SMALLEST_LENGTH: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """Consecutive batches with plausible headers; `table.position` counts within `data`.
+
+    A batch with a higher magic is read as one of magic 2 (as Kafka does) and comes alone.
+    """
+
+    position: int
+    data: memoryview
+    table: BatchTable
+    magic: int = MAGIC
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyMessage:
+    """One message of magic 0 or 1, possibly a compressed set of them."""
+
+    position: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class OddBatch:
+    """A batch by its length, but too short to hold a header."""
+
+    position: int
+    data: memoryview
+    header: BatchHeader
+
+
+Piece: TypeAlias = "BatchRun | LegacyMessage | OddBatch"
+
+
+class BatchWalk:
+    """Iterate over the pieces of `file` in [start, end); afterwards `position` is the end of the last one."""
+
+    def __init__(self, file: File, start: int, end: int, *, window_bytes: int = WINDOW_BYTES) -> None:
+        self.position = start
+        self._file = file
+        self._end = end
+        self._window_bytes = window_bytes
+
+    def __iter__(self) -> Iterator[Piece]:
+        while (size := self._next_size()) is not None:
+            data = self._read(max(size, self._window_bytes))
+            for piece in self._pieces(data):
+                self.position = piece.position + _length(piece)
+                yield piece
+
+    def _next_size(self) -> int | None:
+        """Size of the batch at the position; None at the end of what can be walked."""
+        remaining = self._end - self.position
+        if remaining <= UP_TO_MAGIC:
+            return None
+        head = self._file.read_at(self.position, UP_TO_MAGIC)
+        offset, length, _ = START_LAYOUT.unpack(head)
+        if length < SMALLEST_LENGTH:
+            zeros = not any(head)
+            raise CorruptError(
+                f"{self._file.path} at position {self.position}: "
+                + (
+                    "zeros, as a preallocated file has behind its last batch; the records end here"
+                    if zeros
+                    else f"length {length} (offset {offset}) is below the smallest possible {SMALLEST_LENGTH}"
+                ),
+                path=self._file.path,
+                position=self.position,
+                offset=None if zeros else offset,
+            )
+        size: int = length + LENGTH_OVERHEAD
+        return size if size <= remaining else None
+
+    def _read(self, size: int) -> memoryview:
+        return memoryview(self._file.read_at(self.position, min(size, self._end - self.position)))
+
+    def _pieces(self, data: memoryview) -> Iterator[Piece]:
+        """The pieces that lie whole in the window, at least one."""
+        from tidegate.log.format.decode import scan_batches
+
+        at, start = 0, self.position
+        while len(data) - at > UP_TO_MAGIC:
+            _, length, magic = START_LAYOUT.unpack_from(data, at)
+            size = length + LENGTH_OVERHEAD
+            if length < SMALLEST_LENGTH or size > len(data) - at:
+                return
+            if magic < MAGIC:
+                yield LegacyMessage(start + at, data[at : at + size])
+            elif size < HEADER_SIZE:
+                yield OddBatch(start + at, data[at : at + size], self._header_at(start + at))
+            elif magic != MAGIC:
+                yield _as_batch(start + at, data[at : at + size], magic)
+            else:
+                run = data[at:]
+                table = scan_batches(run, strict=False)
+                yield BatchRun(start + at, run[: table.end], table)
+                size = table.end
+            at += size
+
+    def _header_at(self, position: int) -> BatchHeader:
+        """Whatever the 61 bytes say."""
+        data = self._file.read_at(position, HEADER_SIZE)
+        if len(data) < HEADER_SIZE:
+            raise CorruptError(
+                f"{self._file.path} at position {position}: {len(data)} of {HEADER_SIZE} header bytes",
+                path=self._file.path,
+                position=position,
+            )
+        return BatchHeader(*HEADER_LAYOUT.unpack(data))
+
+
+def _as_batch(position: int, data: memoryview, magic: int) -> BatchRun:
+    from tidegate.log.format.decode import scan_batches
+
+    copy = bytearray(data)
+    copy[UP_TO_MAGIC - 1] = MAGIC
+    return BatchRun(position, memoryview(bytes(copy)), scan_batches(copy), magic)
+
+
+def _length(piece: Piece) -> int:
+    return len(piece.data)
+
+
+# -- legacy ----------------------------------------------------------------------------------------
+
+OUTER_SIZE: Final = {0: 14, 1: 22}  # crc … value length
+_MAX_INNER_BYTES: Final = 64 << 20
+_HEAD = Struct(">qiIbb")
+_INT32 = Struct(">i")
+_INT64 = Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyRecord:
+    """One message. `timestamp_label` is Kafka's word for whose clock the timestamp is from."""
+
+    offset: int
+    size: int
+    magic: int
+    codec: Codec
+    crc: int
+    is_valid: bool
+    timestamp: int
+    timestamp_label: str
+    key: bytes | None
+    value: bytes | None
+
+
+def read_message(data: Buffer, *, path: Path, position: int) -> LegacyRecord:
+    """The message at the start of `data`, its compressed content (if any) left as `value`."""
+    if len(data) < LENGTH_OVERHEAD + OUTER_SIZE[0]:
+        raise _corrupt("is too short for a message", path, position)
+    offset, length, crc, magic, attributes = _HEAD.unpack_from(data)
+    if magic not in OUTER_SIZE:
+        raise _corrupt(f"has magic {magic} inside a magic 0 or 1 message", path, position)
+    size = length + LENGTH_OVERHEAD
+    if length < OUTER_SIZE[magic] or size > len(data):
+        raise _corrupt(f"says it has {length} bytes", path, position)
+    at = _HEAD.size
+    timestamp, label = -1, "NoTimestampType"
+    if magic == 1:
+        (timestamp,) = _INT64.unpack_from(data, at)
+        label = "LogAppendTime" if attributes & LOG_APPEND_TIME_BIT else "CreateTime"
+        at += 8
+    key, at = _sized(data, at, size, path, position)
+    value, at = _sized(data, at, size, path, position)
+    code = attributes & CODEC_MASK
+    if code > Codec.LZ4:
+        raise _corrupt(f"has compression codec {code}, unknown for magic {magic}", path, position)
+    computed = zlib.crc32(bytes(data[16:size]))
+    return LegacyRecord(offset, size, magic, Codec(code), crc, computed == crc, timestamp, label, key, value)
+
+
+def inner_records(message: LegacyRecord, *, path: Path, position: int) -> list[LegacyRecord]:
+    """The messages a compressed one holds, with absolute offsets; an uncompressed one is its own content."""
+    if message.codec is Codec.NONE:
+        return [message]
+    if message.value is None:
+        raise _corrupt("is compressed but has no value", path, position)
+    content = _decompress(message, path, position)
+    inner: list[LegacyRecord] = []
+    at = 0
+    while at < len(content):
+        record = read_message(content[at:], path=path, position=position)
+        if record.codec is not Codec.NONE:
+            raise _corrupt("holds a compressed message inside a compressed one", path, position)
+        inner.append(record)
+        at += record.size
+    if not inner:
+        raise _corrupt("is a compressed set without messages", path, position)
+    shift = message.offset - inner[-1].offset if message.magic == 1 else 0
+    appended = message.timestamp_label == "LogAppendTime"
+    return [
+        LegacyRecord(
+            offset=record.offset + shift,
+            size=record.size,
+            magic=record.magic,
+            codec=record.codec,
+            crc=record.crc,
+            is_valid=record.is_valid,
+            timestamp=message.timestamp if appended else record.timestamp,
+            timestamp_label=message.timestamp_label,
+            key=record.key,
+            value=record.value,
+        )
+        for record in inner
+    ]
+
+
+def _decompress(message: LegacyRecord, path: Path, position: int) -> memoryview:
+    from tidegate.log.format.compression import decompress
+
+    value = message.value or b""
+    if message.codec is Codec.LZ4 and message.magic == 0:
+        value = _repair_frame_checksum(value)
+    try:
+        return memoryview(decompress(message.codec, value, limit=_MAX_INNER_BYTES))
+    except CorruptError as error:
+        raise _corrupt(str(error), path, position) from None
+
+
+def _repair_frame_checksum(frame: bytes) -> bytes:
+    """Magic 0 producers hashed the LZ4 frame header with its magic number included; put the right byte in."""
+    if len(frame) < 7:
+        return frame
+    descriptor = 2 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)
+    at = 4 + descriptor
+    return frame[:at] + bytes(((_xxh32(frame[4:at]) >> 8) & 0xFF,)) + frame[at + 1 :]
+
+
+def _xxh32(data: bytes) -> int:
+    """xxHash32 with seed 0, for fewer than 16 bytes (no frame descriptor has more)."""
+    value = 374761393 + len(data)
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        lane = int.from_bytes(data[at : at + 4], "little")
+        value = _rotate(value + lane * 3266489917, 17) * 668265263
+    for byte in data[whole:]:
+        value = _rotate(value + byte * 374761393, 11) * 2654435761
+    for shift, factor in ((15, 2246822519), (13, 3266489917), (16, 1)):
+        value &= 0xFFFFFFFF
+        value = (value ^ (value >> shift)) * factor
+    return value & 0xFFFFFFFF
+
+
+def _rotate(value: int, by: int) -> int:
+    value &= 0xFFFFFFFF
+    return (value << by | value >> (32 - by)) & 0xFFFFFFFF
+
+
+def _sized(data: Buffer, at: int, end: int, path: Path, position: int) -> tuple[bytes | None, int]:
+    if at + 4 > end:
+        raise _corrupt("ends inside a length", path, position)
+    (length,) = _INT32.unpack_from(data, at)
+    at += 4
+    if length == -1:
+        return None, at
+    if length < 0 or length > end - at:
+        raise _corrupt(f"holds a field of {length} bytes, {end - at} are there", path, position)
+    return bytes(data[at : at + length]), at + length
+
+
+def _corrupt(what: str, path: Path, position: int) -> CorruptError:
+    return CorruptError(f"{path}: the message at position {position} {what}", path=path, position=position)
+
+
+# -- records ---------------------------------------------------------------------------------------
 
 _EVERY_OFFSET = -(2**63)
 _MAX_SEQUENCE = 2**31 - 1

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.encoding import (
+from tidegate.kernels.record_encoding import (
     LARGEST_INT64,
     SIZES_ROW,
     BinarySource,
@@ -168,7 +168,7 @@ def encode_with_facts(
     """Batches of at most `max_batch_bytes` before compression, each with the facts an append asks for.
 
     A record that alone is larger gets a batch of its own; whether that is too large is the log's to say. With
-    a `producer` the sequence goes on from batch to batch. All base offsets are 0.
+    a `producer` the sequence continues from batch to batch. All base offsets are 0.
     """
     for columns in pieces(source):
         rows, start = record_source(columns, NO_DELTAS, now_ms), 0

@@ -1,7 +1,8 @@
-"""`kafka://host:port`: topics of a real cluster behind the calls of `Log`, through confluent-kafka.
+"""`KafkaLog`, for `kafka://host:port`: topics of a cluster behind the calls of `Log`, through confluent-kafka.
 
-Owns topics and their settings; records are `kafka_writer`'s and `kafka_reader`'s. Nothing is cached: every
-call asks the cluster.
+Topics, their settings, and the first and end offsets of partitions, which are requested from the cluster
+without a consumer (a consumer would begin to fetch). Records are read and written by `reader` and `writer`.
+Nothing is cached: every call asks the cluster.
 
 Thread rule: as the client's, which may be shared.
 """
@@ -14,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tidegate.clock import SystemClock
-from tidegate.errors import InvalidError, TidegateError
-from tidegate.log.access.numbered_writer import numbered
+from tidegate.errors import InvalidError, TidegateError, UnavailableError
+from tidegate.log.catalog import TopicDescription, TopicState, check_topic_name, unknown_topic
 from tidegate.log.kafka.client import (
     PATIENCE_MS,
     TIMEOUT_SECONDS,
@@ -24,15 +25,64 @@ from tidegate.log.kafka.client import (
     client_settings,
     load_client,
 )
-from tidegate.log.kafka.offsets import Offsets
-from tidegate.log.topics.catalog import unknown_topic
-from tidegate.log.topics.topic_config import ConfigEntry, Origin, Source, TopicConfig
-from tidegate.log.topics.topic_settings import TOPIC_SETTINGS
-from tidegate.log.topics.topics import TopicDescription, TopicState, check_topic_name
+from tidegate.log.log import numbered
+from tidegate.log.topic_config import TOPIC_SETTINGS, ConfigEntry, Origin, Source, TopicConfig
 
 if TYPE_CHECKING:
-    from tidegate.log.access.positions import StartLike
     from tidegate.log.kafka.reader import KafkaReader
+    from tidegate.log.reader import StartLike
+
+
+class Offsets:
+    """Asks for offsets of one topic, as readers of an isolation see it; all partitions in one request."""
+
+    def __init__(self, servers: str, admin: Any, topic: str, isolation: str) -> None:
+        self._servers, self._admin, self._topic = servers, admin, topic
+        self._module = load_client()
+        levels = self._module.IsolationLevel
+        self._level = levels.READ_COMMITTED if isolation == "read_committed" else levels.READ_UNCOMMITTED
+        self._kinds: Any = import_module("confluent_kafka.admin").OffsetSpec
+
+    def first(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Partition → its first offset."""
+        return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.earliest())))
+
+    def end(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Partition → the offset readers of this isolation may not reach yet."""
+        return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.latest())))
+
+    def at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
+        """Partition → the first offset of that time or later; negative where there is none."""
+        return self._asked({number: self._kinds.for_timestamp(time) for number, time in times_ms.items()})
+
+    def _certain(self, found: dict[int, int]) -> dict[int, int]:
+        """Every partition has a first offset and an end; a broker that dies while it is asked may give none."""
+        for number, offset in found.items():
+            if offset < 0:
+                raise UnavailableError(
+                    f"{self._servers} gave no offset of {self._topic}-{number} (it said {offset}): the broker may be "
+                    "starting or going; try again"
+                )
+        return found
+
+    def _asked(self, wanted: Mapping[int, Any]) -> dict[int, int]:
+        places = {self._module.TopicPartition(self._topic, number): what for number, what in wanted.items()}
+
+        tries = 0
+
+        def ask() -> dict[int, int]:
+            nonlocal tries
+            tries += 1
+            if tries > 1:  # who leads is remembered for minutes; what it was told is out of date
+                self._admin.list_topics(timeout=TIMEOUT_SECONDS)
+            futures = self._admin.list_offsets(
+                places, isolation_level=self._level, request_timeout=TIMEOUT_SECONDS
+            )
+            return {place.partition: int(future.result().offset) for place, future in futures.items()}
+
+        what = f"ask for the offsets of {self._topic}"
+        return calling(what, self._servers, ask, admin=self._admin, patience_ms=PATIENCE_MS)
+
 
 _HIDDEN_PREFIX = "__"
 _LISTED_PAUSE_MS = 20

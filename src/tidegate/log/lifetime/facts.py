@@ -1,26 +1,39 @@
-"""What a forecast needs to know of a partition, read from its folder: no lock, no writing, few bytes.
+"""Facts about a partition that a lifetime forecast needs, and warnings about settings that conflict.
 
-Owns gathering; judging is `lifetime_segments`'. A closed log segment's newest timestamp is its time index's
-last entry, which is also what retention goes by; the last log segment's index lags behind what was written,
-so the batches behind that entry are looked at, too.
+`partition_facts` reads them from the folder: no lock, no writing, few bytes. The newest timestamp of a closed
+log segment is the last entry of its time index, which retention uses too. The index of the last segment lags
+behind its `.log`, so the batches after that entry are read as well.
+
+The traps are pure tests of a topic's settings (and, where it matters, of a workload). A trap is advice, not
+an error: Kafka accepts every one of these settings. Safe from any thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tidegate.clock import Clock
+from tidegate.durations import format_duration, format_size
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.partition_view import PartitionView
-from tidegate.log.cleaning.maintenance import owner_status
-from tidegate.log.lifetime.lifetime import check_interval_ms
-from tidegate.log.lifetime.segments import PartitionFacts, SegmentFacts
-from tidegate.log.segments.segment import LogSegment
-from tidegate.log.topics.catalog import LogFolder
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
-from tidegate.log.topics.topics import partition_folder_name
+from tidegate.log.catalog import LogFolder, partition_folder_name
+from tidegate.log.lifetime.lifetime import (
+    CLEANER_OFF,
+    PartitionFacts,
+    SegmentFacts,
+    Workload,
+    check_interval_ms,
+)
+from tidegate.log.locks import owner_status
+from tidegate.log.partition_reader import PartitionView
+from tidegate.log.segment import LogSegment
+from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
+from tidegate.log.topic_config import BrokerConfig, Source, TopicConfig
 from tidegate.randomness import SeededRandomness
+
+# -- facts -----------------------------------------------------------------------------------------
 
 _UNUSED_CHANCE = SeededRandomness(0)
 
@@ -28,9 +41,9 @@ _UNUSED_CHANCE = SeededRandomness(0)
 def attending_interval_ms(
     log: Path, config: TopicConfig, broker: BrokerConfig, *, files: Files
 ) -> int | None:
-    """How often somebody checks retention in this log; None when nobody does.
+    """How often retention is checked in this log; None when no process checks.
 
-    A folder of ours is aged by whoever holds its maintenance lock; a foreign one by its broker.
+    A Tidegate folder is checked by the process that holds its maintenance lock; a foreign one by its broker.
     """
     if LogFolder(files, log).is_ours():
         status = owner_status(log, files=files)
@@ -169,3 +182,164 @@ def require_partition(numbers: tuple[int, ...], topic: str, partition: int | Non
             kafka_name="UNKNOWN_TOPIC_OR_PARTITION",
         )
     return (partition,)
+
+
+# -- traps -----------------------------------------------------------------------------------------
+
+_SMALLEST_TIME_INDEX = 24  # two 12-byte entries; one of them is kept for the roll
+_LATEST_SANE_SKEW_MS = 7 * 86_400_000
+_SMALLEST_BATCH = 68  # 61 bytes of header, 7 of an empty record: the densest index entries there can be
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """One surprise: a stable name, what will happen, and the one line that prevents it."""
+
+    name: str
+    message: str
+    fix: str
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def find_traps(config: TopicConfig, broker: BrokerConfig, workload: Workload | None = None) -> list[Trap]:
+    """Every trap the settings hold, in the order of how much they surprise."""
+    traps = [
+        *_cleaner_traps(config, broker),
+        *_retention_traps(config, broker),
+        *_index_traps(config, workload),
+        *_roll_traps(config, workload),
+    ]
+    if workload is not None:
+        traps += _workload_traps(config, workload)
+    return traps
+
+
+def _cleaner_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap]:
+    if config.compacts and not broker.log_cleaner_enable:
+        yield Trap("cleaner-off", CLEANER_OFF, "log.cleaner.enable=true (broker)")
+
+
+def _retention_traps(config: TopicConfig, broker: BrokerConfig) -> Iterator[Trap]:
+    if not config.deletes:
+        for key in ("retention.ms", "retention.bytes"):
+            if config.source(key) is Source.TOPIC and config.value(key) != "-1":
+                yield Trap(
+                    "compact-only",
+                    f"{key}={config.value(key)} has no effect: cleanup.policy=compact removes nothing by age",
+                    "cleanup.policy=compact,delete",
+                )
+        return
+    if config.retention_ms < 0 and config.retention_bytes < 0:
+        yield Trap(
+            "no-limit",
+            "neither retention.ms nor retention.bytes sets a limit: the topic grows until the disk is full",
+            "retention.ms=604800000",
+        )
+    interval = check_interval_ms(config, broker)
+    if interval is not None and 0 <= config.retention_ms < interval:
+        yield Trap(
+            "check-slower-than-retention",
+            f"retention is checked every {format_duration(interval)}, longer than retention.ms="
+            f"{config.retention_ms}: most of a record's life is waiting for the check",
+            f"log.retention.check.interval.ms={max(1000, config.retention_ms // 10)} (broker)",
+        )
+    if 0 <= config.retention_bytes < config.segment_bytes:
+        yield Trap(
+            "retention-below-one-segment",
+            f"retention.bytes={config.retention_bytes} is less than one log segment, which goes whole: "
+            f"up to {format_size(config.retention_bytes + config.segment_bytes)} stay",
+            f"segment.bytes={max(14, config.retention_bytes // 10)}",
+        )
+    if config.message_timestamp_type == "CreateTime" and (
+        config.timestamp_bounds_ms[1] > _LATEST_SANE_SKEW_MS
+    ):
+        yield Trap(
+            "future-timestamps",
+            "one record dated in the future keeps its log segment and everything newer than it from expiring",
+            "message.timestamp.after.max.ms=3600000",
+        )
+
+
+def _roll_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Trap]:
+    slow = workload is None or _fill_ms(config, workload) > config.retention_ms
+    if config.deletes and slow and 0 <= config.retention_ms < config.max_segment_ms:
+        yield Trap(
+            "segment-outlives-retention",
+            f"segment.ms={config.max_segment_ms} is above retention.ms={config.retention_ms}: a slow topic "
+            f"keeps one up to {format_duration(config.max_segment_ms + config.retention_ms)} and a check",
+            f"segment.ms={max(1, config.retention_ms // 10)}",
+        )
+    if config.segment_jitter_ms >= config.segment_ms // 2 and config.segment_jitter_ms > 0:
+        yield Trap(
+            "jitter",
+            f"segment.jitter.ms={config.segment_jitter_ms} may take all of it off segment.ms="
+            f"{config.segment_ms}: log segments roll far too early",
+            f"segment.jitter.ms={config.segment_ms // 10}",
+        )
+
+
+def _fill_ms(config: TopicConfig, workload: Workload) -> int:
+    """How long the workload takes to fill a log segment."""
+    return (_capacity(config, workload.record_bytes, workload.interval_ms).records - 1) * workload.interval_ms
+
+
+def _capacity(config: TopicConfig, record_bytes: int, interval_ms: int) -> SegmentCapacity:
+    return records_per_segment(
+        record_bytes=record_bytes,
+        interval_ms=interval_ms,
+        segment_bytes=max(config.segment_bytes, record_bytes),
+        index_interval_bytes=config.index_interval_bytes,
+        segment_index_bytes=config.segment_index_bytes,
+        segment_ms=config.max_segment_ms,
+    )
+
+
+def _index_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Trap]:
+    if config.segment_index_bytes < 12:
+        yield Trap(
+            "index-too-small",
+            f"segment.index.bytes={config.segment_index_bytes} holds no time index entry: nothing opens",
+            "segment.index.bytes=10485760",
+        )
+        return
+    if config.segment_index_bytes < _SMALLEST_TIME_INDEX:
+        yield Trap(
+            "index-too-small",
+            f"segment.index.bytes={config.segment_index_bytes} is always full, so every record gets a log "
+            f"segment of its own",
+            "segment.index.bytes=10485760",
+        )
+        return
+    size = workload.record_bytes if workload is not None else _SMALLEST_BATCH
+    if size > config.segment_bytes:
+        return
+    capacity = _capacity(config, size, workload.interval_ms if workload is not None else 1)
+    by_size, by_time_index = capacity.terms["size"], capacity.terms["time_index_full"]
+    if by_time_index < by_size:
+        per_entry = config.index_interval_bytes // size + 1
+        needed = 12 * (-(-(by_size - 1) // per_entry) + 1)
+        yield Trap(
+            "time-index-fills-first",
+            f"the time index (12 bytes an entry, one slot kept for the roll) is full after "
+            f"{format_size(by_time_index * size)}, before segment.bytes={config.segment_bytes}; the offset "
+            f"index (8 bytes an entry) would last longer",
+            f"segment.index.bytes={needed}",
+        )
+
+
+def _workload_traps(config: TopicConfig, workload: Workload) -> Iterator[Trap]:
+    if config.deletes and 0 <= config.retention_ms < workload.interval_ms:
+        yield Trap(
+            "slower-than-retention",
+            f"a record comes every {format_duration(workload.interval_ms)}, later than retention.ms="
+            f"{config.retention_ms}: the topic is empty for part of the time",
+            f"retention.ms={workload.interval_ms * 2}",
+        )
+    if workload.record_bytes > config.max_message_bytes:
+        yield Trap(
+            "record-too-large",
+            f"a record of {workload.record_bytes} bytes exceeds max.message.bytes={config.max_message_bytes}",
+            f"max.message.bytes={workload.record_bytes}",
+        )

@@ -1,8 +1,8 @@
-"""How long a record really lives: the arithmetic for a steady workload that need not exist yet.
+"""Forecast when records and log segments of a partition disappear.
 
-Owns the formula from a topic's settings and a rhythm of appends to the four moments of a record's life, and
-the rule behind each. Does not look at any file: `lifetime_segments` answers for log segments that exist,
-`lifetime_traps` warns of settings that work against each other, `lifetime_chart` draws.
+Two forecasts: `lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
+rhythm, and `segment_lifetimes` for the log segments of an existing partition, from facts that `facts` read.
+Reads no file and removes nothing.
 
 For record i (from 0) of a log segment that holds N records, one every p, with R = `retention.ms`,
 C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps being append times:
@@ -15,24 +15,36 @@ C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps 
     readable at most   (N-1)·p + R + C      the first record, checked as late as possible
     on disk at most    (N-1)·p + R + C + D
 
-`retention.bytes` = B works alike with J·p in place of R, J = ceil(B / record size): a segment may go once J
-later records exist. The rule that comes first decides. A producer slower than R + C has every record
-collected before the next arrives, so its segments never fill (nor do they with B = 0). Between R and R + C
-the bounds hold but need not be reached.
+`retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size): a segment
+may go once J later records exist. The rule that applies first decides. A producer slower than R + C has every
+record collected before the next one arrives, so its segments never fill (with B = 0 they never do). Between R
+and R + C the bounds hold but need not be reached.
 
-Pure; safe from any thread.
+For existing segments, a retention pass walks from the oldest segment and stops at the first that may stay, so
+
+    E1  a segment becomes due at max(when the next older one does, min(its own rules)): one future-dated
+        segment holds back every newer one;
+    E2  the rules by time and size need `cleanup.policy` with delete, the one by log start offset never does;
+    E3  the active segment counts too, but while records keep arriving its newest timestamp moves: its latest
+        moment follows from `segment.ms`, after which the next record opens another segment;
+    E4  from due to gone takes 1 ms to one check interval, and for ever when no process runs the checks.
+
+Times are epoch milliseconds. Pure functions; safe from any thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from tidegate.durations import format_duration, format_size
+from tidegate.durations import format_duration, format_moment, format_size
 from tidegate.errors import InvalidError
-from tidegate.log.partitions.rolling import SegmentCapacity, records_per_segment
-from tidegate.log.topics.topic_config import BrokerConfig, TopicConfig
+from tidegate.log.segment_roll import SegmentCapacity, records_per_segment
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
+
+# -- lifetime --------------------------------------------------------------------------------------
 
 
 class Rule(Enum):
@@ -123,9 +135,9 @@ class WorkloadLifetime:
 
 
 def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
-    """How often somebody looks whether log segments may go; None where nobody does.
+    """How often log segments are checked for removal; None where no process checks.
 
-    Compacted topics are swept by the cleaner, and by nobody where that is off.
+    Compacted topics are checked by the cleaner; where it is off, by no process.
     """
     if not config.compacts:
         return broker.log_retention_check_interval_ms
@@ -135,7 +147,7 @@ def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
 def workload_lifetime(
     workload: Workload, config: TopicConfig, broker: BrokerConfig, *, attended: bool = True
 ) -> WorkloadLifetime:
-    """The four bounds for a workload; `attended=False` when nobody runs retention."""
+    """The four bounds for a workload; `attended=False` when no process runs retention."""
     if workload.record_bytes > config.segment_bytes:
         raise InvalidError(
             f"a record of {workload.record_bytes} bytes does not fit into segment.bytes="
@@ -273,3 +285,291 @@ def _changes(
             f"not every {format_duration(interval_ms)}"
         )
     return tuple(changes)
+
+
+# -- segments --------------------------------------------------------------------------------------
+
+FUTURE_TOLERANCE_MS = 60_000  # clocks of honest machines differ by seconds, not by minutes
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What is known of one log segment. `largest_timestamp_ms` is the file's time when no record has one."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    first_timestamp_ms: int | None
+    largest_timestamp_ms: int
+    timestamp_is_file_time: bool
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition at one moment. `check_interval_ms` is None when no process runs retention."""
+
+    topic: str
+    partition: int
+    segments: tuple[SegmentFacts, ...]
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    now_ms: int
+    check_interval_ms: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def bytes_per_ms(self) -> float | None:
+        """How fast the partition has grown, by its own timestamps; None when they do not say."""
+        stamped = [s for s in self.segments if s.first_timestamp_ms is not None and s.size_bytes]
+        if not stamped:
+            return None
+        first = min(s.first_timestamp_ms for s in stamped if s.first_timestamp_ms is not None)
+        last = max(min(s.largest_timestamp_ms, self.now_ms) for s in stamped)
+        return sum(s.size_bytes for s in stamped) / (last - first) if last > first else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLifetime:
+    """The forecast for one log segment. None among the moments means: never, as things are."""
+
+    segment: SegmentFacts
+    rule: Rule
+    due_ms: int | None
+    gone_earliest_ms: int | None
+    gone_latest_ms: int | None
+    disk_earliest_ms: int | None
+    disk_latest_ms: int | None
+    headroom_bytes: int | None
+    blocked_by: int | None
+    because: str
+    change: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self.segment) | {
+            "rule": self.rule.value,
+            "due_ms": self.due_ms,
+            "gone_earliest_ms": self.gone_earliest_ms,
+            "gone_latest_ms": self.gone_latest_ms,
+            "disk_earliest_ms": self.disk_earliest_ms,
+            "disk_latest_ms": self.disk_latest_ms,
+            "headroom_bytes": self.headroom_bytes,
+            "blocked_by": self.blocked_by,
+            "because": self.because,
+            "change": self.change,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """From when a retention pass would take a segment; `latest` differs for an active one (E3)."""
+
+    earliest: int | None
+    latest: int | None
+    rule: Rule
+    because: str
+    change: str | None = None
+    blocked_by: int | None = None
+
+
+def forecast(facts: PartitionFacts, config: TopicConfig) -> list[SegmentLifetime]:
+    """The lifetime of every log segment, oldest first."""
+    lifetimes: list[SegmentLifetime] = []
+    older: _Due | None = None
+    for index, segment in enumerate(facts.segments):
+        headroom = _headroom(facts, config, index)
+        due = _behind(older, _own_due(facts, config, index, headroom), facts.segments[:index])
+        lifetimes.append(_lifetime(facts, config, segment, due, headroom))
+        older = due
+    return lifetimes
+
+
+def lifetime_of_offset(lifetimes: Sequence[SegmentLifetime], offset: int) -> SegmentLifetime | None:
+    """The forecast of the log segment that holds the offset; None when no segment does."""
+    for lifetime in lifetimes:
+        if lifetime.segment.base_offset <= offset < lifetime.segment.next_offset:
+            return lifetime
+    return None
+
+
+def _headroom(facts: PartitionFacts, config: TopicConfig, index: int) -> int | None:
+    """Bytes that may still arrive before the size rule takes the segment; None without a size rule."""
+    if not config.deletes or config.retention_bytes < 0:
+        return None
+    newer = sum(segment.size_bytes for segment in facts.segments[index + 1 :])
+    return max(0, config.retention_bytes - newer)
+
+
+def _own_due(facts: PartitionFacts, config: TopicConfig, index: int, headroom: int | None) -> _Due:
+    segment = facts.segments[index]
+    if not segment.active and segment.next_offset <= facts.log_start_offset:
+        because = f"all of it lies below the log start offset {facts.log_start_offset}"
+        return _Due(facts.now_ms, facts.now_ms, Rule.START_OFFSET, because)
+    if not config.deletes:
+        return _compacted(facts, config, segment)
+    if segment.active and segment.size_bytes == 0:
+        return _Due(None, None, Rule.UNLIMITED, "an empty active log segment is never removed")
+    candidates = [
+        due
+        for due in (_by_size(facts, config, headroom), _by_time(facts, config, segment))
+        if due is not None
+    ]
+    if not candidates:
+        return _Due(
+            None,
+            None,
+            Rule.UNLIMITED,
+            "neither retention.ms nor retention.bytes sets a limit",
+            "set retention.ms or retention.bytes",
+        )
+    first = min(candidates, key=lambda due: _or_forever(due.earliest))
+    latest = min(candidates, key=lambda due: _or_forever(due.latest)).latest
+    if segment.next_offset > facts.high_watermark:
+        return _Due(
+            None,
+            None,
+            Rule.HIGH_WATERMARK,
+            f"the high watermark {facts.high_watermark} has not reached its end {segment.next_offset}",
+            "let the writer acknowledge, or reopen the log so that its tail is recovered",
+        )
+    return _Due(first.earliest, latest, first.rule, first.because, first.change)
+
+
+def _by_time(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts) -> _Due | None:
+    if config.retention_ms < 0:
+        return None
+    due = segment.largest_timestamp_ms + config.retention_ms + 1  # strictly older than retention.ms
+    latest = due
+    newest = format_moment(segment.largest_timestamp_ms)
+    because = f"its newest record is of {newest}, and retention.ms={config.retention_ms}"
+    change = None
+    rule = Rule.TIME
+    if segment.timestamp_is_file_time:
+        because = (
+            f"no record has a timestamp, its file is of {newest}, and retention.ms={config.retention_ms}"
+        )
+    if segment.largest_timestamp_ms > facts.now_ms + FUTURE_TOLERANCE_MS:
+        rule = Rule.FUTURE_DATED
+        because = f"its newest timestamp {newest} lies in the future"
+        change = (
+            f"delete up to offset {segment.next_offset}, or wait; message.timestamp.after.max.ms=3600000 "
+            f"refuses such records from now on"
+        )
+    if segment.active and segment.first_timestamp_ms is not None:
+        latest = max(due, segment.first_timestamp_ms + config.max_segment_ms + config.retention_ms + 1)
+        because += "; while records arrive it stays, and rolls on the first one later than segment.ms"
+        full = _full_ms(facts, config, segment)
+        if full is not None and full < segment.first_timestamp_ms + config.max_segment_ms:
+            because += f" or, at the measured rate, when full, about {format_moment(full)}"
+        change = change or f"segment.ms={max(1, config.retention_ms // 10)} rolls it sooner"
+    return _Due(due, latest, rule, because, change)
+
+
+def _full_ms(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts) -> int | None:
+    """When the active log segment reaches `segment.bytes`, should the partition go on growing as it did."""
+    rate = facts.bytes_per_ms
+    if rate is None or rate <= 0:
+        return None
+    return facts.now_ms + int(max(0, config.segment_bytes - segment.size_bytes) / rate)
+
+
+def _by_size(facts: PartitionFacts, config: TopicConfig, headroom: int | None) -> _Due | None:
+    if headroom is None:
+        return None
+    if headroom == 0:
+        return _Due(
+            facts.now_ms,
+            facts.now_ms,
+            Rule.SIZE,
+            f"at least retention.bytes={config.retention_bytes} is newer than it",
+            "raise retention.bytes to keep it",
+        )
+    rate = facts.bytes_per_ms
+    because = f"{format_size(headroom)} more make retention.bytes={config.retention_bytes} newer than it"
+    if rate is None:
+        return _Due(None, None, Rule.SIZE, because)
+    due = facts.now_ms + int(headroom / rate)
+    because += f", at the measured rate about {format_moment(due)}; should none arrive, it stays"
+    return _Due(due, None, Rule.SIZE, because)
+
+
+def _compacted(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts) -> _Due:
+    if segment.active:
+        because = "cleanup.policy=compact never touches the active log segment"
+        return _Due(
+            None, None, Rule.COMPACTION, because, "segment.ms or max.compaction.lag.ms closes it sooner"
+        )
+    since = max(facts.now_ms, segment.largest_timestamp_ms + config.min_compaction_lag_ms)
+    because = (
+        f"from {format_moment(since)} on a cleaning may remove records with a newer one of the same key; "
+        f"the newest of every key stays for ever"
+    )
+    if facts.check_interval_ms is None:
+        because = f"nobody runs compaction, so all records stay; {because}"
+    return _Due(None, None, Rule.COMPACTION, because, "cleanup.policy=compact,delete ends their life, too")
+
+
+def _behind(older: _Due | None, own: _Due, before: Sequence[SegmentFacts]) -> _Due:
+    """E1: a pass stops at the first segment that may stay, so nothing overtakes an older one."""
+    if older is None or own.rule in (Rule.START_OFFSET, Rule.COMPACTION):
+        return own
+    late = _or_forever(older.earliest) > _or_forever(own.earliest)
+    if not late:
+        return _Due(
+            own.earliest,
+            None if older.latest is None or own.latest is None else max(older.latest, own.latest),
+            own.rule,
+            own.because,
+            own.change,
+        )
+    blocker = older.blocked_by if older.blocked_by is not None else before[-1].base_offset
+    rule = older.rule if older.rule is Rule.FUTURE_DATED else Rule.OLDER_SEGMENT
+    because = f"log segment {blocker} before it stays until then: {older.because}"
+    if older.blocked_by is not None:
+        because = older.because
+    latest = None if older.latest is None or own.latest is None else max(older.latest, own.latest)
+    return _Due(older.earliest, latest, rule, because, older.change, blocker)
+
+
+def _lifetime(
+    facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts, due: _Due, headroom: int | None
+) -> SegmentLifetime:
+    interval, delay = facts.check_interval_ms, config.file_delete_delay_ms
+    earliest = None if due.earliest is None else max(due.earliest, facts.now_ms)
+    latest = None if due.latest is None or interval is None else max(due.latest, facts.now_ms) + interval
+    rule, because, change = due.rule, due.because, due.change
+    if interval is None and due.earliest is not None:
+        rule = Rule.UNATTENDED
+        because = (
+            f"nobody runs retention; a pass would take it from {format_moment(due.earliest)} on ({because})"
+        )
+        change = "run `tidegate log clean --every 5m`, or open the log with maintenance=True"
+        earliest = None
+    return SegmentLifetime(
+        segment=segment,
+        rule=rule,
+        due_ms=due.earliest,
+        gone_earliest_ms=earliest,
+        gone_latest_ms=latest,
+        disk_earliest_ms=None if earliest is None else earliest + delay,
+        disk_latest_ms=None if latest is None else latest + delay,
+        headroom_bytes=headroom,
+        blocked_by=due.blocked_by,
+        because=because,
+        change=change,
+    )
+
+
+def _or_forever(moment_ms: int | None) -> float:
+    return float("inf") if moment_ms is None else moment_ms
+
+
+def describe_age(record_timestamp_ms: int | None, gone_ms: int | None) -> str | None:
+    """How old a record will be when it goes, None when either moment is unknown."""
+    if record_timestamp_ms is None or gone_ms is None or gone_ms < record_timestamp_ms:
+        return None
+    return format_duration(gone_ms - record_timestamp_ms)

@@ -1,7 +1,7 @@
-"""A lifetime as bars and marks on a time axis: what the picture shows, before anybody draws it.
+"""The bars and marks of a lifetime picture on a time axis, before they are drawn.
 
-Owns which phases a log segment goes through and where they begin and end; `lifetime_chart` draws them with
-matplotlib (PNG, SVG), `lifetime_page` as a page of its own (HTML). Pure.
+Owns which phases a log segment goes through and where they begin and end; `page` draws them
+with matplotlib (PNG, SVG) or as a page of its own (HTML). Pure.
 
 | phase | from | to |
 |---|---|---|
@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.durations import format_duration, format_moment
-from tidegate.log.lifetime.lifetime import WorkloadLifetime
-from tidegate.log.lifetime.segments import PartitionFacts, SegmentLifetime
+from tidegate.log.lifetime.lifetime import PartitionFacts, SegmentLifetime, WorkloadLifetime
 
 PHASES = ("filling", "retention", "check", "delay", "open")
 PHASE_TEXTS = {

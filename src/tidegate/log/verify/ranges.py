@@ -25,13 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.files import File, Files
-from tidegate.kernels.headers import HEADER_ROW
-from tidegate.log.dump.batches import WINDOW_BYTES
-from tidegate.log.segments.file_names import INDEX, offset_file
-from tidegate.log.segments.resync import next_sound_batch
+from tidegate.kernels.record_batch import HEADER_ROW
+from tidegate.log.batch_file import next_sound_batch
+from tidegate.log.dump.records import WINDOW_BYTES
+from tidegate.log.format.partition_files import INDEX, offset_file
 from tidegate.log.verify.findings import Finding, Findings
-from tidegate.log.verify.parsing import RecordTap, Unparsed, parse_records
-from tidegate.log.verify.scan import SegmentScan, SoundMessage
+from tidegate.log.verify.scan import RecordTap, SegmentScan, SoundMessage, Unparsed, parse_records
 
 if TYPE_CHECKING:
     from tidegate.log.format.decode import BatchTable

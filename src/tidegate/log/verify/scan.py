@@ -1,15 +1,29 @@
-"""Reading every sound batch of a `.log` file, and finding the next one behind damage.
+"""Find the partitions to verify, and read the sound batches of their log segments.
 
-Owns the walk of the audit: windows of consecutive batches whose CRC is right, and a finding for every
-stretch that is not. Where a batch is bad it looks whether its length can be trusted (a sound batch or the end
-of the file follows); where not, every byte is tried as the start of a batch until one has a plausible header
-and the right CRC. So one flipped bit costs one batch, not the rest of the file.
+`find_partitions` turns a path or a topic name into partition folders, and finds out whether compaction may
+have removed records (gaps are then no loss): from the topic's settings in Tidegate's catalog, else from the
+broker's `cleaner-offset-checkpoint`, which lists every partition that the broker has cleaned. Where neither
+exists it is unknown until the log itself shows it: a batch with fewer records than offsets, or a delete
+horizon.
 
-S1  what is found does not depend on windows: a batch that is wrong is looked at together with the one behind it,
-    wherever a window happens to end. So a file can be walked in parts (`start`, `stop`), and parts that meet at the
-    same byte say together what one walk says (`ranges`).
+`SegmentScan` reads windows of consecutive batches whose CRC is right and reports a finding for every stretch
+that is not. Where a batch is bad, it tests whether the length can be trusted (a sound batch or the end of the
+file follows); where not, every byte is tried as the start of a batch until one has a plausible header and the
+right CRC. So one flipped bit costs one batch, not the rest of the file.
 
-Memory: one window, or one batch where that is larger. Reads only.
+`parse_records` decodes the records of sound batches (a right CRC says that the bytes are as written, not that
+they can be decoded) and passes them to a `RecordTap`, so that an audit that needs records reads and
+decompresses a log once.
+
+S1  the findings do not depend on windows: a bad batch is examined together with the one after it, wherever a
+    window ends. So a file can be scanned in parts (`start`, `stop`), and parts that meet at the same byte
+    report together what one scan reports (`ranges`).
+T1  a tap receives the records of a run that are below its end and not below its start, without those of
+    control batches, in order: what a reader of the partition receives.
+T2  a run that does not decode is reported to the tap as `spoiled`: records of it that the tap received may be
+    part of a batch.
+
+Memory: one window, or one batch where that is larger. Reads only; takes no lock.
 """
 
 from __future__ import annotations
@@ -17,22 +31,268 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from tidegate.errors import CorruptError
-from tidegate.files import File
-from tidegate.log.dump.batches import WINDOW_BYTES
-from tidegate.log.dump.legacy import LegacyRecord, inner_records, read_message
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.files import File, Files
+from tidegate.log.batch_file import next_sound_batch
+from tidegate.log.catalog import (
+    LogFolder,
+    TopicDescription,
+    TopicPartition,
+    parse_folder_name,
+    partition_folder_name,
+)
+from tidegate.log.checkpoints import has_clean_shutdown, read_offsets
+from tidegate.log.dump.records import WINDOW_BYTES, LegacyRecord, inner_records, read_message
 from tidegate.log.format.batch import HEADER_SIZE, LENGTH_OVERHEAD, MAGIC, START_LAYOUT, batch_crc
-from tidegate.log.segments.resync import next_sound_batch
+from tidegate.log.format.partition_files import LOG, offsets_of
 from tidegate.log.verify.findings import Findings, Severity
+from tidegate.log.watermark import WATERMARK_NAME, Watermark, is_certain, newest, read_slots
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidegate.log.verify.ranges import GatheredRun
+
+    CheckedRun: TypeAlias = "SoundRun | GatheredRun"
     from tidegate.log.format.decode import BatchTable
+
+
+class Compaction(Enum):
+    """Whether records may have been removed between others."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTarget:
+    """One partition folder and what its surroundings say about it."""
+
+    folder: Path
+    place: TopicPartition
+    compaction: Compaction
+    compaction_because: str
+    log_start: int
+    acknowledged: int
+    """Offsets below it were acknowledged, so they must be readable (0: not known)."""
+
+
+_CHECKPOINTS = {
+    "high watermark": "replication-offset-checkpoint",
+    "recovery point": "recovery-point-offset-checkpoint",
+    "log start": "log-start-offset-checkpoint",
+    "cleaner": "cleaner-offset-checkpoint",
+}
+
+
+def find_partitions(where: str, log: Path, findings: Findings, *, files: Files) -> list[PartitionTarget]:
+    """The partitions of a folder (a log or one partition), or of a topic of the log at `log`."""
+    path = Path(where)
+    found = files.stat(path)
+    if found is not None and found.is_folder:
+        if parse_folder_name(path.resolve().name) is not None and _has_log_files(path, files):
+            return [_Surroundings(path.resolve().parent, findings, files).target(path)]
+        return _whole_log(path, findings, files)
+    if "/" in where:
+        raise InvalidError(f"{where} is not a folder; name a partition folder, a log folder or a topic")
+    description = LogFolder(files, log).describe(where)
+    surroundings = _Surroundings(log, findings, files)
+    return [
+        surroundings.target(log / partition_folder_name(where, number))
+        for number in description.partition_numbers
+    ]
+
+
+def _whole_log(path: Path, findings: Findings, files: Files) -> list[PartitionTarget]:
+    surroundings = _Surroundings(path, findings, files)
+    folders = [path / name for name in files.list(path) if parse_folder_name(name) is not None]
+    targets = [surroundings.target(folder) for folder in folders if _has_log_files(folder, files)]
+    if targets:
+        return targets
+    if _has_log_files(path, files):  # a partition folder under a name of its own, such as a backup
+        return [surroundings.target(path)]
+    raise InvalidError(
+        f"{path} holds no partition folders (topic-0, topic-1, …) and no .log files; "
+        f"name a partition folder, a log folder or a topic"
+    )
+
+
+def _has_log_files(folder: Path, files: Files) -> bool:
+    found = files.stat(folder)
+    if found is None or not found.is_folder:
+        return False
+    return bool(offsets_of(files.list(folder), LOG))
+
+
+class _Surroundings:
+    """What lies around partition folders: the catalog and the broker's checkpoints, each read once."""
+
+    def __init__(self, log: Path, findings: Findings, files: Files) -> None:
+        self._log = log
+        self._files = files
+        self._findings = findings
+        self._offsets = {kind: self._read_offsets(log / name) for kind, name in _CHECKPOINTS.items()}
+        self._descriptions = self._read_catalog()
+        self._clean = has_clean_shutdown(log, files=files)
+
+    def target(self, folder: Path) -> PartitionTarget:
+        name = folder.resolve().name
+        place = parse_folder_name(name) or TopicPartition(name, 0)
+        mark = self._watermark(folder)
+        compaction, because = self._compaction(place)
+        log_start = self._known("log start", place)
+        acknowledged = self._known("high watermark", place)
+        if self._clean:
+            acknowledged = max(acknowledged, self._known("recovery point", place))
+        if mark is not None:
+            log_start = max(log_start, mark.log_start)
+            acknowledged = max(acknowledged, mark.high_watermark)
+        return PartitionTarget(folder, place, compaction, because, log_start, acknowledged)
+
+    def _watermark(self, folder: Path) -> Watermark | None:
+        slots = read_slots(self._files, folder)
+        if slots is not None and not is_certain(slots):
+            slots = read_slots(self._files, folder)  # its writer may have been in the middle of one
+        if slots is None:
+            return None
+        if not is_certain(slots):
+            self._findings.add(
+                "checkpoint",
+                folder / WATERMARK_NAME,
+                "it does not match its checksums, so how far the log was acknowledged is not known for sure; "
+                "readers go to the last sound batch",
+                "open the log for writing once: the file is written anew from the log",
+                severity=Severity.WARNING,
+            )
+        return newest(slots)
+
+    def _compaction(self, place: TopicPartition) -> tuple[Compaction, str]:
+        description = self._descriptions.get(place.topic)
+        if description is not None:
+            policy = ",".join(sorted(description.config.cleanup_policy))
+            answer = Compaction.YES if description.config.compacts else Compaction.NO
+            return answer, f"the topic's cleanup.policy={policy}"
+        if (place.topic, place.partition) in (self._offsets["cleaner"] or {}):
+            return Compaction.YES, "the cleaner-offset-checkpoint lists it"
+        if self._offsets["cleaner"] is not None:
+            return Compaction.NO, "the cleaner-offset-checkpoint does not list it"
+        return Compaction.UNKNOWN, "no settings and no cleaner-offset-checkpoint beside it"
+
+    def _known(self, kind: str, place: TopicPartition) -> int:
+        return (self._offsets[kind] or {}).get((place.topic, place.partition), 0)
+
+    def _read_offsets(self, path: Path) -> dict[tuple[str, int], int] | None:
+        """None when there is no such file, or it cannot be read (a finding)."""
+        if not self._files.exists(path):
+            return None
+        try:
+            return dict(read_offsets(path, files=self._files))
+        except CorruptError as error:
+            self._findings.add(
+                "checkpoint",
+                path,
+                str(error),
+                "a broker ignores it and starts from the beginning; remove it to do the same",
+                severity=Severity.WARNING,
+                position=error.position,
+            )
+            return None
+
+    def _read_catalog(self) -> dict[str, TopicDescription]:
+        folder = LogFolder(self._files, self._log)
+        if not folder.is_ours():
+            return {}
+        try:
+            return {description.name: description for description in folder.describe_all()}
+        except CorruptError as error:
+            self._findings.add(
+                "checkpoint",
+                folder.catalog_path,
+                str(error),
+                "restore it from a backup",
+                severity=Severity.FAULT,
+            )
+            return {}
+
+
+_LEAST: int = -(2**63)
+
+
+class RecordTap(Protocol):
+    """Somebody who wants the records: from offset `first` up to, not including, `end` (T1)."""
+
+    first: int
+    end: int
+
+    def take(self, batch: pa.RecordBatch) -> None: ...
+    def spoiled(self) -> None:
+        """What it gets is not what a reader gets (T2); it may as well stop."""
+        ...
+
+
+class Unparsed(NamedTuple):
+    """A batch whose records do not parse: where, and why."""
+
+    position: int
+    offset: int
+    reason: str
+
+
+def parse_records(run: SoundRun, path: Path, tap: RecordTap | None) -> list[Unparsed]:
+    """Parse every record of the run; the batches that do not, by position in the file."""
+    table = run.table
+    whole = tap is not None and not table.is_control.any()
+    if tap is not None and whole and len(table):
+        whole = bool(int(table.base_offset.min()) >= tap.first and int(table.last_offset.max()) < tap.end)
+    try:
+        for piece in _pieces(run, path, control="include"):
+            if tap is not None and whole:
+                tap.take(piece)
+        if tap is not None and not whole:
+            for piece in _pieces(run, path, control="skip", from_offset=tap.first, to_offset=tap.end):
+                tap.take(piece)
+        return []
+    except (CorruptError, InvalidError):
+        if tap is not None:
+            tap.spoiled()
+        return _blamed(run)
+
+
+def _pieces(run: SoundRun, path: Path, **wanted: Any) -> Any:
+    from tidegate.log.format.decode import decode_pieces
+
+    return decode_pieces(
+        run.data,
+        topic="",
+        partition=0,
+        check_crcs=False,
+        path=path,
+        file_position=run.position,
+        **{"from_offset": _LEAST, **wanted},
+    )
+
+
+def _blamed(run: SoundRun) -> list[Unparsed]:
+    from tidegate.log.format.decode import inspect_records
+
+    found = []
+    for position, size, offset in zip(
+        run.table.position.tolist(), run.table.size.tolist(), run.table.base_offset.tolist(), strict=True
+    ):
+        try:
+            inspect_records(run.data[position : position + size])
+        except (CorruptError, InvalidError) as error:
+            found.append(Unparsed(run.position + position, offset, str(error)))
+    return found
+
 
 _CRC = Struct(">I")
 _SEARCH_BYTES: Final = 1 << 20

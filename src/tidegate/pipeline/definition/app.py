@@ -30,7 +30,7 @@ from tidegate.pipeline.definition.places import log_address, state_address
 from tidegate.pipeline.definition.steps import OnError, Sink, Source, sink_name
 from tidegate.pipeline.definition.stream import Stream
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import check_state_name
+from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.serdes.plain import Serde, String
 from tidegate.tables.serdes.windowed import windowed
 from tidegate.windows.operators.windowed_operator import Emit
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tidegate.pipeline.rounds.engine import Engine
     from tidegate.pipeline.rounds.progress import Progress
     from tidegate.pipeline.rounds.run import Run, Summary
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.key_table import KeyTable
     from tidegate.tables.sessioned_table import SessionedTable
     from tidegate.tables.versions.catalog import Versions
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tidegate.tables.windowed_table import WindowedTable
 
 LOCAL = "local"
+RENAMED = {"read": "open_table"}
 
 
 class App:
@@ -131,7 +132,7 @@ class App:
         on_error: OnError = "fail",
         **renamed: Never,
     ) -> Stream:
-        """The changes of a table as a stream: what `.to(topic)` of another flow sends, or a Kafka Streams changelog.
+        """The changes of a table as a stream: what `.to_topic(topic)` of a flow sends, or a Kafka Streams changelog.
 
         Say `window_size`, which is not in the bytes, or `sessions=True`. Columns are `window_start`, `window_end`
         and those of the value. Event time is the last millisecond of the window.
@@ -298,7 +299,7 @@ class App:
         _check_settings(settings)
         if not self._flows:
             raise InvalidError(
-                f"app {self.name} does nothing yet: end a stream with .to(topic) or .table(name)"
+                f"app {self.name} does nothing yet: end a stream with .to_topic(topic) or .to_table(name)"
             )
         setup = WorkerSetup(
             app=self.name,
@@ -382,14 +383,14 @@ class App:
         known_topics.check_kind(self._flows, topic, "table")
         return table(self._reading(), topic, **self._table(topic, key, value, settings))
 
-    def read(self, table: str, *, round: int | None = None) -> ResultTable:
-        """The windows of a flow as the app's last commit has them, from any process: what `.table(name)` promises.
+    def open_table(self, name: str, *, round: int | None = None) -> ResultTable:
+        """The windows of a flow as the app's last commit has them, from any process: what `.to_table(name)` keeps.
 
         Any flow with windows can be read so, by the name of one of its ends. `round` is one of the last commits.
         """
         from tidegate.pipeline.reading.result_table import ResultTable
 
-        flow = self.flow(table)
+        flow = self.flow(name)
         return ResultTable(
             self._state_to_read(), self.name, flow, round=round, storage=self.storage, log=self._reading
         )
@@ -445,7 +446,7 @@ class App:
     def _state_to_read(self) -> StorageBackend:
         """The state, opened to be read; made where there is none, so that it can be waited for."""
         from tidegate.storage import open_backend
-        from tidegate.storage.backends.port import NoStateError
+        from tidegate.storage.backends.base import NoStateError
 
         try:
             return open_backend(self.state, read_only=True)
@@ -469,7 +470,7 @@ class App:
     def _reading(self) -> Any:
         """The log, open for reading; it is kept until `close`."""
         if self._opened_log is None:
-            from tidegate.log.access.connect import is_kafka, open_log
+            from tidegate.log.log import is_kafka, open_log
 
             reading: dict[str, Any] = {} if is_kafka(self.log) else {"read_only": True}
             self._opened_log = open_log(self.log, client=self.client or None, **reading)
@@ -482,6 +483,11 @@ class App:
         for each in opened:
             if each is not None:
                 each.close()
+
+    def __getattr__(self, name: str) -> Never:
+        if name in RENAMED:
+            raise InvalidError(f"app.{name}(…) is app.{RENAMED[name]}(…) now")
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def __enter__(self) -> App:
         return self

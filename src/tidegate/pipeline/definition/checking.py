@@ -23,7 +23,7 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.integrity.state import NEVER
 from tidegate.integrity.validator import policy_of
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
 from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.inferring import (
     described,
@@ -51,7 +51,7 @@ from tidegate.pipeline.definition.steps import (
 )
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.pipeline.tasks.names import component
-from tidegate.storage.backends.port import MAX_COMPONENT_BYTES
+from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
 from tidegate.tables.serdes.plain import Serde
 from tidegate.tables.serdes.windowed import require_raw
 from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
@@ -69,11 +69,11 @@ _CHOICES = {
 
 _UPDATES = "{topic} has a window's new value whenever it changes (emit='update')."
 _ON_CLOSE = (
-    "have it written with aggregate(…, emit='close'), each window once when it is final, and read it with "
+    "have it written with window(…, emit='close'), each window once when it is final, and read it with "
     "app.changes(…, emit='close')"
 )
 _A_NEW_VALUE_IS_NO_COPY = (
-    "A new value is no copy of the one before it, and dropping it would leave a wrong one; leave deduplicate out "
+    "A new value is no copy of the one before it, and dropping it would leave a wrong one; leave drop_duplicates out "
     f"(one value counts for each window), or {_ON_CLOSE}"
 )
 
@@ -158,7 +158,9 @@ def check_step(source: Source, before: Sequence[Step], step: Step, shape: Shape)
 def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], shape: Shape) -> None:
     """Check where results go."""
     if not sinks:
-        raise InvalidError(f"stream {source.topic} goes nowhere: end it with .to(topic) or .table(name)")
+        raise InvalidError(
+            f"stream {source.topic} goes nowhere: end it with .to_topic(topic) or .to_table(name)"
+        )
     names = [sink_name(sink) for sink in sinks]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -176,8 +178,8 @@ def check_sinks(source: Source, steps: Sequence[Step], sinks: Sequence[Sink], sh
         if isinstance(sink, AsTable):
             if not isinstance(last, Aggregate):
                 raise InvalidError(
-                    f"table {sink.name}: only windows are kept as a table; use .window(…).aggregate(…) "
-                    "before, or .to(topic) and app.table(topic) for the last value of each key"
+                    f"table {sink.name}: only windows are kept as a table; use .window(…).agg(…) "
+                    "before, or .to_topic(topic) and app.table(topic) for the last value of each key"
                 )
             continue
         if sink.topic == source.topic:
@@ -219,7 +221,7 @@ def step_name(step: Step) -> str:
     """What the step is called where users write it."""
     match step:
         case Dedupe():
-            return "deduplicate"
+            return "drop_duplicates"
         case KeyBy():
             return "key_by"
         case Aggregate():
@@ -230,7 +232,7 @@ def step_name(step: Step) -> str:
 def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
     if any(isinstance(each, Aggregate) for each in before):
         raise InvalidError(
-            f"{where}: windows are the last step of a stream; send the results somewhere with .to(topic), "
+            f"{where}: windows are the last step of a stream; send the results somewhere with .to_topic(topic), "
             "and go on from there with app.changes(topic, …), which takes back what a window was when it changes"
         )
     if isinstance(step, Validate) and before:
@@ -242,7 +244,7 @@ def _check_order(where: str, before: Sequence[Step], step: Step) -> None:
         keyed = [place for place, each in enumerate(before) if isinstance(each, KeyBy)]
         if kept and keyed and kept[0] < keyed[-1]:
             raise InvalidError(
-                f"{where}: deduplicate stands before a key_by that this step needs, so state would be kept "
+                f"{where}: drop_duplicates stands before a key_by that this step needs, so state would be kept "
                 "on both sides of a shuffle; put key_by first (copies are then found by the new key), or "
                 "send the deduplicated records to a topic and read that"
             )
@@ -298,7 +300,7 @@ def _check_aggregate(where: str, step: Aggregate, schema: pa.Schema, source: Sou
         raise InvalidError(f"{where}: an unlimited window never closes; use emit='update'")
     if step.future is not None and step.future.policy == "late" and step.late is None:
         raise InvalidError(
-            f"{where}: the future guard sets records aside in the late table, and late=None leaves none; "
+            f"{where}: the future guard sets records aside in the late table, and late='drop' leaves none; "
             "give late=LateSettings(…), or future=FutureGuard(…, policy='keep'), or future=None"
         )
     if source.has_updates and isinstance(step.kind, Session | Sliding):

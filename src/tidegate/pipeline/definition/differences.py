@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from tidegate.durations import format_duration
 from tidegate.pipeline.definition.fingerprint import Document, without_code
 
-_STATEFUL = ("deduplicate", "aggregate")
+_STATEFUL = {"deduplicate": "drop_duplicates", "aggregate": "agg"}  # as recorded: as users write them
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,12 @@ def _whole_rows(said: Document) -> list[str]:
         if step["step"] == "aggregate" and said["source"].get("emit") == "update":
             found.append("the store of rows whose changes are taken back holds")
         if step["keep_late"] is not None:
-            found.append(f"the late table of {step['step']} holds")
+            found.append(f"the late table of {_STATEFUL[step['step']]} holds")
     return found
 
 
 def _listed_states(said: Document) -> str:
-    kept = [step["step"] for step in said["steps"] if step["step"] in _STATEFUL]
+    kept = [_STATEFUL[step["step"]] for step in said["steps"] if step["step"] in _STATEFUL]
     return (
         f"the state of {' and '.join(kept)} was" if len(kept) == 1 else f"states of {' and '.join(kept)} were"
     )
@@ -337,14 +337,14 @@ def _step(name: str, was: Document, now: Document, lone: Sequence[str]) -> list[
 def _dedupe(name: str, was: Document, now: Document) -> list[Change]:
     changes = []
     if was["columns"] != now["columns"]:
-        said = f"deduplicate was by {was['columns']} and is by {now['columns']}"
+        said = f"drop_duplicates was by {was['columns']} and is by {now['columns']}"
         changes.append(Change(name, False, said, "the ids that are kept are of the old columns"))
     for field in ("within_ms", "grace_ms"):
         means = "copies are looked for as far back as ids were kept, and so far once that time has passed"
-        changes += _length(name, "deduplicate's", field, was, now, means)
+        changes += _length(name, "drop_duplicates's", field, was, now, means)
     for field in ("late", "refresh"):
         if was[field] != now[field]:
-            said = f"deduplicate's {field} was {was[field]} and is {now[field]}"
+            said = f"drop_duplicates's {field} was {was[field]} and is {now[field]}"
             changes.append(Change(name, True, said, "records are judged so from now on"))
     return changes + _late(name, was, now)
 

@@ -15,7 +15,7 @@ from tidegate.errors import TidegateError
 from tidegate.integrity.state import NEVER, Phase
 from tidegate.integrity.validator import OnError, ValidationRules, policy_of
 from tidegate.integrity.verdicts import FATAL, GAPS, Verdict
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.pipeline.definition.checking import Shape, rekeying
 from tidegate.pipeline.definition.expressions import shown
 from tidegate.pipeline.definition.flow import Flow
@@ -60,7 +60,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
     looks = (not is_kafka(app.log)) if sample is None else sample
     lines = [f"App {app.name}", f"  log    {app.log}", f"  state  {app.state}"]
     if not app.flows:
-        lines.append("  no flow yet: end a stream with .to(topic) or .table(name)")
+        lines.append("  no flow yet: end a stream with .to_topic(topic) or .to_table(name)")
     for flow in app.flows:
         found: tuple[Sample | str, Fields] = "nobody looked at the log", Fields()
         if looks:
@@ -139,7 +139,7 @@ def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]
         return
     from tidegate.pipeline.rounds.lookups import table_lags
     from tidegate.storage import open_backend
-    from tidegate.storage.backends.port import NoStateError
+    from tidegate.storage.backends.base import NoStateError
 
     settings: dict[str, Any] = {"client": app.client} if is_kafka(app.log) else {"read_only": True}
     try:
@@ -207,7 +207,7 @@ def _step(step: Step) -> str:
         case Dedupe():
             rule = step.rule
             return (
-                f"deduplicate by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
+                f"drop_duplicates by key, {', '.join(rule.columns)} within {format_duration(rule.within_ms)}, "
                 f"grace {format_duration(rule.grace_ms)}"
             )
         case Aggregate():

@@ -106,8 +106,8 @@ class Flow:
     def is_ordered(self) -> bool:
         """Whether events of several source partitions meet in a step whose result depends on their order.
 
-        That is `deduplicate`, sessions and a user's own `reduce` behind a `key_by`. Other aggregates of other windows
-        come to the same in any order.
+        That is `drop_duplicates`, sessions and a user's own `reduce` behind a `key_by`. Other aggregates of other
+        windows come to the same in any order.
         """
         if self.rekey_at is None:
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.connect import bootstrap_servers, folder_path, is_kafka
+from tidegate.log.log import bootstrap_servers, folder_path, is_kafka
 
 
 def log_address(data: str | Path | None, log: str | Path | None) -> str:

@@ -24,7 +24,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.errors import TidegateError
 from tidegate.integrity.verdicts import tolerance_of
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.inferring import nearest
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step
@@ -224,10 +224,10 @@ class _Looked:
                 case Lookup():
                     return
                 case Dedupe():
-                    yield from self._columns("deduplicate", step.rule.columns, events)
+                    yield from self._columns("drop_duplicates", step.rule.columns, events)
                     if self._flow.rekey_at is None and partitions > 1 and _has_no_key(events):
                         yield (
-                            f"deduplicate finds copies by key inside a partition, and {self._none} has a key; say "
+                            f"drop_duplicates finds copies by key inside a partition, and {self._none} has a key; say "
                             f".key_by({step.rule.columns[0]!r}) before it"
                         )
                 case Aggregate():

@@ -98,6 +98,9 @@ def evaluate(
         raise InvalidError(
             f"{what}: {_first_line(error)}; TRY_CAST(… AS …) gives null for what cannot be converted"
         ) from None
+    except (duckdb.InvalidInputException, duckdb.OutOfRangeException) as error:
+        said = _first_line(error).partition(". Use TRY")[0].rstrip("!.")
+        raise InvalidError(f"{what}: {said}; TRY(…) gives null for what cannot be computed") from None
     except duckdb.Error as error:
         raise InvalidError(f"{what}: {_first_line(error)}") from None
     finally:
@@ -235,7 +238,7 @@ def _refuse(node: Mapping[str, Any], what: str) -> None:
     if kind == "WINDOW":
         raise InvalidError(
             f"{what}: {node.get('function_name', 'a function')}(…) OVER (…) looks at other rows, and its "
-            "answer would depend on where a batch is cut; use .window(…).aggregate(…)"
+            "answer would depend on where a batch is cut; use .window(…).agg(…)"
         )
     if kind == "SUBQUERY":
         raise InvalidError(
@@ -271,7 +274,7 @@ def _why_not(name: str, depth: int = 0) -> str | None:
     if "macro" in kinds:
         return _why_not_macro(name, [text for kind, _, text in found if kind == "macro"], depth)
     if "aggregate" in kinds:
-        return f"{name}() is an aggregate over many rows; use .window(…).aggregate(…)"
+        return f"{name}() is an aggregate over many rows; use .window(…).agg(…)"
     if kinds:
         return f"{name}() makes rows of its own; an expression gives one value for each row"
     return None  # unknown: DuckDB says so itself, with the nearest names

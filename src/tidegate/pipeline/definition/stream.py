@@ -3,7 +3,7 @@
 A stream is an immutable value: every call answers a new one and leaves the old as it was, so a stream can be the
 start of several. Each call is checked against the columns there are at that point, before anything runs.
 
-`.to(topic)` and `.table(name)` are the ends: they add what was said so far to the app, as a flow. Several ends of
+`.to_topic(topic)` and `.to_table(name)` are the ends: they add the steps so far to the app, as a flow. Several ends of
 one stream belong to one flow, whose work is done once; flows share no work with each other.
 
 Thread rule: values; ends change their app.
@@ -12,8 +12,9 @@ Thread rule: values; ends change their app.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias
 
 import pyarrow as pa
 
@@ -56,6 +57,8 @@ DEFAULT_SHARDS = 8
 KEEP_LATE = LateSettings()
 GUARD = FutureGuard()
 ALL_COLUMNS = "*"
+WINDOW_SETTINGS = ("emit", "late", "future", "idle_close", "compat")
+Late: TypeAlias = Literal["keep", "drop"] | LateSettings
 
 
 class Stream:
@@ -124,6 +127,11 @@ class Stream:
         chosen = [each for each in chosen if each[0] not in expressions]  # a column that is computed anew
         return self._then(Select((*chosen, *expressions.items())))
 
+    def with_columns(self, **expressions: Expression) -> Stream:
+        """All columns there are, and these besides: `with_columns(total="amount * 1.19")`. A name that exists is
+        computed anew."""
+        return self.select(ALL_COLUMNS, **expressions)
+
     def map(self, function: ArrowFunction, schema: pa.Schema) -> Stream:
         """A function from record batch to record batch with the same rows, and the columns it gives."""
         if not isinstance(schema, pa.Schema):
@@ -143,33 +151,62 @@ class Stream:
             serde = key_serde_for(kind, f"{what}: {shown(expression)}")
         return self._then(KeyBy(expression, serde, shards))
 
-    def deduplicate(
+    def drop_duplicates(
         self,
         columns: str | Sequence[str],
         within: DurationLike,
         *,
         grace: DurationLike | None = None,
-        late: Literal["drop", "forward"] = "drop",
+        late: Late | Literal["forward"] = "keep",
         refresh: bool = False,
-        keep_late: LateSettings | None = KEEP_LATE,
+        **renamed: Never,
     ) -> Stream:
-        """Of records with one key and the same values in these columns, only the first within that much event time.
+        """Of records with one key and the same values in these columns, keep only the first within that much event
+        time.
 
-        Records without a key are told apart by these columns alone. Where the topic has several partitions, their
+        Records without a key are compared by these columns alone. Where the topic has several partitions, their
         copies may be anywhere, and such a record stops its partition: say `key_by` first. Records with a null in one
-        of the columns have no id: they go on and are counted (`no_id`).
+        of the columns have no id: they pass and are counted (`no_id`).
 
-        A record more than `grace` (default: `within`) behind stream time cannot be told from a copy: `late` says
-        what becomes of it; dropped ones can be read in the late table. `refresh` counts the time from the last copy
-        on.
+        A record more than `grace` (default: `within`) behind stream time cannot be told from a copy. `late="keep"`
+        sets it aside in the late table (`LateSettings(…)` says for how long and how many), `"drop"` leaves it out and
+        counts it, `"forward"` lets it pass. `refresh` counts the time from the last copy.
         """
-        _require_late("keep_late", keep_late)
-        rule = Deduplicate(columns, within, grace=grace, late=late, refresh=refresh)
-        return self._then(Dedupe(rule, keep_late if late == "drop" else None))
+        require_new_names("drop_duplicates(", renamed, {"keep_late": "late"})
+        kept = None if late == "forward" else _late_table("drop_duplicates", late, ", 'forward'")
+        passes: Literal["drop", "forward"] = "forward" if late == "forward" else "drop"
+        return self._then(
+            Dedupe(Deduplicate(columns, within, grace=grace, late=passes, refresh=refresh), kept)
+        )
 
-    def window(self, kind: WindowKind) -> WindowedStream:
-        """Windows of a kind; go on with `aggregate` or `count`."""
-        return WindowedStream(self, kind)
+    def window(
+        self,
+        kind: WindowKind,
+        *,
+        emit: Emit | Literal["update", "close"] = Emit.UPDATE,
+        late: Late = "keep",
+        future: FutureGuard | None = GUARD,
+        idle_close: DurationLike | None = None,
+        compat: Compat | None = None,
+    ) -> WindowedStream:
+        """Windows of a kind; `agg` or `count` says what to compute for each.
+
+        `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
+        come after that are late: `late="keep"` sets them aside in the late table (`LateSettings(…)` says for how long
+        and how many), `"drop"` leaves them out and counts them. `future` keeps records from clocks that run ahead
+        from closing windows for all others. After `idle_close` without records a silent partition is not waited for
+        any more. `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs:
+        differences-from-kafka-streams).
+        """
+        kept = _late_table("window", late)
+        if future is not None and not isinstance(future, FutureGuard):
+            raise InvalidError(f"future={future!r}: give FutureGuard(…), or None for no guard")
+        if kept is None and future is GUARD:
+            future = FutureGuard(policy="keep")
+        idle_close_ms = None if idle_close is None else duration_ms(idle_close)
+        return WindowedStream(
+            self, Aggregate(kind, (), _emit(emit), kept, future, idle_close_ms, compat=compat)
+        )
 
     def lookup(
         self,
@@ -190,7 +227,7 @@ class Stream:
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def to(
+    def to_topic(
         self,
         topic: str,
         *,
@@ -209,8 +246,8 @@ class Stream:
         self._app._add(self, To(topic, key_format, value, integrity, partitions))
         return self
 
-    def table(self, name: str) -> Stream:
-        """Keep the windows as a table of this name, readable with `app.read(name)`; no topic is written for it.
+    def to_table(self, name: str) -> Stream:
+        """Keep the windows as a table of this name, readable with `app.open_table(name)`; no topic is written for it.
 
         They are kept for the `retention` of the windows; where none is said for a day, or as long as they can change
         if that is more.
@@ -242,83 +279,75 @@ class Stream:
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.explain())}</pre>"
 
+    def __getattr__(self, name: str) -> Never:
+        if name in RENAMED:
+            raise _renamed(self, name)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
     def _then(self, step: Step) -> Stream:
         shape = check_step(self._source, self._steps, step, self._shape)
         return Stream(self._app, self._source, (*self._steps, step), shape)
 
 
 class WindowedStream:
-    """Windows that nothing was made of yet: say what, with `aggregate` or `count`."""
+    """Windows without a result yet: `agg` or `count` says what to compute for each."""
 
-    __slots__ = ("_kind", "_stream")
+    __slots__ = ("_stream", "_windows")
 
-    def __init__(self, stream: Stream, kind: WindowKind) -> None:
-        self._stream, self._kind = stream, kind
+    def __init__(self, stream: Stream, windows: Aggregate) -> None:
+        self._stream, self._windows = stream, windows
 
-    def aggregate(
-        self,
-        *unnamed: AggregateDefinition,
-        emit: Emit | Literal["update", "close"] = Emit.UPDATE,
-        late: LateSettings | None = KEEP_LATE,
-        future: FutureGuard | None = GUARD,
-        idle_close: DurationLike | None = None,
-        compat: Compat | None = None,
-        **aggregates: AggregateDefinition,
-    ) -> Stream:
-        """What to make of a window's records: `aggregate(orders=count(), revenue=sum("amount"))`.
-
-        `emit="update"` sends a window whenever a round changed it, `"close"` once, when it is final. Records that
-        come after that are kept as `late` says. `future` keeps records from clocks that run ahead from closing
-        windows for all others. After `idle_close` without records a silent partition is not waited for any more.
-        `compat="kafka-streams"` keeps Kafka Streams' rules where ours differ (docs: differences-from-kafka-streams).
-        """
+    def agg(self, /, *unnamed: AggregateDefinition, **aggregates: AggregateDefinition) -> Stream:
+        """Compute these for each window: `agg(orders=count(), revenue=sum("amount"))`. Any name is allowed."""
         given = [*unnamed]
         for name, each in aggregates.items():
             if not isinstance(each, AggregateDefinition):
-                raise TypeError(
-                    f"{name}={each!r} is no aggregate; write {name}=count(), {name}=sum('amount') and the like"
-                )
+                raise _not_an_aggregate(name, each)
             given.append(each.named(name))
-        _require_late("late", late)
-        if future is not None and not isinstance(future, FutureGuard):
-            raise InvalidError(f"future={future!r}: give FutureGuard(…), or None for no guard")
-        if late is None and future is GUARD:
-            future = FutureGuard(policy="keep")
-        step = Aggregate(
-            self._kind,
-            tuple(given),
-            _emit(emit),
-            late,
-            future,
-            None if idle_close is None else duration_ms(idle_close),
-            compat=compat,
-        )
-        return self._stream._then(step)
+        return self._stream._then(replace(self._windows, aggregates=tuple(given)))
 
-    def count(self, name: str = "count", **settings: Any) -> Stream:
-        """How many records each window has; `settings` are those of `aggregate`."""
-        return self.aggregate(count_records().named(name), **settings)
+    def count(self, name: str = "count") -> Stream:
+        """How many records each window has."""
+        return self.agg(count_records().named(name))
 
     def __repr__(self) -> str:
-        return f"<WindowedStream {self._stream.source.topic}, {self._kind!r}: nothing is made of it yet>"
+        return f"<WindowedStream {self._stream.source.topic}, {self._windows.kind!r}: no result yet>"
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Never:
+        if name in RENAMED:
+            raise _renamed(self._stream, name)
         if name in _NEEDS_AGGREGATE:
             raise InvalidError(
-                f"windows of {self._stream.source.topic} have no result yet: say what to make of them before "
-                f".{name}(…), like .aggregate(orders=count())"
+                f"windows of {self._stream.source.topic} have no result yet: say what to compute for each before "
+                f".{name}(…), like .agg(orders=count())"
             )
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
 
+RENAMED = {"aggregate": "agg", "deduplicate": "drop_duplicates", "table": "to_table", "to": "to_topic"}
+
+
+def _not_an_aggregate(name: str, given: object) -> Exception:
+    if name in WINDOW_SETTINGS:
+        return InvalidError(f"agg({name}={given!r}) is said of the windows now: window(…, {name}={given!r})")
+    return TypeError(
+        f"{name}={given!r} is no aggregate; write {name}=count(), {name}=sum('amount') and the like"
+    )
+
+
+def _renamed(stream: Stream, name: str) -> InvalidError:
+    return InvalidError(f"stream {stream.source.topic}: .{name}(…) is .{RENAMED[name]}(…) now")
+
+
 _NEEDS_AGGREGATE = (
-    "to",
-    "table",
+    "to_topic",
+    "to_table",
     "filter",
     "select",
+    "with_columns",
     "map",
     "key_by",
-    "deduplicate",
+    "drop_duplicates",
     "lookup",
     "window",
     "explain",
@@ -333,9 +362,15 @@ def _emit(emit: Emit | str) -> Emit:
         raise InvalidError(f"emit is {emit!r}; choose 'update' or 'close'") from None
 
 
-def _require_late(name: str, given: object) -> None:
-    if given is not None and not isinstance(given, LateSettings):
-        raise InvalidError(
-            f"{name}={given!r}: late records are kept by default; give LateSettings(…) to say how long and how many, "
-            "or None to drop them"
-        )
+def _late_table(call: str, late: object, more: str = "") -> LateSettings | None:
+    """The late table that was asked for; None: late records are dropped."""
+    if late == "keep":
+        return KEEP_LATE
+    if late == "drop":
+        return None
+    if isinstance(late, LateSettings):
+        return late
+    raise InvalidError(
+        f"{call}(late={late!r}): choose 'keep', 'drop'{more}, or give LateSettings(…) to say how long and how many "
+        "late records are kept"
+    )

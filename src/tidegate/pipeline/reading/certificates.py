@@ -16,7 +16,7 @@ from tidegate.integrity.audit import Runner
 from tidegate.integrity.certificates import make_certificate, range_members
 from tidegate.integrity.digests import TopicAt
 from tidegate.pipeline.rounds.records import CommitRecord, Records
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 
 def certify_round(

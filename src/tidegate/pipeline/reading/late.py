@@ -15,7 +15,7 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.pipeline.tasks.letters import read_letters
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commit_follower import TRIES
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
 

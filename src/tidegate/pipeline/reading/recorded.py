@@ -44,7 +44,7 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.records import FlowLine, Records
 from tidegate.pipeline.rounds.ways_out import list_apps
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.json_fields import field_of
 from tidegate.tables.serdes.json_serde import Json
 from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String

@@ -1,10 +1,11 @@
 """A flow's windows as a table that any process can read while the app runs: the state itself, without a copy.
 
-What `.table(name)` promises: every answer is of one commit, whole rounds or nothing of them, and a scan is so from its
-first batch to its last; a later question may see a later commit (`pinned` keeps one for several questions). A commit
-that is collected while a scan reads it ends the scan with `CommitGoneError`. What retention has dropped is not there.
+What `.to_table(name)` promises: every answer is of one commit, whole rounds or nothing of them, and a scan is so from
+its first batch to its last; a later question may see a later commit (`pinned` keeps one for several questions). A
+commit that is collected while a scan reads it ends the scan with `CommitGoneError`. What retention has dropped is not
+there.
 
-    with app.read("orders-per-minute") as table:
+    with app.open_table("orders-per-minute") as table:
         table.fetch("alice", "2026-01-01T10:00Z", "2026-01-01T11:00Z")
         table.to_pandas()
 
@@ -29,7 +30,7 @@ from tidegate.pipeline.reading.rows import FlowForm, FlowRows
 from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.storage import StorageConfig
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.commit_follower import CommitFollower, PinnedCommit
 from tidegate.tables.queries.results import Rows
 from tidegate.tables.queries.spark_frame import address_for_spark

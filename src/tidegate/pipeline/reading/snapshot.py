@@ -22,7 +22,7 @@ from tidegate.pipeline.tasks.names import storage_task
 from tidegate.pipeline.tasks.stateless import Around
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.source import Snapshot
 from tidegate.windows.operators.dedupe import DedupeOperator
 

@@ -122,7 +122,7 @@ class Brake:
             f"app {commit.app}, flow {flow}: what must be kept does not fit. {used} bytes of backlog are in use in one "
             f"worker, the limit is {self.limit_bytes}, and reading on frees nothing: {kept}{held}. Raise "
             f"backlog_limit_bytes of the app's storage (to {enough}MiB, say), or shorten window, grace, retention or "
-            "the horizon of deduplicate; then start the app again, it goes on where it stopped",
+            "the horizon of drop_duplicates; then start the app again, it goes on where it stopped",
             reason="retention_exceeds_backlog",
         )
 

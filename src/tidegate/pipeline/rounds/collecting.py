@@ -36,9 +36,8 @@ from tidegate.clock import Clock
 from tidegate.errors import ConflictError, CorruptError, TidegateError, UnavailableError
 from tidegate.pipeline.rounds.records import KEPT, CommitRecord, Records
 from tidegate.pipeline.tasks.letters import chain_of
-from tidegate.storage.backends.port import TEMPORARY, MissingObjectError, ObjectInfo, StorageBackend
-from tidegate.storage.packs.garbage import is_task_object, reachable
-from tidegate.storage.packs.token import Token
+from tidegate.storage.backends.base import TEMPORARY, MissingObjectError, ObjectInfo, StorageBackend
+from tidegate.storage.manifest import Token, is_task_object, reachable
 
 STEP_MS: Final = 20
 END_MS: Final = 10_000

@@ -29,7 +29,7 @@ from tidegate.errors import ConflictError, FencedError, TidegateError
 from tidegate.pipeline.rounds.records import Records
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.lease import Lease, read_lease
 
 PAUSE_MS: Final = 100

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partition_view import PartitionView
+from tidegate.log.catalog import TopicState
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.log import Log
+from tidegate.log.partition_reader import PartitionView
 
 
 class Head(NamedTuple):

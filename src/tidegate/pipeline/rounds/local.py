@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from tidegate.clock import Clock
 from tidegate.files import Files
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.rounds.orders import (
     Delivery,
@@ -31,7 +31,7 @@ from tidegate.pipeline.tasks.held_events import Frontiers
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import EventBatch
 
 Done = TypeVar("Done")

@@ -26,7 +26,7 @@ from tidegate.pipeline.definition.steps import Lookup
 from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.tasks.lookups import lookup_key, newest_commits, require_key, table_commits
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.claim import Claim
 from tidegate.tables.building.commits import CommitList, load_commits
 from tidegate.tables.building.consumed import Consumed

@@ -60,7 +60,7 @@ from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.sizing import RoundSizes
 from tidegate.pipeline.rounds.ticks import Watch
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 RETRY_MS: Final = 200
 MOST_GIVEN_UP: Final = 20

@@ -22,8 +22,8 @@ import msgspec
 
 from tidegate.clock import Clock
 from tidegate.errors import ConflictError, InvalidError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.changes import Changes, compare
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.rounds.facts import FlowFacts, all_facts
@@ -77,7 +77,9 @@ def open_app(
 ) -> Opened:
     """Everything up to the first round."""
     if not setup.flows:
-        raise InvalidError(f"app {setup.app} has no flow: end a stream with .to(topic) or .table(name)")
+        raise InvalidError(
+            f"app {setup.app} has no flow: end a stream with .to_topic(topic) or .to_table(name)"
+        )
     heads = Heads(log)
     opening = _Opening(setup, log, records, generation, heads, clock, randomness)
     require_as_recorded(log, records.backend, setup.flows)

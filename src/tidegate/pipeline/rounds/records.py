@@ -37,7 +37,7 @@ import msgspec
 
 from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidError, SignatureError
 from tidegate.pipeline.rounds.orders import Delivery, Held, Stop, Tick, decode, encode
-from tidegate.storage.backends.port import StorageBackend, check_name, check_state_name
+from tidegate.storage.backends.base import StorageBackend, check_name, check_state_name
 
 VERSION: Final = 4
 READABLE: Final = (

@@ -16,10 +16,9 @@ from functools import partial
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.files import Files
-from tidegate.log.access.connect import folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.locks import LOCK_NAME
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.locks import LOCK_NAME
+from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.metrics import Metrics
 from tidegate.pipeline.definition.sampling import check_fields
 from tidegate.pipeline.rounds.engine import Engine
@@ -41,7 +40,7 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
 from tidegate.storage import open_backend
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 MakeEngine = Callable[[WorkerSetup], Engine]
 

@@ -13,15 +13,15 @@ from typing import Final
 from tidegate.durations import format_duration
 from tidegate.errors import InvalidError
 from tidegate.integrity.verdicts import INTEGRITY_LAG_MS
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.definition.fingerprint import serde, window
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.known_topics import find
 from tidegate.pipeline.definition.steps import To
 from tidegate.pipeline.rounds.facts import FlowFacts
 from tidegate.pipeline.rounds.heads import Heads
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.topic_encoding import TopicEncoding, read_encoding, record_encoding, require_fit
 from tidegate.windows.changelog import StoreKind, changelog_settings
 from tidegate.windows.kinds import Session, Unlimited
@@ -99,7 +99,7 @@ def require_one_writer(
             raise InvalidError(
                 f"flow {flow.name} makes windows of the changes in {topic}, which has {counts[topic]} partitions and "
                 f"{tasks} tasks that write it: of one that is ahead, changes by the others would come too late. Leave "
-                f"partitions= out of .to({topic!r}), and let the app make the topic"
+                f"partitions= out of .to_topic({topic!r}), and let the app make the topic"
             )
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.heads import Heads
@@ -29,7 +29,7 @@ from tidegate.pipeline.rounds.progress import StoppedPartition
 from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Records, SourceLine
 from tidegate.pipeline.rounds.stops import acknowledged, new_faults, read_once, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import ObjectInfo, StorageBackend
+from tidegate.storage.backends.base import ObjectInfo, StorageBackend
 from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
 
 

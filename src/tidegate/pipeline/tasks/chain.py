@@ -55,7 +55,7 @@ from tidegate.windows.operators.windows import WindowOperator
 WHY: Final = {
     "late_records": "is late: its windows were final",
     "partly_late_records": "is late for some of its windows, which were final",
-    "late": "is late: too old for deduplicate",
+    "late": "is late: too old for drop_duplicates",
     "future": "lies too far ahead of the time",
     "no_key": "has no key and goes into no window",
     "negative_time": "has a time before 1970 and goes into no window",
@@ -154,10 +154,10 @@ def keyless(app: str, flow: Flow, partitions: int) -> str:
         return ""
     ids = ", ".join(step.rule.columns)
     return (
-        f"the record has no key. deduplicate finds copies by key and {ids} inside a partition, and copies of a record "
-        f"without a key may be in any of the {partitions} partitions of {flow.source.topic}. Say .key_by"
-        f"({step.rule.columns[0]!r}) before .deduplicate, or leave such records out with .filter('key IS NOT NULL'), "
-        f"and start over with `tidegate app reset {app}`"
+        f"the record has no key. drop_duplicates finds copies by key and {ids} inside a partition, and copies of a "
+        f"record without a key may be in any of the {partitions} partitions of {flow.source.topic}. Say .key_by"
+        f"({step.rule.columns[0]!r}) before .drop_duplicates, or leave such records out with .filter('key IS NOT NULL')"
+        f", and start over with `tidegate app reset {app}`"
     )
 
 

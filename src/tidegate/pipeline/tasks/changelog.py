@@ -104,10 +104,10 @@ class OutboxState:
             **known, topic: {**known.get(topic, {}), partition: state.to_bytes()}
         }  # fmt: skip
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return bytes([VERSION]) + msgspec.msgpack.encode(self._saved)
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         if data and data[0] != VERSION:
             raise CorruptError(
                 f"the senders' positions have format {data[0]}; this version knows {VERSION}: run the version that "

@@ -20,17 +20,17 @@ from functools import partial
 from typing import Any, Final
 
 from tidegate.clock import Clock
-from tidegate.log.access.embedded import Log
+from tidegate.log.fetch import Isolation
 from tidegate.log.format.batch import HEADER_SIZE, BatchHeader, iter_headers
 from tidegate.log.format.decode import decode
-from tidegate.log.partitions.fetching import Isolation
-from tidegate.log.partitions.partition import PartitionLog
-from tidegate.log.producers.producer_state import Origin
+from tidegate.log.log import Log
+from tidegate.log.partition import PartitionLog
+from tidegate.log.producer_state import Origin
 from tidegate.pipeline.rounds.orders import Delivery, Section
 from tidegate.pipeline.tasks.delivering_to_cluster import ClusterDeliverer
 from tidegate.pipeline.tasks.parcels import read_parcel, section_of
 from tidegate.pipeline.tasks.sections import fenced, records_of, require_ours
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.waiting import waiting
 
 BUSY_MS: Final = 10_000

@@ -33,7 +33,7 @@ from tidegate.pipeline.rounds.orders import Held
 from tidegate.pipeline.tasks.batching import BATCH_BYTES, PIECE_ROWS, batch_bytes
 from tidegate.pipeline.tasks.packing import join_events
 from tidegate.storage import BucketIndex, Merge, StoreSpec, Time, WorkerStorageRuntime
-from tidegate.storage.runs.assembling import int64_column
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import LATEST
 
@@ -83,10 +83,10 @@ class HeldState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return bytes([VERSION]) + msgspec.msgpack.encode(self.saved)
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         if data and data[0] != VERSION:
             raise CorruptError(
                 f"held-back events have format {data[0]}; this version knows {VERSION}: run the version that "

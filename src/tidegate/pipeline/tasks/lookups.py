@@ -26,7 +26,7 @@ from tidegate.errors import InvalidError, UnavailableError
 from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import key_serde_for
 from tidegate.pipeline.definition.steps import Lookup
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.commits import CommitList, load_commits
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules

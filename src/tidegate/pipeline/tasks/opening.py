@@ -10,8 +10,7 @@ from typing import Any
 
 from tidegate.clock import Clock
 from tidegate.files import Files
-from tidegate.log.access.connect import folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log, folder_path, is_kafka, open_log
 
 
 def open_app_log(address: str, client: Mapping[str, str], *, files: Files | None, clock: Clock | None) -> Any:

@@ -20,7 +20,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
 from tidegate.pipeline.rounds.orders import Parcel, Section
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 
 _DIGEST: Final = struct.Struct(">QI")
 

@@ -36,8 +36,8 @@ from tidegate.dropped_records import warn_dropped
 from tidegate.errors import CorruptError, InternalError, OffsetOutOfRangeError, TidegateError
 from tidegate.integrity.validator import Throttle
 from tidegate.integrity.verdicts import Tolerance
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.reader import DEFAULT_MAX_BYTES
+from tidegate.log.log import Log
+from tidegate.log.reader import DEFAULT_MAX_BYTES
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 from tidegate.pipeline.rounds.orders import (
@@ -57,7 +57,7 @@ from tidegate.pipeline.tasks.stateless import Stateless, raise_if_transient
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import SourceValidation, rules_for
 from tidegate.randomness import Randomness
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, RowChanges, weights
 from tidegate.windows.kinds import LATEST
 

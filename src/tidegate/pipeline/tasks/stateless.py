@@ -23,7 +23,7 @@ from tidegate.pipeline.definition.expressions import Mapped, Projection, shown
 from tidegate.pipeline.definition.steps import Filter, KeyBy, Lookup, Map, Select, Step, Validate
 from tidegate.pipeline.rounds.orders import BadRecord
 from tidegate.pipeline.tasks.lookups import LookupStage
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.serdes.plain import Serde
 from tidegate.windows.events import EventBatch, RowChanges
 

@@ -48,8 +48,8 @@ from tidegate.pipeline.tasks.timing import Timings
 from tidegate.pipeline.tasks.validation import source_tolerance
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime, open_backend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.runs.assembling import list_bytes
+from tidegate.storage.backends.base import StorageBackend
+from tidegate.storage.runs.columns import list_bytes
 from tidegate.tables.building.source import kept_open
 from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys import partitions_of_inner_keys

@@ -204,6 +204,6 @@ def _arrow_function() -> Any:
 
 def partitions_of(keys: pa.Array, partitions: int) -> pa.Int32Array:
     """Kafka's partition of each key; rows without a key come together in partition 0, where they are counted."""
-    from tidegate.log.access.partitioner import partitions_of_column
+    from tidegate.log.writer import partitions_of_column
 
     return pa.array(partitions_of_column(keys.cast(pa.binary()), partitions))

@@ -20,7 +20,7 @@ import msgspec
 from tidegate.clock import Clock, SystemClock
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import FencedError, InvalidError, TidegateError, UnavailableError
-from tidegate.log.access.connect import is_kafka, open_log
+from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.push.columns import row_shape, shaped
 from tidegate.spark.push.progress import PushProgress, Watcher
 from tidegate.spark.push.sending import ANSWER_DDL, Answer, SendOrder, answer_of, send_in_task

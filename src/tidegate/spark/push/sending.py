@@ -33,9 +33,8 @@ from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.header import ChecksumType
 from tidegate.integrity.sender import ChainLimits, Chains, ChainState, Outlet, outlet_of
 from tidegate.integrity.state import Sent
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.format.records import RecordColumns
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.sink.appending import compact
 from tidegate.waiting import waiting

@@ -28,11 +28,11 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
 from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
-from tidegate.kernels.integrity_headers import MANAGED
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partitioner import Partitioner
+from tidegate.kernels.integrity import MANAGED
 from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log
+from tidegate.log.writer import Partitioner
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.spark.sink.options import SinkOptions
 from tidegate.spark.sink.outbox import Attempt, Outbox, Plan, Progress

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from tidegate.errors import InvalidError
 from tidegate.files import Files
-from tidegate.log.access.connect import folder_path, is_kafka, open_log
-from tidegate.log.access.embedded import Log
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log, folder_path, is_kafka, open_log
 from tidegate.spark.options import GivenOptions
 
 NAMES = (

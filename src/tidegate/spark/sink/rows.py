@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
 from tidegate.integrity.header import CONTROL_KEY_PREFIX
-from tidegate.log.access.partitioner import Partitioner
 from tidegate.log.format.records import HEADERS_TYPE, coerce
+from tidegate.log.writer import Partitioner
 
 ROWS_SCHEMA: Final = pa.schema(
     [

@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tidegate.errors import InvalidError, TidegateError, UnavailableError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.sink.columns import check_names
 from tidegate.spark.sink.options import SinkOptions
 from tidegate.spark.sink.outbox import Attempt, Outbox

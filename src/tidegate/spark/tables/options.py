@@ -25,7 +25,7 @@ from tidegate.errors import InvalidError
 from tidegate.spark.options import GivenOptions
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.serdes.plain import Serde
 
 NAMES = (

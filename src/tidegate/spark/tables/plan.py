@@ -19,7 +19,7 @@ import pyarrow as pa
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.spark.tables.options import TableOptions
-from tidegate.storage.backends.port import StorageBackend
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.building.commits import Commit, CommitList, load_commits, stored_tables
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.shape import TableRules, TableShape

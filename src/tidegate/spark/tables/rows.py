@@ -23,7 +23,7 @@ from tidegate.errors import CommitGoneError
 from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import LARGEST_MS, LATEST, TIMESTAMP, RowBounds, rules_of
 from tidegate.storage import Time
-from tidegate.storage.backends.port import MissingObjectError
+from tidegate.storage.backends.base import MissingObjectError
 from tidegate.tables.building.commits import CommitList
 from tidegate.tables.building.partition_state import EARLIEST
 from tidegate.tables.building.shape import TableRules, TableShape

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tidegate.pipeline.definition.flow import Flow
     from tidegate.spark.tables.app_rows import AppTableRead
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 FORMAT = "tidegate.table"
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tidegate.errors import UnavailableError
-from tidegate.log.access.connect import open_log
-from tidegate.log.access.embedded import Log
-from tidegate.log.access.partition_view import Bounds, PartitionView
-from tidegate.log.access.positions import Position as StartPosition
-from tidegate.log.access.positions import PositionKind
 from tidegate.log.kafka.log import KafkaLog
+from tidegate.log.log import Log, open_log
+from tidegate.log.partition_reader import Bounds, PartitionView
+from tidegate.log.reader import Position as StartPosition
+from tidegate.log.reader import PositionKind
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import Place, Position
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.errors import InvalidError
-from tidegate.log.access.connect import is_kafka
+from tidegate.log.log import is_kafka
 from tidegate.spark.options import GivenOptions
 from tidegate.spark.sink.options import KAFKA, log_address
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
-from tidegate.log.access.partition_view import Bounds, PartitionView
 from tidegate.log.format.batch import iter_headers
+from tidegate.log.partition_reader import Bounds, PartitionView
 from tidegate.spark.topics.extents import Extents, FolderExtents, extents_of, opened
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import EARLIEST, LATEST, Place, Position, parse_bound, share

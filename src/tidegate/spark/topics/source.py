@@ -44,7 +44,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidegate.errors import OffsetOutOfRangeError
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.spark.topics.extents import opened
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.planning import Planner

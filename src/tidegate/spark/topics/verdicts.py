@@ -28,9 +28,9 @@ from tidegate.files import Files
 from tidegate.integrity.state import PartitionState, decode_state, encode_state
 from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Note, Verdict, tolerance_of
-from tidegate.log.access.embedded import Log
+from tidegate.log.catalog import TopicDescription
 from tidegate.log.kafka.log import KafkaLog
-from tidegate.log.topics.topics import TopicDescription
+from tidegate.log.log import Log
 from tidegate.spark.topics.options import SourceOptions
 from tidegate.spark.topics.ranges import OffsetRange
 

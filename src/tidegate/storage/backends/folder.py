@@ -32,7 +32,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidegate.files import File, Files
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import (
+from tidegate.storage.backends.base import (
     MAX_PUBLISHED_BYTES,
     TEMPORARY,
     ObjectInfo,
@@ -46,8 +46,7 @@ from tidegate.storage.backends.port import (
     read_only_error,
     same_bytes,
 )
-from tidegate.storage.backends.published import seal_published, unseal_published
-from tidegate.storage.packs.layout import Format, seal, unseal
+from tidegate.storage.backends.sealed import Format, seal, seal_published, unseal, unseal_published
 
 IDENTITY_FILE = "tidegate-storage"
 LOCK_FILE = "tidegate-storage.lock"

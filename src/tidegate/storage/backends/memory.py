@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import ConflictError, InvalidError
 from tidegate.randomness import Randomness, SystemRandomness
-from tidegate.storage.backends.port import (
+from tidegate.storage.backends.base import (
     MAX_PUBLISHED_BYTES,
     ObjectInfo,
     Part,

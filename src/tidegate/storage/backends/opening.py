@@ -28,11 +28,10 @@ from tidegate.clock import Clock
 from tidegate.errors import InvalidError
 from tidegate.files import Files
 from tidegate.randomness import Randomness
+from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.storage.backends.port import StorageBackend
-from tidegate.storage.backends.signed import SignedBackend
-from tidegate.storage.backends.state_keys import FILE_VARIABLE, KEY_VARIABLE, StateKeys, state_keys
+from tidegate.storage.backends.signed import FILE_VARIABLE, KEY_VARIABLE, SignedBackend, StateKeys, state_keys
 
 CACHE_VARIABLE = "TIDEGATE_CACHE"
 

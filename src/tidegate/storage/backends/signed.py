@@ -1,15 +1,23 @@
 """Signed state: a backend that signs every object it puts or publishes and verifies every one it reads.
 
-Wraps the folder and the object store; nothing above knows of it. With a key (`state_keys`), a stored file begins with
+    TIDEGATE_STATE_KEY        one key, or several with commas between
+    TIDEGATE_STATE_KEY_FILE   instead: a file with one key a line
+
+A key is at least 32 random bytes, as hex or base64 (`openssl rand -hex 32`). The first key signs; all of them verify,
+so that a key can be replaced while state that the previous one signed is still read.
+
+The backend wraps the folder and the object store; nothing above knows of it. With a key, a stored file begins with
 64 bytes (numbers are little-endian), and what the layers above wrote follows:
 
-    0  8 bytes  "TG-SIGN\\n"        16  8 bytes  id of the key
+    0  8 bytes  "TG-SIGN\\n"       16  8 bytes  id of the key
     8  u16      version, 1         24  8 bytes  zero
     10 6 bytes  zero               32  32 bytes HMAC-SHA256
 
-of a published object inside its envelope (`published`). The MAC covers the version, the backend's identity, the
+of a published object inside its envelope (`sealed`). The MAC covers the version, the backend's identity, the
 object's name and all bytes after the 64: a sound object under another name, or of another state, does not verify.
 
+K1  a key is never in an error, a log or a representation. What names a key is its id: 16 hex digits of a MAC that it
+    makes, from which nothing of the key can be computed.
 S1  with a key, nothing that does not verify is returned: `SignatureError` names the object and the command.
 S2  without a key, signed objects are read without being verified, by backends that only read. One that may write
     refuses them: it would leave unsigned objects among them.
@@ -18,43 +26,140 @@ S3  `resign` replaces one object after the other, each whole: killed anywhere, i
 What it does not see: an older object under the same name, objects that are gone (both are older states of the whole),
 and changes of a mapped file after it was verified.
 
-Thread rule: as the backend inside.
+Thread rule: keys are values; the backend is as the one inside.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import hmac
+import os
+import re
 import shlex
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.errors import ConflictError, CorruptError, InvalidError, SignatureError
-from tidegate.storage.backends.port import (
+from tidegate.errors import ConflictError, CorruptError, InvalidError, SignatureError, TidegateError
+from tidegate.files import Files
+from tidegate.storage.backends.base import (
     TEMPORARY,
     MissingObjectError,
     ObjectInfo,
     Part,
+    PutsTogether,
     StorageBackend,
     chunks,
     same_bytes,
     view_of,
 )
-from tidegate.storage.backends.published import PUBLISHED
-from tidegate.storage.backends.state_keys import FILE_VARIABLE, KEY_VARIABLE, StateKeys
-from tidegate.storage.backends.together import PutsTogether
+from tidegate.storage.backends.sealed import PUBLISHED
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.folder import FolderBackend
     from tidegate.storage.backends.objects import ObjectsBackend
 
-    Stored: TypeAlias = FolderBackend | ObjectsBackend
 
+# -- keys --------------------------------------------------------------------------------------------
+
+KEY_VARIABLE: Final = "TIDEGATE_STATE_KEY"
+FILE_VARIABLE: Final = "TIDEGATE_STATE_KEY_FILE"
+LEAST_BYTES: Final = 32
+LEAST_DIFFERENT: Final = 16  # of 32 random bytes about 30 differ
+MAKE_ONE: Final = "make one with `openssl rand -hex 32`"
+_HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
+_MOST_BYTES: Final = 1 << 16
+_ID_OF: Final = b"tidegate state key id"
+
+
+@dataclass(frozen=True)
+class StateKeys:
+    """The keys of this process: the first signs, all verify."""
+
+    keys: tuple[bytes, ...] = field(repr=False)
+    source: str
+    """The variable they come from."""
+
+    @cached_property
+    def by_id(self) -> dict[str, bytes]:
+        """Every key under its id, the one that signs first."""
+        return {hmac.digest(key, _ID_OF, hashlib.sha256).hex()[:16]: key for key in self.keys}
+
+    @property
+    def id(self) -> str:
+        """The id of the key that signs (K1)."""
+        return next(iter(self.by_id))
+
+
+def state_keys(environment: Mapping[str, str] | None = None) -> StateKeys | None:
+    """The keys that the environment names; None when it names none, `InvalidError` when one is no good."""
+    environment = os.environ if environment is None else environment
+    given, file = environment.get(KEY_VARIABLE, ""), environment.get(FILE_VARIABLE, "")
+    if given and file:
+        raise InvalidError(
+            f"{KEY_VARIABLE} and {FILE_VARIABLE} both name keys of the state; keep one of them"
+        )
+    if not given and not file:
+        return None
+    source = KEY_VARIABLE if given else FILE_VARIABLE
+    written = given if given else _content(Path(file))
+    words = [word for word in re.split(r"[,\s]+", written) if word]
+    if not words:
+        raise InvalidError(f"{source} holds no key; {MAKE_ONE}, or unset it")
+    return StateKeys(tuple(_key(word, number, source) for number, word in enumerate(words, 1)), source)
+
+
+def state_key_id() -> str:
+    """The id of the key that signs state in this process; empty when state is not signed."""
+    keys = state_keys()
+    return "" if keys is None else keys.id
+
+
+def _content(path: Path) -> str:
+    try:
+        return Files().read(path, limit=_MOST_BYTES).decode("ascii")
+    except FileNotFoundError:
+        raise InvalidError(
+            f"{FILE_VARIABLE} names {path}, which does not exist; {MAKE_ONE} > {path}"
+        ) from None
+    except TidegateError as error:
+        raise InvalidError(
+            f"{FILE_VARIABLE} names {path}, which cannot be read; name a file that this user may read"
+        ) from error
+    except UnicodeDecodeError:
+        raise InvalidError(f"{FILE_VARIABLE}: {path} holds no hex or base64; {MAKE_ONE} > {path}") from None
+
+
+def _key(written: str, number: int, source: str) -> bytes:
+    """One key as bytes; its text is not in any error (K1)."""
+    try:
+        if _HEX.fullmatch(written):
+            key = bytes.fromhex(written)
+        else:
+            standard = written.replace("-", "+").replace("_", "/")
+            key = base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidError(f"{source}: key {number} is neither hex nor base64; {MAKE_ONE}") from None
+    if len(key) < LEAST_BYTES:
+        raise InvalidError(
+            f"{source}: key {number} has {len(key)} bytes, and at least {LEAST_BYTES} are needed; {MAKE_ONE}"
+        )
+    if len(set(key)) < LEAST_DIFFERENT:
+        raise InvalidError(f"{source}: key {number} is not random, so it could be guessed; {MAKE_ONE}")
+    return key
+
+
+# -- signed backend ----------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    Stored: TypeAlias = FolderBackend | ObjectsBackend
 MAGIC: Final = b"TG-SIGN\n"
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sH6s8s8s32s")
@@ -196,7 +301,7 @@ def forged(where: str, name: str) -> SignatureError:
 def unkeyed(where: str, name: str) -> InvalidError:
     return InvalidError(
         f"{name} in {where} is signed, and no key is set, so nothing can be written there: set {KEY_VARIABLE} or "
-        f"{FILE_VARIABLE} as in the process that signed it. To go on without signatures, "
+        f"{FILE_VARIABLE} as in the process that signed it. To continue without signatures, "
         f"`tidegate state unsign --state {shlex.quote(where)}`"
     )
 

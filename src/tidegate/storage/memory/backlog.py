@@ -130,7 +130,7 @@ class BacklogBudget:
             self._line.stir_all()
 
     def job_done(self) -> None:
-        """One of the jobs came to its end."""
+        """One of the jobs is finished."""
         with self._line.lock:
             self._jobs -= 1
             self._line.stir_all()

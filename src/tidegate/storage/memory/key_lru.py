@@ -1,38 +1,96 @@
-"""Which keys of a task were used longest ago, and which are in use: what relief needs to choose whom to evict.
+"""Which keys of a task were used longest ago, which are in use, and which buckets are read from packs again and again.
 
-Only recency is kept here. What a key weighs is added up when somebody chooses (`hot_keys`), from the hot runs that are
-looked at then anyway. Two keys that share a hash are touched and chosen together.
-
-A key was last used when it was last read, or written: a hot copy's id says when it was made, and ids and ticks come
-from one counter. Copies that were not made by a write (merged, brought back, shrunk) say nothing about keys whose
-last use is known.
+Only recency is kept. What a key weighs is added up when relief chooses (`hot_keys`), from the hot runs that are
+visited then anyway. Two keys that share a hash are touched and chosen together. A key was last used when it was last
+read, or written: a hot copy's id says when it was made, and ids and ticks come from one counter. Copies that were not
+made by a write (merged, rehydrated, shrunk) say nothing about keys whose last use is known.
 
 K1  `coldest` never names a key in use (`hold`) and chooses by (last use, bytes descending), in vector passes: no loop
     over keys in Python.
-K2  touches cost an append to a list; they are put in order when somebody chooses. At most `MOST_TOUCHED_KEYS` wait:
+K2  touches cost an append to a list; they are put in order when relief chooses. At most `MOST_TOUCHED_KEYS` wait:
     beyond that the oldest are forgotten, and those keys count as used when they were last written.
 
-Safe from any thread: one lock, held for a list operation or a vector pass.
+`ColdReads` counts a load once for each bucket that it read a stored run of; scans do not count. Maintenance takes the
+candidates for rehydration, and forgets buckets that nobody read since it last asked. A bucket that was rehydrated is
+*kept*: periodic dumps leave its hot copies alone, until relief drops them.
+
+Safe from any thread: one lock each, held for a list operation or a vector pass.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate.errors import InternalError
-from tidegate.storage.index.entries import HotCopy, Tenant, next_tick
-from tidegate.storage.runs.hashing import sorted_marks
+from tidegate.storage.index import HotCopy, Tenant, next_tick
+from tidegate.storage.runs.columns import sorted_marks
 from tidegate.storage.runs.run import Run
+
+# -- buckets read cold -------------------------------------------------------------------------------
+
+OFTEN = 8  # loads that read a bucket cold before it is brought back
+MOST_BUCKETS = 4096
+
+
+class ColdReads:
+    """The counts of one store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, int] = {}
+        self._fresh: set[int] = set()
+        self._kept: set[int] = set()
+
+    def note(self, buckets: Iterable[int]) -> None:
+        """A load read stored runs of these buckets."""
+        with self._lock:
+            for bucket in buckets:
+                if bucket in self._counts or len(self._counts) < MOST_BUCKETS:
+                    self._counts[bucket] = self._counts.get(bucket, 0) + 1
+                    self._fresh.add(bucket)
+
+    def take(self) -> list[int]:
+        """Buckets read cold often enough, those read most first; they begin anew. Others that rested are forgotten."""
+        with self._lock:
+            often = [bucket for bucket, count in self._counts.items() if count >= OFTEN]
+            often.sort(key=lambda bucket: (-self._counts[bucket], bucket))
+            self._counts = {
+                bucket: count
+                for bucket, count in self._counts.items()
+                if bucket in self._fresh and count < OFTEN
+            }
+            self._fresh.clear()
+            return often
+
+    def keep(self, bucket: int) -> None:
+        """The bucket is in memory again, for its readers."""
+        with self._lock:
+            self._kept.add(bucket)
+
+    def kept(self, hot: Collection[int]) -> frozenset[int]:
+        """Which of the buckets with a hot copy were brought back; those without one are kept no longer."""
+        with self._lock:
+            self._kept.intersection_update(hot)
+            return frozenset(self._kept)
+
+    def clear(self) -> None:
+        """The store was restored: begin anew."""
+        with self._lock:
+            self._counts.clear()
+            self._fresh.clear()
+            self._kept.clear()
+
+
+# -- keys by last use --------------------------------------------------------------------------------
 
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
-
 MOST_TOUCHED_KEYS = 1 << 20
 MOST_SINGLE_USES = 1024
 NO_HASHES: Hashes = np.empty(0, np.uint64)

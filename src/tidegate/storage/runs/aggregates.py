@@ -4,9 +4,10 @@ Results depend on the multiset of input rows alone, never on their order, nor on
 and merged:
 
     count   rows, or values that are not null
-    sum     whole numbers and decimals exactly (a result that does not fit its type is an error when it is
-            read, not before); doubles exactly too, rounded once to the nearest when read. NaN, or infinities of
-            both signs, make NaN; else an infinity wins; a sum of −0.0 alone is 0.0. No value at all: null
+    sum     whole numbers and decimals exactly, in 128 or 256 bits (a result that does not fit its type is an error when
+            it is read, not before); doubles exactly too (`kernels/exact_sum.py`), rounded once to the nearest when
+            read. NaN, or infinities of both signs, make NaN; else an infinity wins; a sum of −0.0 alone is 0.0. No
+            value at all: null
     mean    the sum as a double, divided by the number of values; a double for every type
     min max NaN lies above every number (so min is NaN only when all are; Spark's order), −0.0 below 0.0
     first   the value at the lowest (event time, partition, offset), a null value too; last at the highest.
@@ -23,24 +24,260 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tidegate.errors import InvalidError
-from tidegate.kernels.folding import add_numbers, count_rows
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.exact_doubles import divide_sums, round_to_doubles, validity
-from tidegate.storage.runs.hashing import Int32s
-from tidegate.storage.runs.picking import order_keys, pick, take_picked
-from tidegate.storage.runs.summing import (
-    divide_doubles,
-    merge_states,
-    refuse_unsummable,
-    sum_state,
-    sum_values,
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.kernels.aggregates import (
+    HEADER,
+    MOST_BITS,
+    MOST_DIGITS,
+    NO_POSITION,
+    add_doubles,
+    add_narrow,
+    add_numbers,
+    add_sums,
+    add_wide,
+    count_malformed,
+    count_rows,
+    lay_out,
+    pick_rows,
+    round_sums,
+    settle,
+    span_doubles,
+    span_exponents,
+    span_sums,
+    write_narrow,
+    write_sums,
 )
+from tidegate.storage.runs.columns import (
+    NO_NUMBERS,
+    Int32s,
+    binary_parts,
+    int64_column,
+    numbers_column,
+    words,
+)
+from tidegate.storage.runs.run import Int64s
 
-_DOUBLE, _INT64, _INT32 = pa.float64(), pa.int64(), pa.int32()
+# -- exact sums of doubles ---------------------------------------------------------------------------
+
+Bytes = npt.NDArray[np.uint8]
 _NO_BYTES = np.empty(0, np.uint8)
+_DOUBLE, _INT64, _INT32, _BINARY = pa.float64(), pa.int64(), pa.int32(), pa.binary()
+_INFINITE = 0x7FF  # the exponent bits of what is not finite
+_MOST_BYTES = HEADER + 4 * MOST_DIGITS
+_INFINITY_SCALE = 128  # sums of fewer than 2^64 doubles stay below 2^1088
+
+
+def validity(column: pa.Array) -> tuple[Bytes, int]:
+    """The bitmap of a column and the bit its first row has; no bytes when nothing is null."""
+    if not column.null_count:
+        return _NO_BYTES, 0
+    return np.frombuffer(column.buffers()[0], np.uint8), column.offset
+
+
+def sum_doubles(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
+    """The exact sum of each group's values; `column` is float64."""
+    values, valid = words(column), validity(column)
+    low, high = span_exponents(values, *valid)
+    # a fraction and a sign more than exponents span, and what so many additions carry
+    if high < _INFINITE and max(high - low, 0) + 53 + len(values).bit_length() + 1 <= MOST_BITS:
+        return _sum_narrow(values, valid, groups, count, low if high else 1)
+    lows, highs, flags = _begin(count)
+    span_doubles(values, *valid, groups, lows, highs, flags)
+    return _write(
+        lows, highs, flags, lambda places, limbs: add_doubles(values, *valid, groups, lows, places, limbs)
+    )
+
+
+def _sum_narrow(values: Int64s, valid: tuple[Bytes, int], groups: Int32s, count: int, low: int) -> pa.Array:
+    sums = np.zeros(2 * count, np.uint64)
+    add_narrow(values, *valid, groups, low, sums)
+    bounds, bitmap = np.empty(count + 1, np.int32), np.zeros((count + 7) // 8, np.uint8)
+    data = np.empty(count * _MOST_BYTES, np.uint8)
+    data.resize(
+        write_narrow(sums, low, bounds, data, bitmap), refcheck=False
+    )  # gives back what was not needed
+    return _column(count, bounds, data, bitmap)
+
+
+def merge_sums(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
+    """The exact sum of each group's sums."""
+    parts, valid = binary_parts(column), validity(column)
+    _refuse_malformed(column)
+    lows, highs, flags = _begin(count)
+    span_sums(*parts, *valid, groups, lows, highs, flags)
+    return _write(
+        lows, highs, flags, lambda places, limbs: add_sums(*parts, *valid, groups, lows, places, limbs)
+    )
+
+
+def round_to_doubles(column: pa.Array, *, scale: int = 0) -> pa.Array:
+    """The double nearest to each sum times 2^-scale, infinite when it is too large for one."""
+    _refuse_malformed(column)
+    results = np.empty(len(column), np.uint64)
+    round_sums(*binary_parts(column), *validity(column), scale, results)
+    return with_nulls_of(column, results.view(np.float64), pa.float64())
+
+
+def divide_sums(column: pa.Array, counts: Int64s) -> pa.Array:
+    """Each sum divided by a number above zero; finite also where the sum alone is not."""
+    sums = round_to_doubles(column)
+    doubles = words(sums).view(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = doubles / counts
+        if np.isinf(means).any():
+            scaled = words(round_to_doubles(column, scale=_INFINITY_SCALE)).view(np.float64)
+            means = np.where(np.isinf(means), scaled / counts * 2.0**_INFINITY_SCALE, means)
+    return with_nulls_of(column, means, pa.float64())
+
+
+def with_nulls_of(column: pa.Array, values: npt.NDArray[np.float64], type_: pa.DataType) -> pa.Array:
+    """`values` as a column that is null where `column` is."""
+    if not column.null_count:
+        return numbers_column(type_, values)
+    return pa.array(values, type_, mask=column.is_null().to_numpy(zero_copy_only=False))
+
+
+def _refuse_malformed(column: pa.Array) -> None:
+    malformed = count_malformed(*binary_parts(column), *validity(column))
+    if malformed:
+        raise CorruptError(
+            f"{malformed} of {len(column)} sums of doubles are malformed; restore from a checkpoint"
+        )
+
+
+def _begin(count: int) -> tuple[Bytes, Bytes, Bytes]:
+    return np.full(count, NO_POSITION, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint8)
+
+
+def _write(lows: Bytes, highs: Bytes, flags: Bytes, add: Callable[[Int64s, Int64s], None]) -> pa.Array:
+    count = len(lows)
+    places, bounds = np.empty(count + 1, np.int64), np.empty(count + 1, np.int32)
+    limbs = np.zeros(lay_out(lows, highs, flags, places), np.int64)
+    add(places, limbs)
+    size = settle(limbs, lows, flags, places, bounds)
+    if size < 0:
+        raise InvalidError(f"sums of {count} groups need more than 2 GiB; append smaller batches")
+    data, valid = np.empty(size, np.uint8), np.zeros((count + 7) // 8, np.uint8)
+    write_sums(limbs, lows, flags, places, bounds, data, valid)
+    return _column(count, bounds, data, valid)
+
+
+def _column(count: int, bounds: Int32s, data: Bytes, valid: Bytes) -> pa.Array:
+    null_count = count - int(np.bitwise_count(valid).sum())
+    buffers = [pa.py_buffer(valid) if null_count else None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers, null_count)
+
+
+# -- states of sums ----------------------------------------------------------------------------------
+
+_WHOLE = pa.decimal128(38, 0)
+
+
+def refuse_unsummable(name: str, type_: pa.DataType) -> None:
+    """Only whole numbers, doubles and decimal128 add up."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal128)
+    if not any(is_kind(type_) for is_kind in kinds):
+        raise InvalidError(f"aggregate {name}: {type_} cannot be summed; cast to a number or decimal128")
+
+
+def sum_state(type_: pa.DataType) -> pa.DataType:
+    """What a sum of this type is kept as: wide enough that no order of adding can overflow it."""
+    if pa.types.is_decimal(type_):
+        return pa.decimal256(76, type_.scale)
+    return _WHOLE if pa.types.is_integer(type_) else _BINARY
+
+
+def sum_values(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
+    """The sum of each group's values, as a state; null where there is none."""
+    if pa.types.is_floating(column.type):
+        return sum_doubles(column.cast(_DOUBLE), groups, count)
+    if pa.types.is_integer(column.type):
+        if column.type == pa.uint64():
+            return _add(column.cast(pa.decimal128(20, 0)), 2, groups, count, _WHOLE)
+        return _add(column.cast(_INT64), 1, groups, count, _WHOLE)
+    return _add(column, 2, groups, count, sum_state(column.type))
+
+
+def merge_states(column: pa.Array, groups: Int32s, count: int) -> pa.Array:
+    """The sum of each group's states."""
+    if column.type == _BINARY:
+        return merge_sums(column, groups, count)
+    return _add(column, column.type.byte_width // 8, groups, count, column.type)
+
+
+def _add(column: pa.Array, value_words: int, groups: Int32s, count: int, type_: pa.DataType) -> pa.Array:
+    """Sums of whole numbers of 64-bit words."""
+    sum_words = type_.byte_width // 8
+    sums, seen = np.zeros(count * sum_words, np.uint64), np.zeros(count, np.uint8)
+    if len(column):
+        at = 8 * value_words * column.offset
+        values = np.frombuffer(column.buffers()[1], np.uint64, len(column) * value_words, at)
+        add_wide(values, value_words, *validity(column), groups, sum_words, sums, seen)
+    null_count = count - int(np.count_nonzero(seen))
+    bitmap = pa.py_buffer(np.packbits(seen, bitorder="little")) if null_count else None
+    return pa.Array.from_buffers(type_, count, [bitmap, pa.py_buffer(sums)], null_count)
+
+
+def divide_doubles(sums: pa.Array, counts: Int64s) -> pa.Array:
+    """Each sum, a double, divided by a number above zero."""
+    return with_nulls_of(sums, words(sums).view(np.float64) / counts, _DOUBLE)
+
+
+# -- one row of each group ---------------------------------------------------------------------------
+
+_LOWEST = np.int64(-(2**63))
+_HIGHEST = np.int64(2**63 - 1)
+
+
+def order_keys(column: pa.Array) -> Int64s:
+    """Numbers that order as the values do; NaN above every number, −0.0 below 0.0. Nulls have any number."""
+    type_ = column.type
+    if pa.types.is_floating(type_):
+        doubles = words(column.cast(_DOUBLE))
+        keys = np.where(doubles < 0, doubles ^ _HIGHEST, doubles)
+        keys[np.isnan(doubles.view(np.float64))] = _HIGHEST
+        return keys
+    if type_ == pa.uint64():
+        return words(column) ^ _LOWEST
+    if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
+        return words(column.cast(_INT64))
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        if type_.bit_width == 32:
+            return words(column.view(pa.int32()).cast(_INT64))
+        return words(column)
+    try:
+        ranks: Int64s = pc.rank(column, tiebreaker="dense").to_numpy().view(np.int64)
+        return ranks
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise InvalidError(
+            f"values of type {type_} have no order ({error}); choose another column"
+        ) from error
+
+
+def pick(keys: tuple[Int64s, ...], nulls: pa.Array, groups: Int32s, count: int, *, highest: bool) -> Int32s:
+    """The row of each group with the highest or lowest of one or three keys; -1 where all of `nulls` are null."""
+    first, second, third = keys if len(keys) == 3 else (keys[0], NO_NUMBERS, NO_NUMBERS)
+    picked = np.full(count, -1, np.int32)
+    pick_rows(first, second, third, *validity(nulls), groups, int(highest), picked)
+    return picked
+
+
+def take_picked(column: pa.Array, picked: Int32s) -> pa.Array:
+    """The values at the picked rows, null for none; every NaN the same NaN."""
+    absent = picked < 0
+    taken = column.take(pa.array(picked, mask=absent if absent.any() else None))
+    if pa.types.is_floating(taken.type):
+        is_nan = pc.is_nan(taken)
+        if pc.any(is_nan).as_py():
+            taken = pc.if_else(is_nan, pa.scalar(float("nan"), taken.type), taken)
+    return taken
+
+
+# -- aggregates --------------------------------------------------------------------------------------
 
 
 class Aggregate(Protocol):

@@ -25,7 +25,7 @@ from tidegate.tables.building.shape import TableRules
 from tidegate.tables.building.source import attach, kept_open, task_of
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 class Claim:

@@ -22,7 +22,7 @@ from tidegate.errors import ConflictError, CorruptError, FencedError, InvalidErr
 from tidegate.tables.building.shape import TableShape
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 KEPT: Final = 10
 VERSION: Final = 2

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
+from tidegate.log.log import Log
 from tidegate.tables.building.buffer import Piece
 from tidegate.tables.building.commits import recreated
 from tidegate.tables.building.partition_state import PartitionState

@@ -23,7 +23,7 @@ from tidegate.errors import ConflictError, CorruptError, FencedError, SignatureE
 from tidegate.randomness import Randomness
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 DEFAULT_TTL_MS: Final = 10_000
 _REMEDY: Final = "make sure that no process uses it, then delete it: the next one to start makes it again"

@@ -130,7 +130,7 @@ class PartitionState(StoreState):
         """Save nothing new from now on."""
         self._is_frozen = True
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         if self._is_frozen:
             return self._saved
         if self.encode_drainer is not None:
@@ -152,7 +152,7 @@ class PartitionState(StoreState):
         )
         return self._saved
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         if data:
             self._restore(data)
         self.restored()

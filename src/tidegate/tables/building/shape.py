@@ -23,8 +23,8 @@ import msgspec
 
 from tidegate.durations import DurationLike, duration_ms, format_duration
 from tidegate.errors import InvalidError
-from tidegate.log.topics.topics import check_topic_name
-from tidegate.storage.backends.port import check_state_name
+from tidegate.log.catalog import check_topic_name
+from tidegate.storage.backends.base import check_state_name
 from tidegate.tables.building.consumed import Consumed
 from tidegate.tables.building.materialized import (
     KeyValueSupplier,

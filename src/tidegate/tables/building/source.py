@@ -27,7 +27,7 @@ from tidegate.tables.building.shape import TableRules, TableShape
 from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 READERS: Final = 32  # loads at once: they mostly wait for files, and what they merge is bounded apart
 At = TypeVar("At")
@@ -59,10 +59,10 @@ class LettersState:
     def index(self) -> BucketIndex:
         return self._index
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return self.kept_bytes.to_bytes(8, "big")
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.kept_bytes = int.from_bytes(data, "big")
 
 

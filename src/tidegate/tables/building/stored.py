@@ -20,7 +20,7 @@ from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
 from tidegate.tables.topic_table import TableAt
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 __all__ = ["SERDES", "follow_stored", "open_committed", "serde_named", "stored_tables", "table_at"]
 

@@ -15,7 +15,7 @@ from tidegate.tables.building.shape import TableRules
 from tidegate.tables.serdes.named import serde_from
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 def spark_frame(

@@ -25,8 +25,8 @@ from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateWarning
 from tidegate.integrity.columns import read_columns
 from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.header import ControlType
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import TopicState
+from tidegate.log.catalog import TopicState
+from tidegate.log.log import Log
 from tidegate.tables.replicas.following import Following
 
 COMPACTED_MS: Final = 240_000

@@ -25,7 +25,7 @@ from tidegate.errors import ConflictError, UnavailableError
 from tidegate.integrity.control_records import Leadership, TopicSwitch, send_leadership, with_upstream
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.sender import SCHEMA
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.waiting import waiting
 
 LARGEST_PART: Final = 512 << 10

@@ -18,7 +18,7 @@ from tidegate.tables.versions.catalog import Versions, version_named
 from tidegate.tables.versions.record import State, TableVersion
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 
 class Served(NamedTuple):

@@ -27,7 +27,7 @@ from tidegate.tables.replicas.leading import Leading, Live
 from tidegate.tables.replicas.status import ReplicaStatus, StatusBoard, partition_status, replica_status
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.building.materialiser import Materialiser
 
 IDLE_MS: Final = 10

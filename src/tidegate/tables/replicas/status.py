@@ -18,10 +18,10 @@ import msgspec
 
 from tidegate.errors import ConflictError
 from tidegate.integrity import Role
-from tidegate.storage.backends.port import TEMPORARY
+from tidegate.storage.backends.base import TEMPORARY
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
     from tidegate.tables.replicas.leading import Leading
 
 

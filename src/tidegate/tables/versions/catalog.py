@@ -26,7 +26,7 @@ from tidegate.tables.versions import record
 from tidegate.tables.versions.record import State, TableVersion, VersionList
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 TRIES: Final = 64
 _SUFFIX: Final = "/versions"

@@ -24,7 +24,7 @@ from tidegate.tables.versions.catalog import Versions, push_lease_name
 from tidegate.tables.versions.record import State, TableVersion
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 GRACE_MS: Final = 60_000
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.log.access.partitioner import partitions_of_column
+from tidegate.log.writer import partitions_of_column
 from tidegate.storage import Time
 from tidegate.tables.building.source import task_of
 from tidegate.tables.queries.reading import LATEST
@@ -25,7 +25,7 @@ from tidegate.tables.versions.record import TableVersion
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 EXAMPLES: Final = 5
 SHARE_BYTES: Final = 256 << 20

@@ -40,7 +40,7 @@ from tidegate.integrity.replica import CheckpointCadence
 from tidegate.integrity.state import Manifest, Phase, encode_state
 from tidegate.integrity.validator import Judged, OnError
 from tidegate.integrity.verdicts import Finding, Note, Verdict, tolerance_of
-from tidegate.log.access.embedded import Log
+from tidegate.log.log import Log
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import NoScheduler
@@ -59,7 +59,7 @@ from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
 from tidegate.tables.versions.report import COMPACTED, UNLISTED, fault_of, lone_repeat
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 READ_BYTES: Final = 16 << 20
 APPEND_BYTES: Final = 48 << 20

@@ -29,12 +29,11 @@ from tidegate.errors import ConflictError, FencedError, InvalidError, TidegateEr
 from tidegate.integrity.control_records import Push
 from tidegate.integrity.sender import ChainState, Sender
 from tidegate.integrity.state import Manifest, Sent
-from tidegate.log.access.connect import is_kafka, open_log
-from tidegate.log.access.embedded import Log
-from tidegate.log.topics.topics import check_topic_name
+from tidegate.log.catalog import check_topic_name
+from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.scheduling import Scheduler, ThreadScheduler
-from tidegate.storage.backends.port import TEMPORARY, check_state_name
+from tidegate.storage.backends.base import TEMPORARY, check_state_name
 from tidegate.tables.building.commits import load_commits
 from tidegate.tables.building.lease import Lease, read_lease
 from tidegate.tables.versions import deleting
@@ -45,7 +44,7 @@ from tidegate.tables.versions.report import PushFailedError, PushReport
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 LEASE_MS: Final = 30_000
 TOPIC_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": -1}

@@ -43,7 +43,7 @@ from tidegate.tables.versions.catalog import Versions
 from tidegate.tables.versions.record import State, TableVersion, VersionList
 
 if TYPE_CHECKING:
-    from tidegate.storage.backends.port import StorageBackend
+    from tidegate.storage.backends.base import StorageBackend
 
 _TASK_BYTES: Final = 224 << 20
 

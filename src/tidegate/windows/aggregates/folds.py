@@ -37,12 +37,11 @@ import pyarrow.compute as pc
 
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, TidegateError, is_transient
-from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
-from tidegate.kernels.folding import add_numbers
+from tidegate.kernels.aggregates import add_numbers
+from tidegate.kernels.windows import note_in_order, note_records, rise_by_one
 from tidegate.storage import Count, First, Last, Max, Mean, Min, Sum
-from tidegate.storage.runs.aggregates import Aggregate, input_column
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.picking import order_keys
+from tidegate.storage.runs.aggregates import Aggregate, input_column, order_keys
+from tidegate.storage.runs.columns import int64_column, words
 from tidegate.windows.aggregates.collections import ApproxCountDistinct, Collect, CountDistinct, TopK
 from tidegate.windows.aggregates.definitions import AggregateDefinition, reducer
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, weights

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.storage import BucketIndexState, ScratchLimiter
-from tidegate.storage.runs.assembling import list_bytes, merge_needs, window_words
+from tidegate.storage.runs.columns import list_bytes, merge_needs, window_words
 from tidegate.windows.events import EventBatch, Int64s
 
 Flags = npt.NDArray[np.bool_]

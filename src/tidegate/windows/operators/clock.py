@@ -15,8 +15,7 @@ Progress is the clocks, what was emitted for good and the counters, as MessagePa
 
     version u8 (1) | MessagePack array of the fields below, in their order
 
-`StateHandle` keeps these bytes (`OperatorState`), under the name of the operator's store. Beside the store's runs the
-checkpoint has one byte, version 2, which says so; releases that kept version 1 there refuse it.
+Storage keeps these bytes as a named value of the task's `StateHandle`, under the name of the operator's store.
 
 Thread rule: one operator, one thread.
 """
@@ -25,7 +24,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,7 +32,7 @@ import numpy.typing as npt
 
 from tidegate.errors import CorruptError
 from tidegate.kernels.stream_time import advance_clocks
-from tidegate.storage import PROGRESS, BytesCodec, RuntimeContext, StoreSpec
+from tidegate.storage import StoreSpec
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s
 from tidegate.windows.keys import Bytes
 from tidegate.windows.kinds import LATEST
@@ -42,7 +41,6 @@ from tidegate.windows.stores.segmented_store import StoreState
 # --- progress
 
 VERSION = 1
-IN_HANDLE: Final = b"\x02"  # beside a store's runs: the progress is in the handle
 
 
 class Clocks(msgspec.Struct, array_like=True):
@@ -89,13 +87,10 @@ def decode(data: bytes) -> Progress:
 
 
 class OperatorState(StoreState):
-    """The index of an operator's store, and the operator's progress in the task's `StateHandle`."""
+    """The index of an operator's store, and the operator's progress."""
 
-    def __init__(
-        self, context: RuntimeContext, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False
-    ) -> None:
+    def __init__(self, spec: StoreSpec, clocks: StreamClocks, *, forgets: bool = False) -> None:
         super().__init__(spec)
-        self._handle = context.state_handle(PROGRESS, BytesCodec(), keyed=False)
         self._forgets = forgets
         self.clocks = clocks
         self.progress = Progress()
@@ -108,31 +103,17 @@ class OperatorState(StoreState):
     def roll_back(self, data: bytes) -> None:
         """As it was when `encode_progress` returned this, or as at the beginning; the rows are as they are."""
 
-    def keep(self) -> None:
-        """Have the progress in every checkpoint from now on; once the store is attached."""
-        self._handle.keep(self._index.spec.name, self.encode_progress)
-
-    def encode_extra(self) -> bytes:
-        return IN_HANDLE
-
-    def restore_extra(self, data: bytes) -> None:
-        """`data` is the progress itself in a checkpoint of a release that kept it beside the rows."""
-        progress = self._kept() if data == IN_HANDLE else data
-        self.roll_back(progress)
-        if self._forgets or not progress:
-            self.clocks.forget()
-        self.restored()
-
-    def _kept(self) -> bytes:
-        name = self._index.spec.name
-        kept = self._handle.kept(name)
-        if kept is None:
+    def restore_progress(self, data: bytes) -> None:
+        if not data and self._index.bucket_count:
             raise CorruptError(
-                f"the checkpoint has the rows of store {name} and not its operator's progress; go back to an older"
-                " checkpoint",
+                f"the checkpoint has the rows of store {self._index.spec.name} and not its operator's progress; go"
+                " back to an older checkpoint",
                 kafka_name=None,
             )
-        return kept
+        self.roll_back(data)
+        if self._forgets or not data:
+            self.clocks.forget()
+        self.restored()
 
 
 # --- stream time

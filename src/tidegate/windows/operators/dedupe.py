@@ -19,7 +19,7 @@ partitions that meet in one task (a re-keyed stream) come in an order that the l
 (`pipeline.tasks.held_events`).
 
 Kept are D + grace of stream time: nothing older is ever asked for. State: a window store, key = fingerprint of the
-identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
+identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
 under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
 of n), and nobody who chooses ids can make them meet.
 
@@ -27,7 +27,7 @@ One column of text or bytes is its own id; one of fixed width is its bytes as Ar
 NaN for doubles. Several columns are joined, each behind its length (u32 LE), so that ("ab", "c") and ("a", "bc") are
 two ids. A record with a null in any of its columns has no id. The bytes are only hashed, and never kept.
 
-A `StateHandle` keeps in the checkpoint, beside the ids:
+The checkpoint has, as a named value beside the ids:
 
     version u8 (1) | MessagePack array: secret (16 bytes), columns, types, progress
 
@@ -50,19 +50,29 @@ import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
-from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
+from tidegate.kernels.dedupe import (
+    DUPLICATE,
+    LATE,
+    NEW,
+    NO_ID,
+    PRINT_BYTES,
+    REPLAY,
+    arrange_rows,
+    decide,
+    fingerprint_pairs,
+    gather_prints,
+    list_chosen,
+    list_kept,
+)
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
     BucketIndexState,
     Merge,
-    RuntimeContext,
     SortedRows,
     StoreSpec,
     WorkerStorageRuntime,
 )
-from tidegate.storage.runs.assembling import int64_column, words
-from tidegate.storage.runs.hashing import UInt64s, binary_parts, sorted_marks
+from tidegate.storage.runs.columns import UInt64s, binary_parts, int64_column, sorted_marks, words
 from tidegate.windows.aggregates.collections import one_of_equals, refuse_incomparable
 from tidegate.windows.events import NO_TIME, EventBatch, Int64s, keep_events
 from tidegate.windows.keys import binary_column, make_binary, room_for
@@ -85,13 +95,13 @@ def check_columns(columns: Sequence[str], schema: pa.Schema) -> None:
     for name in columns:
         places = schema.get_all_field_indices(name)
         if len(places) != 1:
-            raise InvalidError(f"deduplicate: no single column {name!r} among {schema.names}")
+            raise InvalidError(f"drop_duplicates: no single column {name!r} among {schema.names}")
         type_ = schema.field(places[0]).type
         try:
             refuse_incomparable(type_.value_type if pa.types.is_dictionary(type_) else type_)
         except InvalidError as error:
             raise InvalidError(
-                f"deduplicate: column {name}: {error}; the columns are {schema.names}"
+                f"drop_duplicates: column {name}: {error}; the columns are {schema.names}"
             ) from None
 
 
@@ -155,13 +165,12 @@ class DedupeState(OperatorState):
 
     def __init__(
         self,
-        context: RuntimeContext,
         spec: StoreSpec,
         clocks: StreamClocks,
         secret: bytes,
         shape: tuple[list[str], list[str]],
     ) -> None:
-        super().__init__(context, spec, clocks)
+        super().__init__(spec, clocks)
         self._shape = shape
         self.secret = secret
 
@@ -254,14 +263,12 @@ class DedupeOperator:
         types = [str(values.field(column).type) for column in definition.columns]
         context = runtime.context(task)
         self._state = state = DedupeState(
-            context,
             ids_spec(name, width),
             StreamClocks(partitions),
             secret,
             (list(definition.columns), types),
         )
         self._store = WindowStore(context, state, retention=definition.retention_ms)
-        state.keep()
         self.late_table = None
         if late_table is not None:
             self.late_table = LateTable(context, name, values, late_table, lambda: state.stream_time)
@@ -491,7 +498,7 @@ def _most_alike(numbers: Int64s) -> int:
 def _column(values: pa.RecordBatch, name: str) -> pa.Array:
     place = values.schema.get_field_index(name)
     if place < 0:
-        raise InvalidError(f"deduplicate: no single column {name!r} among {values.schema.names}")
+        raise InvalidError(f"drop_duplicates: no single column {name!r} among {values.schema.names}")
     return values.column(place)
 
 

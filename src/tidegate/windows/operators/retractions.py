@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.storage import Merge, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.runs.assembling import int64_column
+from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch, Int64s, RowChanges
 from tidegate.windows.operators.layout import StateLayout
 from tidegate.windows.stores.segmented_store import RowsState

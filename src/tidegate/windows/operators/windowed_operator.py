@@ -87,14 +87,13 @@ class WindowOperatorState(OperatorState):
 
     def __init__(
         self,
-        context: RuntimeContext,
         spec: StoreSpec,
         clocks: StreamClocks,
         *,
         step_ms: int,
         forgets: bool,
     ) -> None:
-        super().__init__(context, spec, clocks, forgets=forgets)
+        super().__init__(spec, clocks, forgets=forgets)
         self._step_ms = step_ms
 
     @property
@@ -180,7 +179,6 @@ class WindowedOperator(ABC):
         spec = grown(self._spec(name, layout), self._folds, layout, values)
         context = runtime.context(task)
         self._state = WindowOperatorState(
-            context,
             spec,
             StreamClocks(partitions),
             step_ms=self._step_ms,
@@ -192,7 +190,6 @@ class WindowedOperator(ABC):
             is_on_close = self._emit is Emit.CLOSE
             rules = StoreCompat.KAFKA_STREAMS_TIME_ORDERED if is_on_close else StoreCompat.KAFKA_STREAMS
         self._open_store(context, rules)
-        self._state.keep()
         self.late_table = None
         if late is not None and values is not None:
             self.late_table = LateTable(context, name, values, late, lambda: self._state.floor)

@@ -31,13 +31,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.assignment import list_windows
-from tidegate.kernels.hops import list_hops, reach_of_hops
 from tidegate.kernels.stream_time import GOOD
-from tidegate.storage import Merge, RuntimeContext, ScratchLimiter, StoreSpec, WorkerStorageRuntime
-from tidegate.storage.merged_append import MergedRows, TouchedRows
+from tidegate.kernels.windows import list_hops, list_windows, reach_of_hops
+from tidegate.storage import (
+    Merge,
+    MergedRows,
+    RuntimeContext,
+    ScratchLimiter,
+    StoreSpec,
+    TouchedRows,
+    WorkerStorageRuntime,
+)
 from tidegate.storage.runs.aggregates import Aggregate
-from tidegate.storage.runs.assembling import (
+from tidegate.storage.runs.columns import (
     gather_keys,
     int64_column,
     is_word,

@@ -43,15 +43,16 @@ from tidegate.errors import CorruptError, InvalidError
 from tidegate.storage import (
     AppendBatch,
     BucketIndex,
+    MergedRows,
     RangeRequest,
     RuntimeContext,
     SortedRows,
     StoreSpec,
     Time,
+    TouchedRows,
+    touched_rows,
 )
-from tidegate.storage.merged_append import MergedRows, TouchedRows, append_merged, touched_rows
-from tidegate.storage.runs.assembling import words
-from tidegate.storage.runs.hashing import UInt64s
+from tidegate.storage.runs.columns import UInt64s, words
 from tidegate.windows.stores.segments import LATEST, NOTHING_OBSERVED, Expiry, Flags, Int64s, TimeSegments
 
 # --- positions
@@ -157,12 +158,12 @@ class StoreState(ABC):
         """How far time has come for its rows; -1 before the first. Known from a checkpoint, too."""
 
     @abstractmethod
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         """What the checkpoint keeps beside the rows."""
 
     @abstractmethod
-    def restore_extra(self, data: bytes) -> None:
-        """Take over what `encode_extra` answered, then call `restored`."""
+    def restore_progress(self, data: bytes) -> None:
+        """Take over what `encode_progress` answered, then call `restored`."""
 
     def when_restored(self, call: Callable[[], None]) -> None:
         """Set who looks at the index again after every restore: the store."""
@@ -185,10 +186,10 @@ class RowsState(StoreState):
     def stream_time(self) -> int:
         return self._clock()
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return b""
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self.restored()
 
 
@@ -211,7 +212,7 @@ class WindowsState(StoreState):
     def stream_time(self) -> int:
         return self.observed_time
 
-    def encode_extra(self) -> bytes:
+    def encode_progress(self) -> bytes:
         return msgspec.msgpack.encode(
             _Extra(
                 VERSION,
@@ -223,7 +224,7 @@ class WindowsState(StoreState):
             )
         )
 
-    def restore_extra(self, data: bytes) -> None:
+    def restore_progress(self, data: bytes) -> None:
         self._reset()
         if data:
             extra = self._decode(data)
@@ -378,7 +379,7 @@ class SegmentedStore:
         elif not rows.num_rows:
             parts = []
         elif returning == "merged":
-            parts, merged = append_merged(self._context, self.state, rows)
+            parts, merged = writer.append_merged(task, self.state, rows)
             result = result._replace(merged=merged)
         else:
             parts = writer.append(task, self.state, rows)

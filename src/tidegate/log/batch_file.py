@@ -1,0 +1,357 @@
+"""The `.log` file of one log segment: consecutive record batches and nothing else.
+
+`BatchFile` keeps the file's logical size, appends with a way back, and cuts. `walk`, `headers` and
+`sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
+damage: batches have no start mark, but a header is far from arbitrary (magic 2 at byte 16, a length that fits
+the file, a CRC over the whole). A candidate counts only when its CRC matches, so a look-alike costs a
+checksum and never a wrong answer. Memory is bounded by the window and one batch.
+
+The logical size may be smaller than the file: a preallocated file ends in zeros, a failed append may have
+left part of a batch. Only bytes below the logical size are ever read.
+
+Invariants:
+G1  an append that fails leaves the logical size and every byte below it as they were; the bytes it wrote are
+    cut off before the next byte is written;
+G2  a reader has a descriptor of its own, so closing or renaming the writer's file does not disturb it, and a
+    file that no thread writes or reads has no descriptor open.
+
+Thread rule: one writer; `reader()` and the walking functions may be used by any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.errors import CorruptError, TidegateError, verify_command
+from tidegate.files import Bytes, File, Files
+from tidegate.log.format.batch import (
+    ATTRIBUTES_POSITION,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    SMALLEST_LENGTH,
+    SPAN_LAYOUT,
+    BatchHeader,
+    batch_crc,
+    corrupt_batch,
+)
+
+WINDOW_BYTES: Final = 64 * 1024
+CHECK_BYTES: Final = 1024 * 1024
+
+
+class BatchFile:
+    """One `.log` file; nothing is opened before it is needed."""
+
+    __slots__ = ("_files", "_padded", "_size", "_syncing", "_torn", "_writer", "path")
+
+    def __init__(self, path: Path, *, files: Files) -> None:
+        self.path = path
+        self._files = files
+        self._writer: File | None = None
+        self._size: int | None = None
+        self._padded = False  # ends in preallocated zeros
+        self._torn = False  # may end in part of a failed append
+        self._syncing = threading.Lock()  # a descriptor is not closed while its sync runs
+
+    @property
+    def size(self) -> int:
+        """Logical bytes; asked of the file system once."""
+        if self._size is None:
+            found = self._files.stat(self.path)
+            self._size = 0 if found is None else found.size
+        return self._size
+
+    @property
+    def mtime_ms(self) -> int:
+        """When the file was last changed; 0 when it is not there."""
+        found = self._files.stat(self.path)
+        return 0 if found is None else found.mtime_ms
+
+    def create(self, preallocate_bytes: int = 0) -> None:
+        """Make the (empty) file now; zeros up to `preallocate_bytes` do not count as content."""
+        writer = self._open_writer()
+        self._size = 0
+        if preallocate_bytes:
+            self._padded = True
+            writer.truncate(preallocate_bytes)
+
+    def append(self, data: Bytes) -> int:
+        """Write after the last byte; the position it went to (G1)."""
+        position = self.size
+        writer = self._writer if self._writer is not None else self._open_writer()
+        if self._torn:
+            self.truncate(position)
+        try:
+            writer.write_at(position, data)
+        except BaseException:
+            self.cut_back(position)
+            raise
+        self._size = position + len(data)
+        return position
+
+    def cut_back(self, size: int) -> None:
+        """Undo appends from `size` on. Where the disk refuses the cut, the next append or `trim` repeats it:
+        what lies beyond the logical size is never read (G1)."""
+        self._size = size
+        self._torn = True
+        with suppress(TidegateError, OSError):
+            self.truncate(size)
+
+    def truncate(self, size: int) -> None:
+        """Cut to `size` bytes, or raise; the logical size follows."""
+        self._open_writer().truncate(size)
+        self._size = size
+        self._padded = self._torn = False
+
+    def trim(self) -> None:
+        """Make the file exactly as long as its content."""
+        if self._padded or self._torn:
+            self.truncate(self.size)
+
+    def sync(self) -> None:
+        """All content is on the disk when this returns. A file without an open writer is opened for it and closed."""
+        with self._syncing:
+            if self._writer is not None:
+                self._writer.sync()
+                return
+            with self._files.open(self.path, write=True) as file:
+                file.sync()
+
+    def reader(self) -> File:
+        """A descriptor of the caller's own, to be closed by it (G2)."""
+        return self._files.open(self.path)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        with self.reader() as file:
+            return file.read_at(position, length)
+
+    def close(self) -> None:
+        """Close the writer's descriptor; a later write opens a new one."""
+        with self._syncing:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
+
+    def rename_to(self, path: Path) -> None:
+        self._files.rename(self.path, path)
+        self.path = path
+        if self._writer is not None:
+            self._writer.path = path
+
+    def delete(self) -> None:
+        self.close()
+        self._files.unlink(self.path, missing_ok=True)
+
+    def _open_writer(self) -> File:
+        if self._writer is None:
+            size = self.size
+            self._writer = self._files.open(self.path, create=True)
+            self._size = size
+        return self._writer
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch lies in its file."""
+
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+
+
+def find_offset(
+    file: File, start: int, end: int, offset: int, *, window: int, bound: int | None = None
+) -> BatchPlace | None:
+    """The first whole batch from `start` on whose last offset is ≥ `offset`.
+
+    `bound` says that whole batches with offsets below it are known to fill the file up to `end`: one that
+    overruns either is damage, which raises.
+    """
+    walked = start
+    for place in walk(file, start, end, window=window):
+        if bound is not None and place.last_offset >= bound:
+            break
+        if place.last_offset >= offset:
+            return place
+        walked = place.position + place.size
+    if bound is not None and walked < end:
+        raise CorruptError(
+            f"{file.path} holds no sound batch at position {walked}",
+            path=file.path,
+            position=walked,
+        )
+    return None
+
+
+def walk(file: File, start: int, end: int, *, window: int = WINDOW_BYTES) -> Iterator[BatchPlace]:
+    """Each whole batch in [start, end), by its first 27 bytes; ends quietly before a partial one."""
+    for position, buffer, at in _windows(file, start, end, window):
+        base, length, magic, delta = SPAN_LAYOUT.unpack_from(buffer, at)
+        if length < SMALLEST_LENGTH or magic < MAGIC:
+            _parsed(file, buffer, at, position)  # raises, saying what is wrong
+        if length + LENGTH_OVERHEAD <= end - position:
+            yield BatchPlace(position, length + LENGTH_OVERHEAD, base, base + delta)
+
+
+def headers(
+    file: File, start: int, end: int, *, window: int = WINDOW_BYTES
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each whole batch in [start, end); CRCs are not looked at."""
+    for position, buffer, at in _windows(file, start, end, window):
+        header = _parsed(file, buffer, at, position)
+        if header.size <= end - position:
+            yield position, header
+
+
+def sound_headers(file: File, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of each batch in [start, end) whose bytes match its CRC.
+
+    Raises `CorruptError` at the first place that is not a whole, sound batch; its `position` says where. Memory
+    stays bounded whatever lengths the file claims.
+    """
+    position, buffer, first = start, b"", start
+    while position < end:
+        at = position - first
+        if at + HEADER_SIZE > len(buffer):
+            buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
+        header = _parsed(file, buffer, at, position)
+        if header.size > end - position:
+            what = f"says it has {header.size} bytes, {end - position} are there"
+            raise corrupt_batch(what, file.path, position, header.base_offset)
+        if at + header.size > len(buffer) and header.size <= CHECK_BYTES:
+            buffer, first, at = file.read_at(position, min(CHECK_BYTES, end - position)), position, 0
+        crc = (
+            batch_crc(buffer, at, header.size)
+            if at + header.size <= len(buffer)
+            else _crc_of_file(file, position + ATTRIBUTES_POSITION, position + header.size)
+        )
+        if crc != header.crc:
+            what = f"has stored CRC {header.crc} but its bytes give {crc}"
+            raise corrupt_batch(what, file.path, position, header.base_offset)
+        yield position, header
+        position += header.size
+
+
+def _crc_of_file(file: File, start: int, end: int) -> int:
+    crc = 0
+    for position in range(start, end, CHECK_BYTES):
+        crc = int(crc32c(file.read_at(position, min(CHECK_BYTES, end - position)), crc))
+    return crc
+
+
+def _parsed(file: File, buffer: bytes, at: int, position: int) -> BatchHeader:
+    """The header at `at`. A magic above 2 passes, as it does with a broker: it is the records that cannot be read."""
+    return BatchHeader.parse(buffer, at, newer_magic=True, path=file.path, file_position=position - at)
+
+
+def _windows(file: File, start: int, end: int, window: int) -> Iterator[tuple[int, bytes, int]]:
+    """(position, buffer, where in it) of each batch start that has a whole header before `end`."""
+    position, buffer, first = start, b"", start
+    window = max(window, HEADER_SIZE)
+    while end - position >= HEADER_SIZE:
+        at = position - first
+        if at + HEADER_SIZE > len(buffer):
+            buffer, first, at = file.read_at(position, min(window, end - position)), position, 0
+            if len(buffer) < HEADER_SIZE:
+                raise CorruptError(
+                    f"{file.path} ends at {position + len(buffer)} though {end} bytes belong to it; "
+                    f"another program has cut it: restore it, or reopen the log to recover it",
+                    path=file.path,
+                    position=position,
+                )
+        yield position, buffer, at
+        position += SPAN_LAYOUT.unpack_from(buffer, at)[1] + LENGTH_OVERHEAD
+
+
+RESYNC_BYTES: Final = 1 << 20
+_MAGIC_AT: Final = 16
+_MAGIC_BYTE: Final = bytes([MAGIC])
+
+
+def next_sound_batch(
+    file: File, position: int, end: int, *, min_offset: int = 0
+) -> tuple[int, BatchHeader] | None:
+    """The first batch at or after byte `position` whose CRC matches and whose base is ≥ `min_offset`."""
+    for candidate in _candidates(file, position, end, min_offset):
+        try:
+            return next(sound_headers(file, candidate, end))
+        except CorruptError:
+            continue
+    return None
+
+
+def sound_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """Position and header of every sound batch from byte `position` on, whatever lies between them."""
+    while (found := next_sound_batch(file, position, end)) is not None:
+        try:
+            yield from sound_headers(file, found[0], end)
+            return
+        except CorruptError as damage:
+            position = damage.position if damage.position is not None else end
+
+
+def find_around(file: File, end: int, offset: int, *, bound: int | None = None) -> BatchPlace | None:
+    """`find_offset` in a damaged file: the first batch that reaches `offset`, whatever is broken before it.
+
+    A batch counts when its CRC matches and its offset, which the CRC does not cover, ascends and stays below
+    `bound`. Where bytes that hold no such batch lie right before the one found, and that one begins beyond the
+    offset, the record asked for may be among them: an error, never a quiet skip.
+    """
+    sound_end, expected = 0, 0
+    for position, header in sound_batches(file, 0, end):
+        if header.base_offset < expected or (bound is not None and header.last_offset >= bound):
+            continue
+        if header.last_offset >= offset:
+            if header.base_offset <= offset or position == sound_end:
+                return BatchPlace(position, header.size, header.base_offset, header.last_offset)
+            raise _damaged(file, sound_end, offset, f"reading can go on at {header.base_offset}")
+        sound_end, expected = position + header.size, header.next_offset
+    if sound_end < end:
+        raise _damaged(file, sound_end, offset, "nothing sound follows")
+    return None
+
+
+def _damaged(file: File, position: int, offset: int, resume: str) -> CorruptError:
+    return CorruptError(
+        f"{file.path} is damaged at position {position}, where offset {offset} may have been; {resume} "
+        f"({verify_command(file.path.parent)} shows the extent)",
+        path=file.path,
+        position=position,
+        offset=offset,
+    )
+
+
+def _candidates(file: File, position: int, end: int, min_offset: int) -> Iterator[int]:
+    """Byte positions that look like the start of a batch, by everything cheap."""
+    while end - position >= HEADER_SIZE:
+        window = file.read_at(position, min(RESYNC_BYTES, end - position))
+        last_start = len(window) - HEADER_SIZE
+        if last_start < 0:
+            return
+        found = window.find(_MAGIC_BYTE, _MAGIC_AT)
+        while 0 <= found - _MAGIC_AT <= last_start:
+            at = found - _MAGIC_AT
+            if _is_plausible(window, at, end - position - at, min_offset):
+                yield position + at
+            found = window.find(_MAGIC_BYTE, found + 1)
+        position += last_start + 1
+
+
+def _is_plausible(window: bytes, at: int, room: int, min_offset: int) -> bool:
+    try:
+        header = BatchHeader.parse(window, at)
+    except CorruptError:
+        return False
+    return (
+        HEADER_SIZE <= header.size <= room
+        and header.base_offset >= min_offset
+        and header.last_offset_delta >= 0
+        and header.count >= 0
+    )

@@ -1,0 +1,619 @@
+"""The small files of a log folder: offset checkpoints, leader epochs, topic ids, and marks of a clean close.
+
+    *-offset-checkpoint      0\\n<count>\\n then <topic> <partition> <offset>\\n per line
+    leader-epoch-checkpoint  0\\n<count>\\n then <epoch> <start offset>\\n per line, both growing strictly
+    partition.metadata       version: 0\\ntopic_id: <22 characters of URL-safe base64>, no newline at the end
+    .kafka_cleanshutdown     {"version":0,"brokerEpoch":<n>}, no newline at the end
+    tidegate.closed          sizes of the last log segment's files at a clean close, checksummed JSON; one per partition
+    tidegate.cleaning        an offset checkpoint: partitions with a compaction in progress, and the offset it may reach
+
+Every file is replaced atomically. Kafka's files have no checksum.
+
+H1  `tidegate.closed` is removed, and the removal synced, before anything else in the folder changes; where it
+    exists and the sizes agree, no program has written since. To find that out, at most the last 64 KiB of one
+    `.log` are read.
+H2  checkpoints are hints: a damaged one counts as empty.
+H3  `.kafka_cleanshutdown` exists only while every partition is closed cleanly.
+H4  every change of `LeaderEpochs` is on the disk before the method returns, so the file never lacks an entry
+    that a batch in the log refers to.
+H5  a line of `cleaner-offset-checkpoint` says that everything below its offset was compacted once. It must
+    not outlive those records: if a log is cut and grows again, a line beyond the cut would keep superseded
+    values and bring deleted keys back. So opening or cutting a partition lowers it
+    (`CleanerCheckpoint.lower`). A compaction swaps its segments before that line is written;
+    `tidegate.cleaning` covers the time between (`CompactedBelow`).
+
+Thread rule: pure functions and single file effects; callers that read, change and write a shared checkpoint
+hold the folder's short lock around all three. `LeaderEpochs` and `CleanerCheckpoint` may be used from any
+thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import threading
+import warnings
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from tidegate.clock import Clock
+from tidegate.errors import ConflictError, CorruptError, InvalidError, TidegateWarning
+from tidegate.files import Files
+from tidegate.log.catalog import TopicPartition, partition_folder_name
+from tidegate.log.format.partition_files import (
+    LOG,
+    SEGMENT_SUFFIXES,
+    checksummed_json,
+    offset_file,
+    offsets_of,
+    parse_checksummed_json,
+)
+from tidegate.log.locks import changing_folder
+from tidegate.randomness import Randomness
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANER_OFFSETS = "cleaner-offset-checkpoint"
+CLEANING = "tidegate.cleaning"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+CHECKPOINT_LIMIT_BYTES = 64 * 1024 * 1024
+SMALL_LIMIT_BYTES = 4096
+
+Offsets: TypeAlias = dict[tuple[str, int], int]
+Line = TypeVar("Line")
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicId:
+    """A topic's identity: 16 bytes, written as 22 characters of URL-safe base64."""
+
+    value: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.value) != 16:
+            raise InvalidError(f"a topic id has 16 bytes, not {len(self.value)}")
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(self.value).decode("ascii").rstrip("=")
+
+    @property
+    def is_zero(self) -> bool:
+        """The all-zero id stands for "none" and belongs to no topic."""
+        return not any(self.value)
+
+    @classmethod
+    def parse(cls, text: str) -> TopicId:
+        if not _TOPIC_ID.fullmatch(text):
+            raise InvalidError(f"{text[:64]!r} is not a topic id (22 characters of URL-safe base64)")
+        return cls(base64.urlsafe_b64decode(text[:22] + "=="))
+
+    @classmethod
+    def random(cls, randomness: Randomness) -> TopicId:
+        """A new id. Like Kafka's, it never starts with a dash: command lines would take it for an option."""
+        while True:
+            topic_id = cls(randomness.uuid().bytes)
+            if not str(topic_id).startswith("-"):
+                return topic_id
+
+
+# -- offset checkpoints ------------------------------------------------------------------------------
+
+
+def read_offsets(path: Path, *, files: Files) -> Offsets:
+    """(topic, partition) → offset; empty when the file is missing or empty."""
+    return dict(parse_checkpoint(_read(path, files), _offset_line, path=path))
+
+
+def write_offsets(path: Path, offsets: Mapping[tuple[str, int], int], *, files: Files) -> None:
+    """Replace the checkpoint, sorted, on the disk when this returns."""
+    for (topic, partition), offset in offsets.items():
+        if not topic or any(character.isspace() for character in topic) or partition < 0 or offset < 0:
+            raise InvalidError(f"{path}: cannot write {topic!r} {partition} {offset}")
+    lines = [f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())]
+    files.publish(path, checkpoint_text(lines))
+
+
+def checkpoint_text(lines: Iterable[str]) -> bytes:
+    """Version, number of lines, lines."""
+    listed = list(lines)
+    return "".join(f"{line}\n" for line in ("0", len(listed), *listed)).encode("utf-8")
+
+
+def parse_checkpoint(
+    data: bytes, parse_line: Callable[[list[str]], Line | None], *, path: Path
+) -> list[Line]:
+    """The lines behind version and count; `parse_line` gets a line's fields, None from it means malformed."""
+    if not data:
+        return []
+    lines = data.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    position = 0
+    parsed: list[Line] = []
+    count: int | None = None
+    for number, raw in enumerate(lines):
+        fields = _text(raw, path, position).split()
+        if number == 0:
+            if _integer(fields, path, position) != 0:
+                raise _corrupt(path, position, f"version {fields[0]} is not known, only 0 is")
+        elif number == 1:
+            count = _integer(fields, path, position)
+        else:
+            line = parse_line(fields)
+            if line is None:
+                raise _corrupt(path, position, f"malformed line {raw[:40]!r}")
+            parsed.append(line)
+        position += len(raw) + 1
+    if count is not None and count != len(parsed):
+        raise _corrupt(path, len(data), f"{count} lines were announced, {len(parsed)} are there")
+    return parsed
+
+
+def parse_integer(text: str, low: int, high: int) -> int | None:
+    """A decimal integer in [low, high], None for anything else, however long."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    value = int(text)
+    return value if low <= value <= high else None
+
+
+# -- partition.metadata ------------------------------------------------------------------------------
+
+
+def read_topic_id(folder: Path, *, files: Files) -> TopicId | None:
+    """The topic id of a partition folder, None when it has no `partition.metadata`."""
+    path = folder / PARTITION_METADATA
+    if not files.exists(path):
+        return None
+    data = _read(path, files, limit=SMALL_LIMIT_BYTES)
+    lines = _text(data, path, 0).splitlines()
+    values: list[str] = []
+    for number, name in enumerate(("version", "topic_id")):
+        found = re.fullmatch(rf"{name}:\s+(\S+)", lines[number]) if number < len(lines) else None
+        if found is None:
+            raise _corrupt(path, 0, f"line {number + 1} should be `{name}: …`")
+        values.append(found[1])
+    # A later version may only add lines, so a higher number is read like 0.
+    if parse_integer(values[0], 0, INT32_MAX) is None:
+        raise _corrupt(path, 0, f"version {values[0][:32]!r} is not known")
+    try:
+        topic_id = TopicId.parse(values[1])
+    except (InvalidError, binascii.Error):
+        raise _corrupt(path, 0, f"{values[1][:64]!r} is not a topic id") from None
+    if topic_id.is_zero:
+        raise _corrupt(path, 0, "the topic id is zero, which belongs to no topic")
+    return topic_id
+
+
+def write_topic_id(folder: Path, topic_id: TopicId, *, files: Files) -> None:
+    """Give the partition folder its topic id; a different one that is there already is a `ConflictError`."""
+    if topic_id.is_zero:
+        raise InvalidError(f"{folder}: a topic id may not be zero")
+    known = read_topic_id(folder, files=files)
+    if known == topic_id:
+        return
+    if known is not None:
+        raise ConflictError(
+            f"{folder / PARTITION_METADATA} belongs to topic id {known}, not {topic_id}: "
+            f"the folder is of another topic of that name; move it aside or delete it",
+            kafka_name="INCONSISTENT_TOPIC_ID",
+        )
+    files.publish(folder / PARTITION_METADATA, f"version: 0\ntopic_id: {topic_id}".encode("ascii"))
+
+
+# -- clean-shutdown marker -------------------------------------------------------------------------
+
+
+def has_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
+    """Whether everything in the log folder was closed cleanly; only the marker's existence counts."""
+    return files.exists(log_folder / CLEAN_SHUTDOWN)
+
+
+def write_clean_shutdown(log_folder: Path, *, files: Files, broker_epoch: int = -1) -> None:
+    """Write the marker; the last thing of a clean shutdown."""
+    text = f'{{"version":0,"brokerEpoch":{broker_epoch}}}'
+    files.publish(log_folder / CLEAN_SHUTDOWN, text.encode("ascii"))
+
+
+def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
+    """Take the marker away, for good when this returns; whether there was one. The first thing of opening."""
+    path = log_folder / CLEAN_SHUTDOWN
+    if not files.exists(path):
+        return False
+    files.unlink(path, missing_ok=True)
+    files.sync_folder(log_folder)
+    return True
+
+
+# -- inside ------------------------------------------------------------------------------------------
+
+
+def read_text_file(path: Path, *, files: Files) -> bytes:
+    """The bytes of a checkpoint, empty when it is missing, refused when absurdly long."""
+    return _read(path, files)
+
+
+def _read(path: Path, files: Files, *, limit: int = CHECKPOINT_LIMIT_BYTES) -> bytes:
+    found = files.stat(path)
+    if found is None:
+        return b""
+    if found.is_file and found.size > limit:
+        raise _corrupt(path, limit, f"{found.size} bytes are more than the {limit} such a file may have")
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return b""
+
+
+def _offset_line(fields: list[str]) -> tuple[tuple[str, int], int] | None:
+    if len(fields) != 3:
+        return None
+    partition = parse_integer(fields[1], 0, INT32_MAX)
+    offset = parse_integer(fields[2], 0, INT64_MAX)
+    return None if partition is None or offset is None else ((fields[0], partition), offset)
+
+
+def _integer(fields: list[str], path: Path, position: int) -> int:
+    value = parse_integer(fields[0], -INT32_MAX, INT32_MAX) if len(fields) == 1 else None
+    if value is None:
+        raise _corrupt(path, position, f"expected a number, found {' '.join(fields)[:32]!r}")
+    return value
+
+
+def _text(data: bytes, path: Path, position: int) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _corrupt(path, position + error.start, "the bytes are not UTF-8") from None
+
+
+def _corrupt(path: Path, position: int, what: str) -> CorruptError:
+    return CorruptError(
+        f"{path} is corrupt at byte {position}: {what}; delete the file to start without it",
+        path=path,
+        position=position,
+        kafka_name=None,
+    )
+
+
+NO_EPOCH = -1
+NO_OFFSET = -1
+
+
+class EpochEntry(NamedTuple):
+    """From `start_offset` on, batches were written in leader epoch `epoch`."""
+
+    epoch: int
+    start_offset: int
+
+
+class EpochEnd(NamedTuple):
+    """Where the largest epoch up to the asked one ended; (-1, -1) when that is not known."""
+
+    epoch: int
+    end_offset: int
+
+
+class LeaderEpochs:
+    """The leader epochs of one partition, oldest first; a damaged file is a `CorruptError` at once."""
+
+    def __init__(self, path: Path, *, files: Files) -> None:
+        self.path = path
+        self._files = files
+        self._lock = threading.Lock()
+        self._entries: list[EpochEntry] = []
+        for entry in parse_checkpoint(read_text_file(path, files=files), _epoch_line, path=path):
+            self._entries = _with_entry(self._entries, entry)
+
+    @classmethod
+    def empty(cls, path: Path, *, files: Files) -> LeaderEpochs:
+        """Start without entries, whatever the file holds, to rebuild it from the log. Writes nothing yet."""
+        epochs = cls.__new__(cls)
+        epochs.path = path
+        epochs._files = files
+        epochs._lock = threading.Lock()
+        epochs._entries = []
+        return epochs
+
+    @property
+    def entries(self) -> tuple[EpochEntry, ...]:
+        with self._lock:
+            return tuple(self._entries)
+
+    @property
+    def latest(self) -> EpochEntry | None:
+        """The current epoch, None when no batch carried one yet."""
+        entries = self._entries
+        return entries[-1] if entries else None
+
+    @property
+    def earliest(self) -> EpochEntry | None:
+        entries = self._entries
+        return entries[0] if entries else None
+
+    def assign(self, epoch: int, start_offset: int) -> bool:
+        """Note that `epoch` writes from `start_offset` on; whether that was news.
+
+        The latest epoch at the same or a higher start is not news. Otherwise entries with an epoch or a start
+        not below the new one's contradict it and are dropped first.
+        """
+        entry = EpochEntry(epoch, start_offset)
+        if epoch < 0 or start_offset < 0:
+            raise InvalidError(f"{self.path}: leader epoch {epoch} from offset {start_offset} cannot be")
+        with self._lock:
+            entries = _with_entry(self._entries, entry)
+            if entries is self._entries:
+                return False
+            self._replace(entries)
+            return True
+
+    def end_offset_for(self, epoch: int, log_end: int) -> EpochEnd:
+        """Where `epoch` ended, or the largest epoch below it that is known."""
+        with self._lock:
+            entries = self._entries
+            if epoch == NO_EPOCH or not entries:
+                return EpochEnd(NO_EPOCH, NO_OFFSET)
+            if entries[-1].epoch == epoch:
+                return EpochEnd(epoch, log_end)
+            higher = bisect_right(entries, epoch, key=_epoch_of)
+            if higher == len(entries):
+                return EpochEnd(NO_EPOCH, NO_OFFSET)
+            # Below the first known epoch the answer carries the asked one: its data is gone from the log.
+            known = entries[higher - 1].epoch if higher > 0 else epoch
+            return EpochEnd(known, entries[higher].start_offset)
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Forget what lies before `start_offset`; the epoch that covers it now starts there."""
+        with self._lock:
+            gone = bisect_right(self._entries, start_offset, key=_start_of)
+            if gone == 0:
+                return
+            kept = [EpochEntry(self._entries[gone - 1].epoch, start_offset), *self._entries[gone:]]
+            if kept != self._entries:
+                self._replace(kept)
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Drop epochs that start at or behind `end_offset` (a negative one changes nothing)."""
+        with self._lock:
+            kept = bisect_left(self._entries, end_offset, key=_start_of)
+            if end_offset >= 0 and kept < len(self._entries):
+                self._replace(self._entries[:kept])
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        with self._lock:
+            self._replace([])
+
+    def _replace(self, entries: list[EpochEntry]) -> None:
+        # File first: a failed write must leave the entry unknown, or it would never be written.
+        self._files.publish(
+            self.path, checkpoint_text(f"{epoch} {start_offset}" for epoch, start_offset in entries)
+        )
+        self._entries = entries
+
+
+def _with_entry(entries: list[EpochEntry], entry: EpochEntry) -> list[EpochEntry]:
+    """A list with `entry` last and nothing that contradicts it; `entries` itself when `entry` is no news."""
+    if entries and entries[-1].epoch == entry.epoch and entry.start_offset >= entries[-1].start_offset:
+        return entries
+    kept = len(entries)
+    while kept > 0 and not (
+        entries[kept - 1].epoch < entry.epoch and entries[kept - 1].start_offset < entry.start_offset
+    ):
+        kept -= 1
+    return [*entries[:kept], entry]
+
+
+def _epoch_line(fields: list[str]) -> EpochEntry | None:
+    if len(fields) != 2:
+        return None
+    epoch, start_offset = parse_integer(fields[0], 0, INT32_MAX), parse_integer(fields[1], 0, INT64_MAX)
+    return None if epoch is None or start_offset is None else EpochEntry(epoch, start_offset)
+
+
+def _epoch_of(entry: EpochEntry) -> int:
+    return entry.epoch
+
+
+def _start_of(entry: EpochEntry) -> int:
+    return entry.start_offset
+
+
+CLOSED_NAME = "tidegate.closed"
+_MARK_LIMIT_BYTES = 4096
+
+
+class Position(NamedTuple):
+    """What the checkpoints keep of one partition."""
+
+    recovery_point: int
+    log_start: int
+    first_base: int
+    high_watermark: int
+
+
+def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
+    """Whether the sizes are those that the last writer left; whether the bytes are, the seal knows (H1)."""
+    closed = _sizes_at_close(files, partition_folder)
+    return closed is not None and closed == _last_sizes(files, partition_folder)
+
+
+def was_changed_since(files: Files, partition_folder: Path) -> bool:
+    """Whether a program that does not keep Tidegate's marks, such as a broker, has written since the clean close."""
+    closed = _sizes_at_close(files, partition_folder)
+    return closed is not None and closed != _last_sizes(files, partition_folder)
+
+
+def _sizes_at_close(files: Files, partition_folder: Path) -> dict[str, int] | None:
+    """File name → size when the partition was last closed cleanly; None without a sound mark."""
+    try:
+        sizes: dict[str, int] | None = parse_checksummed_json(
+            files.read(partition_folder / CLOSED_NAME, limit=_MARK_LIMIT_BYTES)
+        )
+    except (FileNotFoundError, ValueError):
+        return None
+    return sizes
+
+
+def forget_closed(files: Files, partition_folder: Path) -> None:
+    """The partition is about to change."""
+    if files.exists(partition_folder / CLOSED_NAME):
+        files.unlink(partition_folder / CLOSED_NAME, missing_ok=True)
+        files.sync_folder(partition_folder)
+
+
+def mark_closed(files: Files, partition_folder: Path) -> None:
+    """The partition is closed and synced: the last thing its writer does."""
+    files.publish(partition_folder / CLOSED_NAME, checksummed_json(_last_sizes(files, partition_folder)))
+
+
+def last_segment_base(files: Files, partition_folder: Path) -> int | None:
+    """The base offset of the last log segment, by name; None when there is none."""
+    return max(offsets_of(files.list(partition_folder), LOG), default=None)
+
+
+def read_checkpoint(files: Files, path: Path) -> Offsets:
+    """The offsets of a checkpoint; a damaged one is told and counts as empty (H2)."""
+    try:
+        return read_offsets(path, files=files)
+    except CorruptError as error:
+        warnings.warn(TidegateWarning(f"{error}; going on without it"), stacklevel=2)
+        return {}
+
+
+def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPartition, Position]) -> None:
+    """Put the partitions' lines into Kafka's checkpoint files, leaving everybody else's."""
+    lines: dict[str, dict[tuple[str, int], int | None]] = {
+        RECOVERY_POINTS: {},
+        HIGH_WATERMARKS: {},
+        LOG_STARTS: {},
+    }
+    for place, position in positions.items():
+        lines[RECOVERY_POINTS][place] = position.recovery_point
+        lines[HIGH_WATERMARKS][place] = position.high_watermark
+        inside = position.log_start > position.first_base  # else the folder itself says it
+        lines[LOG_STARTS][place] = position.log_start if inside else None
+    for name, chosen in lines.items():
+        merge_lines(files, log_folder / name, chosen)
+
+
+def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
+    """Take deleted partitions out of Kafka's checkpoint files."""
+    gone: dict[tuple[str, int], int | None] = dict.fromkeys(places)
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS, CLEANING):
+        merge_lines(files, log_folder / name, gone)
+
+
+def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
+    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was.
+
+    A partition whose folder is missing was not closed; opening it raises the error.
+    """
+    for folder in partition_folders:
+        if not files.exists(folder):
+            return False
+        if not files.exists(folder / CLOSED_NAME) and last_segment_base(files, folder) is not None:
+            return False
+    write_clean_shutdown(log_folder, files=files)
+    return True
+
+
+def merge_lines(files: Files, path: Path, lines: Mapping[tuple[str, int], int | None]) -> None:
+    """Put these partitions' lines into a checkpoint, leaving everybody else's; None takes one out."""
+    before = read_checkpoint(files, path)
+    after = {place: offset for place, offset in {**before, **lines}.items() if offset is not None}
+    if after != before:
+        write_offsets(path, after, files=files)
+
+
+def _last_sizes(files: Files, partition_folder: Path) -> dict[str, int]:
+    """File name → size of the last log segment; and of nothing when there is none."""
+    base = last_segment_base(files, partition_folder)
+    if base is None:
+        return {}
+    paths = [offset_file(partition_folder, base, suffix) for suffix in SEGMENT_SUFFIXES]
+    found = {path.name: files.stat(path) for path in paths}
+    return {name: known.size for name, known in found.items() if known is not None}
+
+
+class CleanerCheckpoint:
+    """The file of one log folder."""
+
+    def __init__(self, log_folder: Path, *, files: Files, clock: Clock) -> None:
+        self._path = log_folder / CLEANER_OFFSETS
+        self._begun = log_folder / CLEANING
+        self._files = files
+        self._clock = clock
+
+    def get(self, topic: str, partition: int) -> int | None:
+        """Where the dirty part of the partition begins; None when it was never compacted."""
+        return read_checkpoint(self._files, self._path).get((topic, partition))
+
+    def put(self, topic: str, partition: int, offset: int) -> None:
+        """Everything below `offset` is compacted."""
+        merge_checkpoint(self._path, {(topic, partition): offset}, files=self._files, clock=self._clock)
+
+    def begin(self, topic: str, partition: int, stop: int) -> None:
+        """A compaction is about to replace segments; nothing from `stop` on is touched."""
+        merge_checkpoint(self._begun, {(topic, partition): stop}, files=self._files, clock=self._clock)
+
+    def end(self, topic: str, partition: int, offset: int) -> None:
+        """It is done: everything below `offset` is compacted."""
+        self.put(topic, partition, offset)
+        merge_checkpoint(self._begun, {(topic, partition): None}, files=self._files, clock=self._clock)
+
+    def lower(self, topic: str, partition: int, log_end: int) -> None:
+        """The log ends at `log_end`: nothing from there on was compacted, whatever was said."""
+        for path in (self._path, self._begun):
+            known = read_checkpoint(self._files, path).get((topic, partition))
+            if known is not None and known > log_end:
+                lines = {(topic, partition): log_end}
+                merge_checkpoint(path, lines, files=self._files, clock=self._clock)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedBelow:
+    """Called, it answers the offset below which compaction may have removed records of a partition.
+
+    The answer grows with every compaction, so ask after the records were read. Where no checkpoint tells, or another
+    program wrote the folder, everything below the active segment may have been compacted. Travels.
+    """
+
+    log_folder: Path
+    topic: str
+    partition: int
+    is_foreign: bool = False
+
+    def __call__(self) -> int:
+        files, place = Files(), (self.topic, self.partition)
+        try:
+            begun = read_offsets(self.log_folder / CLEANING, files=files).get(place, 0)
+            if not self.is_foreign and files.exists(self.log_folder / CLEANER_OFFSETS):
+                done = read_offsets(self.log_folder / CLEANER_OFFSETS, files=files).get(place, 0)
+                return max(begun, done)
+        except CorruptError:
+            pass  # a checkpoint is a hint: without it the active segment alone is known to be whole
+        folder = self.log_folder / partition_folder_name(self.topic, self.partition)
+        return last_segment_base(files, folder) or 0
+
+
+def merge_checkpoint(
+    path: Path, lines: Mapping[tuple[str, int], int | None], *, files: Files, clock: Clock
+) -> None:
+    """`merge_lines` under the folder's short lock."""
+    if lines:
+        with changing_folder(files, path.parent, clock):
+            merge_lines(files, path, lines)

@@ -1,1 +1,0 @@
-"""How records leave: retention, compaction, and whoever runs them."""

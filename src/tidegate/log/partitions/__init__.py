@@ -1,1 +1,0 @@
-"""One partition: appending, fetching, rolling, loading and recovering its log segments."""

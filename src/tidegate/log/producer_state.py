@@ -1,0 +1,753 @@
+"""The producers of one partition: sequences, epochs, transactions, and their `<offset>.snapshot` files.
+
+`ProducerStates` maps producer ids to `ProducerEntry`s and tracks the transactions that readers of committed
+records must not pass: open ones, and complete ones whose marker the high watermark has not passed.
+`ProducerAppend` applies the rules of idempotent and transactional writing to one producer's batches in one
+append; it changes only itself, and `ProducerStates.update` takes over the result after the bytes are written.
+
+    origin        data batches                                   end markers
+    CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
+    COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
+    REPLICATION   none: the leader made them when it wrote       none; violations are logged
+
+The order for every append is: `duplicate_of`, `prepare`, the append's checks, write the bytes, `update`, and
+for each ended transaction `last_stable_offset`, transaction index, `complete_txn`; then
+`update_map_end_offset`. `check_batch` and `ProducerStep` do this for one stored batch; `rebuild_producers`
+rebuilds the state from snapshots and log.
+
+    int16 version 1 | uint32 CRC-32C of bytes 6…end | int32 n | n × 46 bytes:
+    int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
+    int64 timestamp, int32 coordinator epoch, int64 first offset of the open transaction (-1 for none)
+
+A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written by
+growing producer id; a broker writes them in any order, so files of several producers are equal as sets.
+
+Invariants:
+I1  a refused append changes nothing here;
+I2  the state is that of the log up to `map_end_offset`, exclusive; a snapshot at that offset holds it, but
+    only the last batch of each producer;
+I3  a damaged snapshot is never used: it is deleted and the next older one tried.
+
+Thread rule: under the partition's lock, or while the log is loaded. Entries are immutable.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from tidegate.errors import CorruptError, FencedError, InvalidError
+from tidegate.files import Files
+from tidegate.log.batch_file import headers
+from tidegate.log.format.batch import (
+    MAX_SEQUENCE,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Buffer,
+    ControlType,
+    previous_sequence,
+    read_control,
+)
+from tidegate.log.format.partition_files import SNAPSHOT, offset_file, offsets_of
+from tidegate.log.indexes import AbortedTxn
+from tidegate.log.segment import LogSegment, SegmentList
+
+VERSION: Final = 1
+BATCHES_KEPT: Final = 5
+NO_EPOCH: Final = -1
+LIMIT_BYTES: Final = 64 * 1024 * 1024
+
+_HEAD = struct.Struct(">hIi")
+_ENTRY = struct.Struct(">qhiqiqiq")
+_COUNT_POSITION = 6
+
+
+class BatchMetadata(NamedTuple):
+    """What is remembered of a written batch, to know it again when it is sent again."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        return previous_sequence(self.last_sequence, self.offset_delta)
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerEntry:
+    """What a partition knows of one producer; `batches`: its last ones of this epoch, oldest first."""
+
+    producer_id: int
+    epoch: int = NO_EPOCH
+    coordinator_epoch: int = -1
+    last_timestamp: int = NO_TIMESTAMP
+    txn_first_offset: int | None = None
+    batches: tuple[BatchMetadata, ...] = ()
+
+    @property
+    def first_sequence(self) -> int:
+        return self.batches[0].first_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def first_offset(self) -> int:
+        """First offset of the oldest remembered batch, -1 when none is."""
+        return self.batches[0].first_offset if self.batches else -1
+
+    @property
+    def last_offset(self) -> int:
+        """Last offset of the newest batch, -1 when only markers are known."""
+        return self.batches[-1].last_offset if self.batches else -1
+
+    @property
+    def last_offset_delta(self) -> int:
+        return self.batches[-1].offset_delta if self.batches else 0
+
+    def find_batch(self, epoch: int, first_sequence: int, last_sequence: int) -> BatchMetadata | None:
+        """The remembered batch with exactly this epoch and these sequences."""
+        if epoch == self.epoch:
+            for batch in self.batches:
+                if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
+                    return batch
+        return None
+
+    def with_batch(self, epoch: int, batch: BatchMetadata) -> ProducerEntry:
+        """After one more batch; a new epoch forgets the batches of the old one."""
+        kept = self.batches if epoch == self.epoch else ()
+        return ProducerEntry(
+            self.producer_id,
+            epoch,
+            self.coordinator_epoch,
+            batch.timestamp,
+            self.txn_first_offset,
+            (*kept, batch)[-BATCHES_KEPT:],
+        )
+
+    def with_marker(self, epoch: int, coordinator_epoch: int, timestamp: int) -> ProducerEntry:
+        """After the end of its transaction."""
+        return ProducerEntry(
+            self.producer_id,
+            epoch,
+            coordinator_epoch,
+            timestamp,
+            None,
+            self.batches if epoch == self.epoch else (),
+        )
+
+    def merged(self, later: ProducerEntry) -> ProducerEntry:
+        """After an append that ended in `later`, which holds only the batches of that append."""
+        kept = self.batches if later.epoch == self.epoch else ()
+        return replace(later, batches=(*kept, *later.batches)[-BATCHES_KEPT:])
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+    """The file of these producers."""
+    ordered = sorted(entries, key=lambda entry: entry.producer_id)
+    body = bytearray(struct.pack(">i", len(ordered)))
+    for entry in ordered:
+        body += _ENTRY.pack(
+            entry.producer_id,
+            entry.epoch,
+            entry.last_sequence,
+            entry.last_offset,
+            entry.last_offset_delta,
+            entry.last_timestamp,
+            entry.coordinator_epoch,
+            -1 if entry.txn_first_offset is None else entry.txn_first_offset,
+        )
+    return struct.pack(">hI", VERSION, crc32c(bytes(body))) + bytes(body)
+
+
+def decode_snapshot(data: bytes, *, path: Path | None = None) -> list[ProducerEntry]:
+    """The producers in a snapshot's bytes, in the order stored; `CorruptError` for anything but version 1."""
+    if len(data) < _HEAD.size:
+        raise _corrupt(path, len(data), f"{len(data)} bytes are too few for a snapshot")
+    version, crc, count = _HEAD.unpack_from(data)
+    if version != VERSION:
+        raise _corrupt(path, 0, f"version {version} is not known, only {VERSION} is")
+    if crc != (computed := crc32c(data[_COUNT_POSITION:])):
+        raise _corrupt(path, 2, f"the stored checksum is {crc}, the computed one {computed}")
+    if count < 0 or _HEAD.size + count * _ENTRY.size != len(data):
+        raise _corrupt(path, _COUNT_POSITION, f"{count} producers do not fill {len(data)} bytes")
+    return [_decode_entry(*fields) for fields in _ENTRY.iter_unpack(data[_HEAD.size :])]
+
+
+def _decode_entry(
+    producer_id: int,
+    epoch: int,
+    last_sequence: int,
+    last_offset: int,
+    offset_delta: int,
+    timestamp: int,
+    coordinator_epoch: int,
+    txn_first_offset: int,
+) -> ProducerEntry:
+    batch = BatchMetadata(last_sequence, last_offset, offset_delta, timestamp)
+    return ProducerEntry(
+        producer_id,
+        epoch,
+        coordinator_epoch,
+        timestamp,
+        txn_first_offset if txn_first_offset >= 0 else None,
+        (batch,) if last_offset >= 0 else (),
+    )
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def read_snapshot(path: Path, *, files: Files) -> list[ProducerEntry]:
+    """The producers in a snapshot file; `CorruptError` when it is damaged."""
+    found = files.stat(path)
+    if found is not None and found.is_file and found.size > LIMIT_BYTES:
+        raise _corrupt(path, LIMIT_BYTES, f"{found.size} bytes are more than the {LIMIT_BYTES} allowed")
+    return decode_snapshot(files.read(path), path=path)
+
+
+def write_snapshot(path: Path, entries: Iterable[ProducerEntry], *, files: Files, sync: bool = True) -> None:
+    """Replace the file; without `sync` a power cut may leave it damaged, which reading notices."""
+    files.publish(path, encode_snapshot(entries), sync=sync)
+
+
+class SnapshotFiles:
+    """The snapshot files of one partition folder, by offset."""
+
+    def __init__(self, folder: Path, *, files: Files) -> None:
+        self.folder = folder
+        self._files = files
+        self._offsets: list[int] = []
+        self.reload()
+
+    def reload(self) -> None:
+        """Look at the folder again."""
+        names = self._files.list(self.folder) if self._files.exists(self.folder) else []
+        self._offsets = offsets_of(names, SNAPSHOT)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Growing."""
+        return tuple(self._offsets)
+
+    @property
+    def latest(self) -> int | None:
+        return self._offsets[-1] if self._offsets else None
+
+    def __contains__(self, offset: int) -> bool:
+        number = bisect_left(self._offsets, offset)
+        return number < len(self._offsets) and self._offsets[number] == offset
+
+    def path(self, offset: int) -> Path:
+        return offset_file(self.folder, offset, SNAPSHOT)
+
+    def write(self, offset: int, entries: Iterable[ProducerEntry], *, sync: bool) -> Path:
+        write_snapshot(self.path(offset), entries, files=self._files, sync=sync)
+        if offset not in self:
+            insort(self._offsets, offset)
+        return self.path(offset)
+
+    def read(self, offset: int) -> list[ProducerEntry]:
+        return read_snapshot(self.path(offset), files=self._files)
+
+    def remove(self, offset: int) -> None:
+        """Delete the file, when it is one of ours."""
+        if offset in self:
+            self._files.unlink(self.path(offset), missing_ok=True)
+            self._offsets.remove(offset)
+
+    def mark_deleted(self, offset: int) -> Path | None:
+        """Rename the file to `….snapshot.deleted`, for unlinking later; None when it is gone already."""
+        if offset not in self:
+            return None
+        deleted = self.path(offset).with_name(f"{self.path(offset).name}.deleted")
+        try:
+            self._files.rename(self.path(offset), deleted)
+        except FileNotFoundError:
+            self._offsets.remove(offset)
+            return None
+        self._offsets.remove(offset)
+        return deleted
+
+
+def _corrupt(path: Path | None, position: int, what: str) -> CorruptError:
+    name = "a producer snapshot" if path is None else str(path)
+    return CorruptError(
+        f"{name} is corrupt at byte {position}: {what}; without it producer state is rebuilt from the log",
+        path=path,
+        position=position,
+        kafka_name=None,
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+class Origin(Enum):
+    """Who appends, which decides how much is checked."""
+
+    CLIENT = "client"
+    REPLICATION = "replication"
+    COORDINATOR = "coordinator"
+
+
+class CompletedTxn(NamedTuple):
+    """A transaction and the marker that ended it; offsets inclusive, `last_offset` is the marker's."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
+
+
+class ProducerAppend:
+    """Checks the batches of one producer in one append, in order, and gathers their effect."""
+
+    def __init__(
+        self,
+        partition: str,
+        current: ProducerEntry,
+        origin: Origin,
+    ) -> None:
+        self.origin = origin
+        self._partition = partition
+        self._current = current
+        self._entry = replace(current, batches=())
+        self._started: list[int] = []
+
+    @property
+    def producer_id(self) -> int:
+        return self._current.producer_id
+
+    @property
+    def entry(self) -> ProducerEntry:
+        """The producer after this append, with the batches of this append only."""
+        return self._entry
+
+    @property
+    def started(self) -> tuple[int, ...]:
+        """The first offsets of transactions that began in this append."""
+        return tuple(self._started)
+
+    def append(self, header: BatchHeader) -> None:
+        """Take a data batch whose header carries its final offsets."""
+        epoch, first_offset = header.producer_epoch, header.base_offset
+        self._check_epoch(epoch, first_offset)
+        if self.origin is Origin.CLIENT:
+            self._check_sequence(epoch, header.base_sequence, first_offset)
+        open_txn = self._entry.txn_first_offset
+        if open_txn is not None and not header.is_transactional:
+            self._refuse_outside_transaction(first_offset, open_txn)
+        batch = BatchMetadata(
+            header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp
+        )
+        self._entry = self._entry.with_batch(epoch, batch)
+        if open_txn is None and header.is_transactional:
+            self._entry = replace(self._entry, txn_first_offset=first_offset)
+            self._started.append(first_offset)
+
+    def append_marker(
+        self, header: BatchHeader, *, is_abort: bool, coordinator_epoch: int
+    ) -> CompletedTxn | None:
+        """Take an end marker; the transaction it ended, None when none was open."""
+        offset = header.base_offset
+        self._check_epoch(header.producer_epoch, offset)
+        self._check_coordinator_epoch(coordinator_epoch, offset)
+        first_offset = self._entry.txn_first_offset
+        self._entry = self._entry.with_marker(header.producer_epoch, coordinator_epoch, header.max_timestamp)
+        if first_offset is None:
+            return None
+        return CompletedTxn(self.producer_id, first_offset, offset, is_abort)
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _check_epoch(self, epoch: int, offset: int) -> None:
+        if epoch >= self._entry.epoch:
+            return
+        message = (
+            f"producer {self.producer_id} wrote to {self._partition} at offset {offset} in epoch {epoch}, "
+            f"but epoch {self._entry.epoch} is known: a newer producer has taken over; stop this one"
+        )
+        if self.origin is not Origin.REPLICATION:
+            raise FencedError(message, kafka_name="INVALID_PRODUCER_EPOCH")
+        _log.warning(message)
+
+    def _check_sequence(self, epoch: int, sequence: int, offset: int) -> None:
+        if epoch != self._entry.epoch:
+            if sequence != 0 and self._entry.epoch != NO_EPOCH:
+                raise self._out_of_order(
+                    offset, sequence, f"its new epoch {epoch} (after {self._entry.epoch}) must start with 0"
+                )
+            return
+        if self._current.epoch == NO_EPOCH:
+            return  # nothing was known before this append: any sequence may come
+        last = self._last_sequence(epoch)
+        if sequence != last + 1 and not (sequence == 0 and last == MAX_SEQUENCE):
+            raise self._out_of_order(offset, sequence, f"the last one is {last}")
+
+    def _last_sequence(self, epoch: int) -> int:
+        if self._entry.batches:
+            return self._entry.last_sequence
+        return self._current.last_sequence if epoch == self._current.epoch else NO_SEQUENCE
+
+    def _check_coordinator_epoch(self, coordinator_epoch: int, offset: int) -> None:
+        if coordinator_epoch >= self._entry.coordinator_epoch:
+            return
+        message = (
+            f"the end marker of producer {self.producer_id} at offset {offset} of {self._partition} has "
+            f"coordinator epoch {coordinator_epoch}, but {self._entry.coordinator_epoch} is known: "
+            f"a newer coordinator has taken over; stop this one"
+        )
+        if self.origin is not Origin.REPLICATION:
+            raise FencedError(message, kafka_name="TRANSACTION_COORDINATOR_FENCED")
+        _log.warning(message)
+
+    def _refuse_outside_transaction(self, offset: int, open_txn: int) -> None:
+        message = (
+            f"producer {self.producer_id} wrote outside a transaction at offset {offset} of {self._partition}"
+            f" while its transaction from offset {open_txn} is open; end that one first"
+        )
+        if self.origin is not Origin.REPLICATION:
+            raise InvalidError(message, kafka_name="INVALID_TXN_STATE")
+        _log.warning(message)
+
+    def _out_of_order(self, offset: int, sequence: int, why: str) -> InvalidError:
+        return InvalidError(
+            f"producer {self.producer_id} sent sequence {sequence} to {self._partition} (offset {offset}), "
+            f"but {why}: a batch is missing or came twice; resend from the first unacknowledged batch",
+            kafka_name="OUT_OF_ORDER_SEQUENCE_NUMBER",
+        )
+
+
+class ProducerStates:
+    """The producers of one partition."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        files: Files,
+        expiration_ms: int = 86_400_000,
+    ) -> None:
+        self.folder = folder
+        self.expiration_ms = expiration_ms
+        self._files = files
+        self._producers: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}  # first offset → producer of each open transaction
+        self._open_order: list[int] = []
+        self._unreplicated: dict[int, CompletedTxn] = {}  # by first offset
+        self._snapshots = SnapshotFiles(folder, files=files)
+        self._map_end_offset = 0
+        self._last_snapshot_offset = 0
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    @property
+    def active_producers(self) -> Mapping[int, ProducerEntry]:
+        """Producer id → what is known of it; a live view."""
+        return MappingProxyType(self._producers)
+
+    @property
+    def is_empty(self) -> bool:
+        """No producer is known and nothing waits for the high watermark."""
+        return not self._producers and not self._unreplicated
+
+    @property
+    def map_end_offset(self) -> int:
+        """The first offset that is not part of this state."""
+        return self._map_end_offset
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the earliest transaction begins that is open, or complete but not replicated."""
+        found = [
+            offset for offset in (self.first_undecided_offset, *self._unreplicated) if offset is not None
+        ]
+        return min(found, default=None)
+
+    @property
+    def first_undecided_offset(self) -> int | None:
+        """Where the earliest open transaction begins."""
+        return self._open_order[0] if self._open_order else None
+
+    def entry(self, producer_id: int) -> ProducerEntry | None:
+        return self._producers.get(producer_id)
+
+    # -- appending -------------------------------------------------------------------------------
+
+    def duplicate_of(self, header: BatchHeader) -> BatchMetadata | None:
+        """The batch this one repeats exactly, if it is among the last five of its producer's epoch."""
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            return None
+        return entry.find_batch(header.producer_epoch, header.base_sequence, header.last_sequence)
+
+    def prepare(self, producer_id: int, origin: Origin) -> ProducerAppend:
+        """Start checking one producer's batches of an append."""
+        current = self._producers.get(producer_id) or ProducerEntry(producer_id)
+        return ProducerAppend(self.folder.name, current, origin)
+
+    def update(self, append: ProducerAppend) -> None:
+        """Take over what a finished append says."""
+        producer_id = append.producer_id
+        if producer_id < 0:
+            raise InvalidError(f"{self.folder.name}: producer id {producer_id} has no state")
+        known = self._producers.get(producer_id)
+        self._producers[producer_id] = append.entry if known is None else known.merged(append.entry)
+        for first_offset in append.started:
+            self._begin(producer_id, first_offset)
+
+    def update_map_end_offset(self, offset: int) -> None:
+        """The log was written up to `offset`, exclusive, and this state knows all of it."""
+        self._map_end_offset = offset
+
+    def last_stable_offset(self, completed: CompletedTxn) -> int:
+        """What is stable once `completed` ended: up to the earliest open transaction of another producer."""
+        others = (first for first in self._open_order if self._open[first] != completed.producer_id)
+        return next(others, completed.last_offset + 1)
+
+    def complete_txn(self, completed: CompletedTxn) -> None:
+        """The transaction's marker is in the log: it is stable once the high watermark passes the marker."""
+        if self._open.pop(completed.first_offset, None) is None:
+            raise InvalidError(
+                f"the transaction of producer {completed.producer_id} at offset {completed.first_offset} "
+                f"cannot end at {completed.last_offset}: it is not open",
+                kafka_name="INVALID_TXN_STATE",
+            )
+        del self._open_order[bisect_left(self._open_order, completed.first_offset)]
+        self._unreplicated[completed.first_offset] = completed
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        """Complete transactions whose marker lies before the high watermark are stable now."""
+        if self._unreplicated:
+            self._unreplicated = {
+                first_offset: txn
+                for first_offset, txn in self._unreplicated.items()
+                if txn.last_offset >= high_watermark
+            }
+
+    # -- forgetting ------------------------------------------------------------------------------
+
+    def remove_expired(self, now_ms: int) -> int:
+        """Forget producers that were silent too long and have no open transaction; how many."""
+        expired = [entry.producer_id for entry in self._producers.values() if self._is_expired(entry, now_ms)]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return len(expired)
+
+    def on_log_start_incremented(self, log_start: int) -> None:
+        """Records before `log_start` are gone; producers stay known."""
+        self.on_high_watermark(log_start)
+        self._map_end_offset = max(self._map_end_offset, log_start)
+        latest = self._snapshots.latest
+        self._last_snapshot_offset = log_start if latest is None else latest
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Forget everything and delete all snapshots: the log begins anew at `offset`."""
+        self._clear()
+        self._keep_snapshots(())
+        self._last_snapshot_offset = 0
+        self._map_end_offset = offset
+
+    def truncate_and_reload(self, log_start: int, log_end: int, now_ms: int) -> None:
+        """Make the state that of a log of [log_start, log_end), as far as snapshots reach.
+
+        Afterwards `map_end_offset` says from where the log must be replayed.
+        """
+        self._keep_snapshots(offset for offset in self._snapshots.offsets if log_start < offset <= log_end)
+        if log_end == self._map_end_offset:
+            self.on_log_start_incremented(log_start)
+            return
+        self._clear()
+        self._load_latest_snapshot(log_start, now_ms)
+
+    def load_entry(self, entry: ProducerEntry) -> None:
+        """Know a producer as a snapshot describes it."""
+        self._producers[entry.producer_id] = entry
+        if entry.txn_first_offset is not None:
+            self._begin(entry.producer_id, entry.txn_first_offset)
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    @property
+    def snapshots(self) -> tuple[int, ...]:
+        """Offsets of the snapshot files, growing."""
+        return self._snapshots.offsets
+
+    @property
+    def latest_snapshot(self) -> int | None:
+        return self._snapshots.latest
+
+    def snapshot_path(self, offset: int) -> Path | None:
+        """The file of the snapshot at `offset`, None when there is none."""
+        return self._snapshots.path(offset) if offset in self._snapshots else None
+
+    def take_snapshot(self, *, sync: bool = True) -> Path | None:
+        """Write the state at `map_end_offset`; None when the last snapshot is not older."""
+        if self._map_end_offset <= self._last_snapshot_offset:
+            return None
+        path = self._snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
+        self._last_snapshot_offset = self._map_end_offset
+        return path
+
+    def remove_stray_snapshots(self, segment_bases: Iterable[int]) -> None:
+        """Delete snapshots that are at no log segment's base.
+
+        The largest one stays if it lies behind the last base: it was taken at a clean close.
+        """
+        bases = set(segment_bases)
+        self._snapshots.reload()
+        stray = [offset for offset in self._snapshots.offsets if offset not in bases]
+        if stray and (not bases or stray[-1] > max(bases)):
+            stray.pop()
+        for offset in stray:
+            self._snapshots.remove(offset)
+
+    def mark_snapshot_deleted(self, offset: int) -> Path | None:
+        """Rename a snapshot to `….deleted` and return that path; None when there is none."""
+        return self._snapshots.mark_deleted(offset)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
+        return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms
+
+    def _load_latest_snapshot(self, log_start: int, now_ms: int) -> None:
+        while (offset := self._snapshots.latest) is not None:
+            try:
+                entries = self._snapshots.read(offset)
+            except (CorruptError, FileNotFoundError) as error:
+                _log.warning("discarding a producer snapshot, an older one or the log replaces it: %s", error)
+                self._snapshots.remove(offset)
+                continue
+            for entry in entries:
+                if not self._is_expired(entry, now_ms):
+                    self.load_entry(entry)
+            self._last_snapshot_offset = self._map_end_offset = offset
+            return
+        self._last_snapshot_offset = self._map_end_offset = log_start
+
+    def _keep_snapshots(self, offsets: Iterable[int]) -> None:
+        kept = set(offsets)
+        for offset in self._snapshots.offsets:
+            if offset not in kept:
+                self._snapshots.remove(offset)
+
+    def _clear(self) -> None:
+        for known in (self._producers, self._open, self._open_order, self._unreplicated):
+            known.clear()
+
+    def _begin(self, producer_id: int, first_offset: int) -> None:
+        if first_offset not in self._open:
+            insort(self._open_order, first_offset)
+        self._open[first_offset] = producer_id
+
+
+class ProducerStep(NamedTuple):
+    """What one batch does to its producer; nothing is changed before `take`."""
+
+    append: ProducerAppend
+    completed: CompletedTxn | None
+    aborted: AbortedTxn | None
+
+    def take(self, producers: ProducerStates) -> None:
+        """The batch is in the log: remember it."""
+        producers.update(self.append)
+        if self.completed is not None:
+            producers.complete_txn(self.completed)
+
+
+def check_batch(
+    producers: ProducerStates, header: BatchHeader, content: Callable[[], Buffer], origin: Origin
+) -> ProducerStep:
+    """Check a batch that has a producer; `content` gives its bytes, asked for only if it is a marker."""
+    append = producers.prepare(header.producer_id, origin)
+    completed = None
+    if not header.is_control:
+        append.append(header)
+    elif header.count > 0:  # a compacted marker leaves an empty batch
+        control = read_control(content())
+        if control.ends_transaction:
+            completed = append.append_marker(
+                header,
+                is_abort=control.kind is ControlType.ABORT,
+                coordinator_epoch=control.coordinator_epoch or 0,
+            )
+    aborted = None
+    if completed is not None and completed.is_aborted:
+        stable = producers.last_stable_offset(completed)
+        aborted = AbortedTxn(completed.producer_id, completed.first_offset, completed.last_offset, stable)
+    return ProducerStep(append, completed, aborted)
+
+
+def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, end: int) -> None:
+    """Tell `producers` the batches of one segment from offset `start` to byte `end`, without checks."""
+    file, hint = segment.open_near(start)
+    with file:
+        place = segment.locate_in(file, hint, start, end)
+        if place is None:
+            return
+        for position, header in headers(file, place.position, end):
+            if header.has_producer:
+                content = _reading(file.read_at, position, header.size)
+                check_batch(producers, header, content, Origin.REPLICATION).take(producers)
+
+
+def _reading(read_at: Callable[[int, int], bytes], position: int, size: int) -> Callable[[], bytes]:
+    return lambda: read_at(position, size)
+
+
+def rebuild_producers(
+    producers: ProducerStates,
+    segments: SegmentList,
+    *,
+    log_start: int,
+    end: int,
+    clean: bool,
+    now_ms: int,
+) -> None:
+    """Make `producers` the state at offset `end`: newest snapshot, then the log behind it, then a snapshot.
+
+    After a clean stop without any snapshot there is nothing to know, so the log is not read.
+    """
+    bases = segments.bases[-2:]
+    if clean and producers.latest_snapshot is None:
+        for offset in (*bases, end):
+            producers.update_map_end_offset(offset)
+            producers.take_snapshot()
+        return
+    nothing_to_lose = producers.is_empty and producers.map_end_offset >= end
+    producers.truncate_and_reload(log_start, end, now_ms)
+    if end > producers.map_end_offset and not nothing_to_lose:
+        last = segments.floor(end)
+        for segment in segments.between(producers.map_end_offset, end):
+            start = max(segment.base_offset, producers.map_end_offset, log_start)
+            producers.update_map_end_offset(start)
+            if segment.base_offset in bases:
+                producers.take_snapshot()
+            stop = segment.size
+            if segment is last and (place := segment.locate(end)) is not None:
+                stop = place.position
+            replay_segment(producers, segment, start, stop)
+    producers.update_map_end_offset(end)
+    producers.take_snapshot()

@@ -1,1 +1,0 @@
-"""Who wrote what: idempotent sequences, transactions, and their snapshots."""

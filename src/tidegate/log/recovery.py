@@ -1,0 +1,544 @@
+"""Open a partition folder: finish interrupted renames, find the log segments, recover them after an unclean
+stop.
+
+`Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition:
+
+1. Interrupted segment changes are finished or undone (`segment_swap.finish_interrupted_work`).
+2. Index files without a `.log` are removed. A segment without `.index`, or with an impossible `.txnindex`, is
+   recovered.
+3. After an unclean stop every segment from the recovery point on is recovered; if one had to be cut, all
+   later ones are removed.
+4. The log ends after the last batch of the last segment; if that is before the log start, the segments are
+   replaced by an empty one at the log start.
+5. Epochs are trimmed to the log, producers rebuilt from snapshots and log, stray snapshots removed.
+
+After a clean stop no segment is read except the tail of the last one, and not even that where
+`Recovery.known_end` knows its end. Loading can be interrupted anywhere and started again.
+
+A broker cuts a segment at its first bad batch (`KafkaRecovery`; `CarefulKafkaRecovery` also keeps a copy of
+sound batches after the cut): right for a replica, wrong for the only copy. `SafeRecovery` decides by the last
+synced offset (*durable end*) and the last acknowledged one (*high watermark*), both from the watermark file:
+
+| first bad batch | after it | action |
+|---|---|---|
+| below the durable end | anything | damage |
+| below the high watermark | a sound batch | damage |
+| at or above the high watermark | a sound batch | copied to `<base>.log.<position>.cut`, then cut |
+| at or above the durable end | nothing sound | a torn tail: cut |
+
+*Damage* changes nothing on disk: every sound batch is served, before and after it; appends are refused;
+reading into it raises `CorruptError` with file and position. `tidegate verify` shows the extent; the remedy
+is a restored file, or `recovery="kafka"`, which keeps a copy of what it cuts.
+
+V1  `SafeRecovery` never removes a byte below the durable end;
+V2  it cuts a torn batch, or keeps what it cuts beside the log; where the watermark file is damaged, both
+    offsets are only lower bounds, so a torn batch is kept too;
+V3  recovering twice, or again after a crash in the middle, ends in the same files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from tidegate.clock import Clock
+from tidegate.errors import CorruptError, InvalidError, verify_command
+from tidegate.files import File, Files
+from tidegate.log.batch_file import next_sound_batch, sound_batches, sound_headers
+from tidegate.log.checkpoints import LEADER_EPOCHS, LeaderEpochs
+from tidegate.log.format.batch import BatchHeader
+from tidegate.log.format.partition_files import INDEX, INDEX_SUFFIXES, LOG, TIME_INDEX, TRANSACTION_INDEX
+from tidegate.log.producer_state import Origin, ProducerStates, check_batch, rebuild_producers
+from tidegate.log.seals import Seal, read_seal
+from tidegate.log.segment import LogSegment, OffsetsGoBackError, SegmentList
+from tidegate.log.segment_swap import (
+    OFFSET_NAME,
+    OffsetOverflowError,
+    Retirement,
+    finish_interrupted_work,
+    split,
+)
+from tidegate.log.topic_config import BrokerConfig, TopicConfig
+from tidegate.randomness import Randomness
+from tidegate.scheduling import Scheduler
+
+
+class Recovery(Protocol):
+    """What to believe of a segment found on disk, and what to do with one that a crash may have hurt."""
+
+    @property
+    def read_only(self) -> str | None:
+        """Why the log must not be written to; None when it may. Asked after loading."""
+        ...
+
+    def known_end(self, segment: LogSegment) -> int | None:
+        """The offset after a segment's last; None when it must be read."""
+        ...
+
+    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
+        """Rebuild the segment's indexes and cut what is no sound batch; how many bytes went."""
+        ...
+
+
+class KafkaRecovery:
+    """Believes file lengths after a clean stop; cuts a segment at its first bad batch otherwise."""
+
+    read_only: str | None = None
+
+    def known_end(self, segment: LogSegment) -> int | None:
+        return None
+
+    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
+        return recover_segment(segment, producers, epochs)
+
+
+def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
+    """Rebuild indexes, epochs and producers from the batches, and cut the file before the first bad one."""
+    segment.reset_indexes()
+    valid = 0
+    with segment.reader() as file:
+        for position, header in _until_damage(sound_headers(file, 0, segment.size)):
+            if not segment.holds(header.last_offset):
+                raise OffsetOverflowError(segment, header, position)
+            step = None
+            if header.has_producer:
+                content = partial(file.read_at, position, header.size)
+                try:
+                    step = check_batch(producers, header, content, Origin.REPLICATION)
+                except CorruptError:  # a marker that cannot be read ends the log as a bad batch does
+                    break
+            segment.reindex(header, position)
+            note_epoch(epochs, header)
+            if step is not None:
+                step.take(producers)
+                if step.aborted is not None:
+                    segment.add_aborted(step.aborted)
+            producers.update_map_end_offset(header.next_offset)
+            valid = position + header.size
+    cut = segment.cut_file(valid)
+    segment.become_inactive()
+    return cut
+
+
+def note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
+    """Remember where a leader epoch begins that is newer than all known ones."""
+    latest = epochs.latest
+    if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest.epoch):
+        epochs.assign(header.leader_epoch, header.base_offset)
+
+
+def _until_damage(batches: Iterator[tuple[int, BatchHeader]]) -> Iterator[tuple[int, BatchHeader]]:
+    with suppress(CorruptError):
+        yield from batches
+
+
+logger = logging.getLogger("tidegate.log")
+
+_LOOK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes of a log segment that hold no sound batch though they should."""
+
+    path: Path
+    position: int
+    end: int
+    offset: int
+    resume_offset: int | None
+    message: str
+
+
+@dataclass(slots=True)
+class SafeRecovery:
+    """The default strategy; both offsets as the last writer left them, 0 when unknown.
+
+    `is_certain` is False when they may have been larger, because the file that holds them is damaged. `end` is the
+    seal that the last segment had, if it is as it was closed.
+    """
+
+    files: Files
+    durable_end: int = 0
+    high_watermark: int = 0
+    is_certain: bool = True
+    end: Seal | None = None
+    damages: list[Damage] = field(default_factory=list)
+    _ends: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def read_only(self) -> str | None:
+        if not self.damages:
+            return None
+        first = self.damages[0]
+        more = f" and {len(self.damages) - 1} more" if len(self.damages) > 1 else ""
+        return (
+            f"{first.message}{more}. Nothing was cut and everything sound is still readable. Look with "
+            f"{verify_command(first.path.parent)}; then restore the file, or give up what is damaged by "
+            f'opening the log with recovery="kafka"'
+        )
+
+    def known_end(self, segment: LogSegment) -> int | None:
+        """Where a segment ends, from its seal or from what recovery saw."""
+        if (known := self._ends.get(segment.base_offset)) is not None:
+            return known
+        try:
+            is_end = self.end is not None and self.end.base_offset == segment.base_offset
+            seal = self.end if is_end else read_seal(self.files, segment.folder, segment.base_offset)
+        except CorruptError as error:
+            logger.warning("%s; the log segment is read instead", error)
+            return None
+        if seal is None or seal.files[LOG].size != segment.size:
+            return None
+        return seal.next_offset
+
+    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
+        """Rebuild the indexes; cut a torn tail, keep damage. How many bytes went."""
+        with segment.reader() as file:
+            bad_at, expected = _first_bad(file, segment, self.high_watermark)
+            behind = next_sound_batch(file, bad_at, segment.size) if bad_at < segment.size else None
+        if bad_at == segment.size:
+            if not self.damages:
+                return recover_segment(segment, producers, epochs)
+            self._ends[segment.base_offset] = expected  # read-only already: look, do not touch
+            return 0
+        # A flipped offset may have raised what is expected; what follows says where the log really was.
+        offset = expected if behind is None else min(expected, behind[1].base_offset)
+        promised = self.durable_end if behind is None else max(self.durable_end, self.high_watermark)
+        if self.damages or offset < promised:
+            self._keep(segment, bad_at, offset)
+            return 0
+        if behind is not None or not (self.is_certain or _is_zero(segment, bad_at)):
+            keep_cut(segment, bad_at, self.files)
+        self._tell_cut(segment, bad_at, offset)
+        return recover_segment(segment, producers, epochs)
+
+    def _keep(self, segment: LogSegment, bad_at: int, offset: int) -> None:
+        """Remember the damage and where the log ends behind it; the segment's files stay as they are (V1)."""
+        resume_at, resume, log_end = _survey(segment, bad_at, offset, self.high_watermark)
+        self.damages.append(
+            Damage(
+                segment.path,
+                bad_at,
+                resume_at,
+                offset,
+                resume,
+                f"{segment.path} is damaged at position {bad_at} (offset {offset}), {resume_at - bad_at} bytes",
+            )
+        )
+        logger.error("%s", self.damages[-1].message)
+        self._ends[segment.base_offset] = log_end
+
+    def _tell_cut(self, segment: LogSegment, bad_at: int, offset: int) -> None:
+        lost = max(0, self.high_watermark - offset)
+        if lost:
+            logger.warning(
+                "%s: %d records from offset %d on were acknowledged without a sync and did not survive "
+                '(durability="os")', segment.path, lost, offset,
+            )  # fmt: skip
+        else:
+            logger.info("%s: a torn tail of %d bytes was cut", segment.path, segment.size - bad_at)
+
+
+def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
+    """Copy what is about to be cut to a file beside the log (V2); one left by an interrupted recovery is
+    written again (V3)."""
+    path = segment.folder / f"{segment.path.name}.{bad_at}.cut"
+    tail = segment.read_at(bad_at, segment.size - bad_at)
+    files.publish(path, tail)
+    logger.warning(
+        "%s: %d bytes from position %d on do not belong to the log; a copy is kept in %s",
+        segment.path, len(tail), bad_at, path.name,
+    )  # fmt: skip
+    return path
+
+
+def _is_zero(segment: LogSegment, start: int) -> bool:
+    """Whether nothing but the zeros of a preallocated file follows."""
+    with segment.reader() as file:
+        for position in range(start, segment.size, _LOOK_BYTES):
+            if any(file.read_at(position, min(_LOOK_BYTES, segment.size - position))):
+                return False
+    return True
+
+
+def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[int, int]:
+    """Position of the first byte that begins no sound batch in its place, and the offset expected there."""
+    position, expected = 0, segment.base_offset
+    try:
+        for start, header in sound_headers(file, 0, segment.size):
+            # The CRC does not cover the base offset. One that goes back is damage; so is one that jumps ahead
+            # of everything acknowledged, because only compaction makes gaps, and only below that.
+            is_ahead = header.base_offset > expected and header.base_offset > high_watermark > 0
+            if header.base_offset < expected or is_ahead:
+                break
+            position, expected = start + header.size, header.next_offset
+    except CorruptError:
+        pass
+    return position, expected
+
+
+def _survey(
+    segment: LogSegment, bad_at: int, offset: int, high_watermark: int
+) -> tuple[int, int | None, int]:
+    """What follows damage: position and offset of the next batch that can be true, and where the log ends."""
+    resume_at, resume, log_end = segment.size, None, offset
+    with segment.reader() as file:
+        for position, header in sound_batches(file, bad_at, segment.size):
+            if position > bad_at and log_end <= header.base_offset <= max(log_end, high_watermark):
+                if resume is None:
+                    resume_at, resume = position, header.base_offset
+                log_end = header.next_offset
+    return resume_at, resume, log_end
+
+
+@dataclass(slots=True)
+class CarefulKafkaRecovery(KafkaRecovery):
+    """Recovers as a broker does, but keeps a copy of sound batches that its cut takes along."""
+
+    files: Files
+
+    def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
+        with segment.reader() as file:
+            bad_at, expected = _first_bad(file, segment, 0)
+            behind = next_sound_batch(file, bad_at, segment.size, min_offset=expected)
+        if behind is not None:
+            keep_cut(segment, bad_at, self.files)
+        return recover_segment(segment, producers, epochs)
+
+
+def recovery_named(name: str, files: Files) -> Recovery:
+    """The strategy a user asks for by name."""
+    if name == "safe":
+        return SafeRecovery(files)
+    if name == "kafka":
+        return CarefulKafkaRecovery(files)
+    raise InvalidError(f"recovery={name!r}: say 'safe' or 'kafka'", kafka_name="INVALID_CONFIG")
+
+
+END_OF_LOG: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The outside world of a partition."""
+
+    files: Files
+    clock: Clock
+    randomness: Randomness
+    scheduler: Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """A partition ready to be used. `read_only` says why it must not be written to, if so."""
+
+    segments: SegmentList
+    log_start: int
+    log_end: int
+    recovery_point: int
+    epochs: LeaderEpochs
+    producers: ProducerStates
+    read_only: str | None
+
+
+class Loader:
+    """One opening of one partition folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TopicConfig,
+        *,
+        broker: BrokerConfig,
+        ports: Ports,
+        clean: bool,
+        recovery_point: int,
+        log_start: int,
+        recovery: Recovery,
+    ) -> None:
+        self._folder = folder
+        self._config = config
+        self._broker = broker
+        self._ports = ports
+        self._clean = clean
+        self._recovery_point = recovery_point
+        self._log_start = log_start
+        self._recovery = recovery
+        self._segments = SegmentList()
+        self._epochs, self._are_epochs_damaged = self._open_epochs()
+        self._producers = self._new_producers()
+        self._retirement = Retirement(folder, self._producers, files=ports.files, scheduler=ports.scheduler)
+
+    def load(self) -> LoadedLog:
+        finish_interrupted_work(self._folder, self._segment, files=self._ports.files)
+        self._splitting(self._open_segments)
+        if not self._clean:
+            self._splitting(self._recover_unflushed)
+        log_end = self._find_end()
+        log_start = max(self._log_start, self._segments.first.base_offset)
+        recovery_point = log_end
+        if self._recovery.read_only is None:  # a damaged log is served as it is: nothing is grown or rebuilt
+            self._segments.last.grow_indexes(self._config.segment_index_bytes)
+            self._trim_epochs(log_end)
+            self._producers.remove_stray_snapshots(self._segments.bases)
+            rebuild_producers(
+                self._producers,
+                self._segments,
+                log_start=log_start,
+                end=log_end,
+                clean=self._clean,
+                now_ms=self._ports.clock.now_ms(),
+            )
+            if not self._clean:
+                recovery_point = min(self._recovery_point, log_end)
+            recovery_point = max(recovery_point, log_start)
+        return LoadedLog(
+            self._segments,
+            log_start,
+            log_end,
+            recovery_point,
+            self._epochs,
+            self._producers,
+            self._recovery.read_only,
+        )
+
+    # -- segments --------------------------------------------------------------------------------
+
+    def _segment(self, base_offset: int, suffix: str = "") -> LogSegment:
+        ports = self._ports
+        return LogSegment(
+            self._folder,
+            base_offset,
+            self._config,
+            files=ports.files,
+            clock=ports.clock,
+            randomness=ports.randomness,
+            suffix=suffix,
+        )
+
+    def _open_segments(self) -> None:
+        """Segments by ascending base; nothing of a sound one is read."""
+        present = set(self._ports.files.list(self._folder))
+        logs = sorted(name for name in present if name.endswith(LOG) and OFFSET_NAME.fullmatch(name))
+        stems = [name.removesuffix(LOG) for name in logs]
+        self._remove_orphans(present, set(stems))
+        opened: list[LogSegment] = []
+        for stem in stems:
+            segment = self._segment(int(stem))
+            has_index = stem + INDEX in present
+            if has_index and stem + TIME_INDEX not in present:
+                segment.indexes.times.resize(0)
+            has_transactions = stem + TRANSACTION_INDEX in present
+            if not has_index or (has_transactions and not self._has_sane_transactions(segment)):
+                self._segments = SegmentList(opened)
+                self._recover(segment)
+            opened.append(segment)
+        self._segments = SegmentList(opened)
+
+    def _remove_orphans(self, present: set[str], stems: set[str]) -> None:
+        for name in sorted(present):
+            stem, dot, kind = name.partition(".")
+            if dot + kind in INDEX_SUFFIXES and stem not in stems:
+                self._ports.files.unlink(self._folder / name, missing_ok=True)
+
+    def _has_sane_transactions(self, segment: LogSegment) -> bool:
+        try:
+            segment.indexes.transactions.sanity_check()
+        except CorruptError:
+            return False
+        return True
+
+    def _recover(self, segment: LogSegment) -> int:
+        """Recover one segment, at least the earlier ones being in `_segments`; how many bytes were cut."""
+        producers = self._new_producers()
+        if self._recovery.read_only is None:  # else damage lies in the way of a replay
+            rebuild_producers(
+                producers,
+                self._segments,
+                log_start=self._log_start,
+                end=segment.base_offset,
+                clean=False,
+                now_ms=self._ports.clock.now_ms(),
+            )
+        cut = self._recovery.recover(segment, producers, self._epochs)
+        if self._recovery.read_only is not None:
+            return 0
+        segment.sync()  # a rebuilt index that a second crash half-lost would not be looked at again
+        producers.take_snapshot()
+        return cut
+
+    def _recover_unflushed(self) -> None:
+        unflushed = self._segments.between(self._recovery_point, END_OF_LOG)
+        for number, segment in enumerate(unflushed):
+            try:
+                cut = self._recover(segment)
+            except OffsetsGoBackError:  # nothing of such a segment is believed
+                cut = segment.truncate_to(segment.base_offset)
+            if cut > 0:
+                self._retire(unflushed[number + 1 :])
+                return
+
+    def _retire(self, segments: Sequence[LogSegment]) -> None:
+        self._retirement.retire(segments, self._config.file_delete_delay_ms)
+        self._segments = self._segments.without(segments)
+
+    def _splitting(self, step: Callable[[], None]) -> None:
+        """Do a step; again, whenever it met a segment that has to be split first."""
+        while True:
+            try:
+                return step()
+            except OffsetOverflowError as overflow:
+                old = overflow.segment
+                parts = split(old, self._segment)
+                self._retirement.stage(parts)
+                self._retirement.swap(parts, [old], self._config.file_delete_delay_ms)
+                self._segments = self._segments.without([old]).with_segments(parts)
+
+    def _find_end(self) -> int:
+        """The log end offset; the segments are replaced by an empty one if they end before the log start."""
+        if len(self._segments):
+            last = self._segments.last
+            known = self._recovery.known_end(last)
+            log_end = last.read_next_offset() if known is None else known
+            if log_end >= self._log_start:
+                return log_end
+            self._retire(self._segments.segments)
+            self._epochs.clear()
+            self._producers.truncate_fully_and_start_at(self._log_start)
+        self._segments = SegmentList([self._segment(self._log_start).create()])
+        return self._log_start
+
+    # -- epochs ----------------------------------------------------------------------------------
+
+    def _open_epochs(self) -> tuple[LeaderEpochs, bool]:
+        """The epochs of the checkpoint; none, to be rebuilt from the log, when it is damaged or missing."""
+        path, files = self._folder / LEADER_EPOCHS, self._ports.files
+        try:
+            return LeaderEpochs(path, files=files), False
+        except CorruptError:
+            return LeaderEpochs.empty(path, files=files), True
+
+    def _trim_epochs(self, log_end: int) -> None:
+        # A broker continues without the checkpoint; for the only copy of a log the epochs are read from its batches.
+        is_missing = self._epochs.latest is None and self._segments.size > 0
+        if self._are_epochs_damaged or (is_missing and not isinstance(self._recovery, KafkaRecovery)):
+            self._epochs.clear()
+            for segment in self._segments:
+                for _, header in segment.batches():
+                    note_epoch(self._epochs, header)
+        self._epochs.truncate_from_end(log_end)
+        self._epochs.truncate_from_start(self._log_start)
+
+    # -- producers -------------------------------------------------------------------------------
+
+    def _new_producers(self) -> ProducerStates:
+        return ProducerStates(
+            self._folder,
+            files=self._ports.files,
+            expiration_ms=self._broker.producer_id_expiration_ms,
+        )

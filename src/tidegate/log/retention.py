@@ -1,0 +1,161 @@
+"""Kafka's three retention rules, as pure counts over a partition's log segments, and one pass that applies them.
+
+The rules, in the order of a pass; each starts at the oldest segment and stops at the first that does not
+match:
+
+| rule | a segment matches while | policies |
+|---|---|---|
+| start-offset | the next segment's base ≤ log start offset | all |
+| size | removing it leaves at least `retention.bytes` (which must be ≥ 0) | with `delete` |
+| time | now − its largest timestamp > `retention.ms` (which must be ≥ 0) | with `delete` |
+
+Renaming and unlinking is the partition's (`delete_segments`); `maintenance` decides when passes run.
+
+Invariants:
+R1  A segment is removed only when the high watermark has reached its end (the next segment's base; the log
+    end offset for the last), so the log start offset never passes the high watermark.
+R2  A last segment without bytes is never removed; a last one with bytes is: the partition first rolls an
+    empty segment at the log end.
+R3  One young segment keeps everything newer than it, whatever the newer timestamps are.
+
+Thread rule: the counts are pure; a pass runs under the partition's own lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.log.partition import PartitionLog
+    from tidegate.log.segment import LogSegment
+    from tidegate.log.topic_config import TopicConfig
+
+
+class Reason(Enum):
+    """Why log segments were removed; the value is what reports and the command line print."""
+
+    START_OFFSET = "start-offset"
+    SIZE = "size"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets of one partition that every rule respects."""
+
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+
+def breaching_start_offset(segments: Sequence[LogSegment], bounds: Bounds) -> int:
+    """How many of the oldest segments lie wholly below the log start offset."""
+
+    def matches(index: int) -> bool:
+        return index + 1 < len(segments) and segments[index + 1].base_offset <= bounds.log_start_offset
+
+    return _leading(segments, bounds, matches)
+
+
+def breaching_size(segments: Sequence[LogSegment], bounds: Bounds, retention_bytes: int) -> int:
+    """How many of the oldest segments can go with at least `retention_bytes` left; negative is no limit."""
+    total = sum(segment.size for segment in segments)
+    if retention_bytes < 0 or total < retention_bytes:
+        return 0
+    surplus = total - retention_bytes
+
+    def matches(index: int) -> bool:
+        nonlocal surplus
+        size = segments[index].size
+        if surplus - size < 0:
+            return False
+        surplus -= size
+        return True
+
+    return _leading(segments, bounds, matches)
+
+
+def breaching_time(segments: Sequence[LogSegment], bounds: Bounds, retention_ms: int, now_ms: int) -> int:
+    """How many of the oldest segments hold nothing as young as `retention_ms`; negative is no limit."""
+    if retention_ms < 0:
+        return 0
+    return _leading(segments, bounds, lambda index: now_ms - segments[index].largest_timestamp > retention_ms)
+
+
+def _leading(segments: Sequence[LogSegment], bounds: Bounds, matches: Callable[[int], bool]) -> int:
+    """The length of the matching run from the oldest segment on (R1, R2, R3)."""
+    for index, segment in enumerate(segments):
+        is_last = index + 1 == len(segments)
+        end = bounds.log_end_offset if is_last else segments[index + 1].base_offset
+        if bounds.high_watermark < end or not matches(index) or (is_last and segment.size == 0):
+            return index
+    return len(segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One log segment that goes; its files are unlinked after `file.delete.delay.ms`."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    largest_timestamp: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What one pass did, or would do, to one partition. `rolled`: the active segment went too."""
+
+    topic: str
+    partition: int
+    removed: tuple[Removal, ...]
+    log_start_before: int
+    log_start_after: int
+    rolled: bool
+
+    @property
+    def removed_bytes(self) -> int:
+        return sum(removal.size_bytes for removal in self.removed)
+
+
+def plan_retention(
+    segments: Sequence[LogSegment], bounds: Bounds, config: TopicConfig, now_ms: int
+) -> list[Removal]:
+    """What a pass removes, oldest first: by start offset, then size, then time, each seeing what is left."""
+    removals: list[Removal] = []
+    for reason in Reason if config.deletes else (Reason.START_OFFSET,):
+        if reason is Reason.START_OFFSET:
+            count = breaching_start_offset(segments, bounds)
+        elif reason is Reason.SIZE:
+            count = breaching_size(segments, bounds, config.retention_bytes)
+        else:
+            count = breaching_time(segments, bounds, config.retention_ms, now_ms)
+        ends = [segment.base_offset for segment in segments[1:]] + [bounds.log_end_offset]
+        removals += [
+            Removal(segment.base_offset, end, segment.size, segment.largest_timestamp, reason)
+            for segment, end in zip(segments[:count], ends, strict=False)
+        ]
+        segments = segments[count:]
+    return removals
+
+
+def apply_retention(log: PartitionLog, now_ms: int) -> RetentionReport:
+    """One retention pass over one partition."""
+    with log.lock:
+        segments = log.segments
+        before = log.log_start_offset
+        bounds = Bounds(before, log.high_watermark, log.log_end_offset)
+        removals = plan_retention(segments, bounds, log.config, now_ms)
+        after = max(before, removals[-1].next_offset) if removals else before
+        for reason in Reason:
+            bases = {removal.base_offset for removal in removals if removal.reason is reason}
+            if bases:
+                chosen = [segment for segment in segments if segment.base_offset in bases]
+                log.delete_segments(chosen, reason.value)
+    return RetentionReport(
+        log.topic, log.partition, tuple(removals), before, after, rolled=len(removals) == len(segments)
+    )

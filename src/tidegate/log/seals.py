@@ -1,0 +1,268 @@
+"""Seals: lengths and checksums of the files of a finished log segment.
+
+`<base>.seal` is a plain file that brokers ignore. It is written when a log segment is rolled, when a log is
+closed cleanly, and by `tidegate log reseal`, which accepts what another program wrote. `sealer` decides when
+seals are written, `recovery` what follows from a mismatch. Producer snapshots are not sealed; they carry a
+checksum of their own.
+
+    {"version": 1, "base_offset": …, "next_offset": …, "records": …, "batches": …, "first_timestamp": …,
+     "max_timestamp": …, "max_timestamp_offset": …,
+     "files": {".log": {"size": …, "blocks": "<base64 of one big-endian CRC-32C per 64 KiB>"}, ".index": …}}
+    crc32c:<8 hex digits over the line above>
+
+Invariants:
+L1  a seal describes whole files: every byte of a listed file is under one block checksum, its size is exact;
+L2  block checksums of the `.log` come from the bytes passed to the writer: a seal attests what was to be
+    written, not what the disk returned;
+L3  a seal that cannot be read or does not match its own checksum is damage, never "no seal".
+
+Values are immutable; `BlockSums` has one writer.
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastcrc import crc32
+
+from tidegate.errors import CorruptError, verify_command
+from tidegate.files import Bytes, Files
+from tidegate.log.format.partition_files import (
+    SEAL,
+    SEGMENT_SUFFIXES,
+    checksummed_json,
+    offset_file,
+    offsets_of,
+    parse_checksummed_json,
+)
+
+BLOCK_BYTES = 65536
+_VERSION = 1
+_MAX_SEAL_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """Size and block checksums of one file."""
+
+    size: int
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What was known of a log segment when it was finished; `records` counts data records, not markers."""
+
+    base_offset: int
+    next_offset: int
+    records: int
+    batches: int
+    first_timestamp: int
+    max_timestamp: int
+    max_timestamp_offset: int
+    files: Mapping[str, FileSum]
+
+    def to_bytes(self) -> bytes:
+        body: dict[str, Any] = {"version": _VERSION} | {
+            name: value for name, value in asdict(self).items() if name != "files"
+        }
+        body["files"] = {
+            suffix: {"size": part.size, "blocks": base64.b64encode(part.blocks).decode("ascii")}
+            for suffix, part in self.files.items()
+        }
+        return checksummed_json(body)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Seal:
+        try:
+            body = parse_checksummed_json(data)
+            if body is None:
+                raise CorruptError(
+                    f"{path}: the seal does not match its own checksum; check the log segment with "
+                    f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
+                    path=path,
+                )
+            if body.get("version") != _VERSION:
+                raise CorruptError(
+                    f"{path}: seal version {body.get('version')!r} is unknown, this release reads {_VERSION}",
+                    path=path,
+                )
+            files = {
+                suffix: FileSum(part["size"], base64.b64decode(part["blocks"]))
+                for suffix, part in body["files"].items()
+            }
+            del body["version"], body["files"]
+            return cls(files=files, **body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(
+                f"{path}: the seal has a right checksum and cannot be read; check the log segment with "
+                f"{verify_command(path.parent)}, then accept it with {reseal_command(path.parent)}",
+                path=path,
+            ) from error
+
+
+def reseal_command(folder: Path) -> str:
+    """The command that accepts the log segments of a partition's folder as they are, as a message names it."""
+    topic = folder.name.rpartition("-")[0]
+    return f"`tidegate log reseal {topic} --log {shlex.quote(str(folder.parent))}`"
+
+
+@dataclass(frozen=True, slots=True)
+class SealMismatch:
+    """One place where a file is not what its seal says; `length` bytes from `position` are in doubt."""
+
+    path: Path
+    suffix: str
+    position: int
+    length: int
+    message: str
+
+
+class BlockSums:
+    """Checksums of a growing file, taken from what is handed to the writer (L2)."""
+
+    def __init__(self, start: FileSum | None = None) -> None:
+        self.size = 0
+        self._finished = bytearray()
+        self._running = 0
+        if start is not None:
+            self.size = start.size
+            whole = start.size // BLOCK_BYTES * 4
+            self._finished += start.blocks[:whole]
+            if len(start.blocks) > whole:  # CRC-32C continues from its value, so a partial block does too
+                self._running = struct.unpack_from(">I", start.blocks, whole)[0]
+
+    def update(self, data: Bytes) -> None:
+        """More bytes at the end of the file."""
+        view = memoryview(data).cast("B")
+        position = 0
+        while position < len(view):
+            room = BLOCK_BYTES - self.size % BLOCK_BYTES
+            piece = view[position : position + room]
+            self._running = (
+                crc32.iscsi(piece, self._running) if self.size % BLOCK_BYTES else crc32.iscsi(piece)
+            )
+            self.size += len(piece)
+            position += len(piece)
+            if self.size % BLOCK_BYTES == 0:
+                self._finished += struct.pack(">I", self._running)
+
+    def sum(self) -> FileSum:
+        """The checksums of everything so far."""
+        partial = struct.pack(">I", self._running) if self.size % BLOCK_BYTES else b""
+        return FileSum(self.size, bytes(self._finished) + partial)
+
+
+def sum_file(files: Files, path: Path, *, limit: int | None = None) -> FileSum | None:
+    """The checksums of a file as it is on disk (its first `limit` bytes); None when there is no such file."""
+    if not files.exists(path):
+        return None
+    sums = BlockSums()
+    buffer = memoryview(bytearray(16 * BLOCK_BYTES))
+    with files.open(path) as file:
+        end = file.size() if limit is None else min(limit, file.size())
+        while sums.size < end:
+            count = file.read_into(sums.size, buffer[: min(len(buffer), end - sums.size)])
+            if count == 0:
+                break
+            sums.update(buffer[:count])
+    return sums.sum()
+
+
+def last_block_matches(files: Files, path: Path, expected: FileSum) -> bool:
+    """Whether the file has the size, and in its last block the bytes, that its checksums were taken of."""
+    with files.open(path) as file:
+        if file.size() != expected.size:
+            return False
+        if expected.size == 0:
+            return True
+        start = (expected.size - 1) // BLOCK_BYTES * BLOCK_BYTES
+        last = crc32.iscsi(file.read_at(start, expected.size - start))
+    return struct.pack(">I", last) == expected.blocks[-4:]
+
+
+def read_seal(files: Files, folder: Path, base_offset: int) -> Seal | None:
+    """The seal of a log segment; None when it has none, `CorruptError` when it is damaged (L3)."""
+    path = offset_file(folder, base_offset, SEAL)
+    if not files.exists(path):
+        return None
+    seal = Seal.from_bytes(files.read(path, limit=_MAX_SEAL_BYTES), path)
+    if seal.base_offset != base_offset:
+        raise CorruptError(
+            f"{path}: the seal of log segment {seal.base_offset} under a foreign name", path=path
+        )
+    return seal
+
+
+def write_seal(files: Files, folder: Path, seal: Seal) -> None:
+    files.publish(offset_file(folder, seal.base_offset, SEAL), seal.to_bytes())
+
+
+def mismatches(
+    files: Files, folder: Path, seal: Seal, suffixes: tuple[str, ...] = SEGMENT_SUFFIXES
+) -> list[SealMismatch]:
+    """Every place where the sealed files are not what the seal says; reads them whole."""
+    found: list[SealMismatch] = []
+    for suffix in suffixes:
+        path = offset_file(folder, seal.base_offset, suffix)
+        expected, actual = seal.files.get(suffix), sum_file(files, path)
+        if expected is None:
+            continue
+        if actual is None:
+            found.append(SealMismatch(path, suffix, 0, expected.size, f"{path.name} is missing"))
+            continue
+        if actual.size != expected.size:
+            position = min(actual.size, expected.size)
+            found.append(
+                SealMismatch(
+                    path,
+                    suffix,
+                    position,
+                    abs(actual.size - expected.size),
+                    f"{path.name} has {actual.size} bytes, sealed with {expected.size}",
+                )
+            )
+        found += _block_mismatches(path, suffix, expected, actual)
+    return found
+
+
+def _block_mismatches(path: Path, suffix: str, expected: FileSum, actual: FileSum) -> list[SealMismatch]:
+    found = []
+    comparable = min(expected.size, actual.size)
+    for number in range(-(-comparable // BLOCK_BYTES)):
+        start = number * BLOCK_BYTES
+        whole = min(start + BLOCK_BYTES, expected.size) == min(start + BLOCK_BYTES, actual.size)
+        at = number * 4
+        if whole and expected.blocks[at : at + 4] != actual.blocks[at : at + 4]:
+            length = min(BLOCK_BYTES, expected.size - start)
+            found.append(
+                SealMismatch(
+                    path,
+                    suffix,
+                    start,
+                    length,
+                    f"{path.name}: bytes {start}–{start + length - 1} changed since sealed",
+                )
+            )
+    return found
+
+
+def check_seals(files: Files, folder: Path) -> list[SealMismatch]:
+    """Compare every sealed log segment of a partition folder with its seal; reads the folder whole."""
+    found: list[SealMismatch] = []
+    for base_offset in offsets_of(files.list(folder), SEAL):
+        path = offset_file(folder, base_offset, SEAL)
+        try:
+            seal = read_seal(files, folder, base_offset)
+        except CorruptError as error:
+            found.append(SealMismatch(path, SEAL, 0, 0, str(error)))
+            continue
+        if seal is not None:
+            found += mismatches(files, folder, seal)
+    return found

@@ -1,0 +1,731 @@
+"""One log segment: a `.log` file of batches and the three indexes beside it; and the ordered list of a
+partition's segments.
+
+`LogSegment` applies Kafka's index rule, keeps the largest timestamp, cuts, and renames and removes its files.
+When to roll is `segment_roll`'s decision, recovery `recovery`'s.
+
+The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's
+last offset; if more than `index.interval.bytes` (strictly) were written since the last entry, then
+(last offset → p) enters the offset index and the largest timestamp so far the time index. So the first batch
+is never indexed, and a reopened segment starts counting at zero.
+
+An offset index entry is proved or refuted by the batch at its position. A time index (a flipped timestamp
+would skip records), a transaction index (a flipped producer id would show an aborted record) and the offset
+index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
+first use. Without a seal (another program's folder, or a segment that another process is writing) the first
+and the last are not used, and the batch headers of the segment are read instead; a transaction index must
+then be in order.
+
+Invariants:
+S1  every offset o in the segment satisfies 0 ≤ o − base offset ≤ 2147483647;
+S2  an append that fails leaves file, indexes and counters as they were;
+S3  an index position that proves wrong is ignored: the file is searched from its start, and sound batches
+    after damage are found; an index that is damaged or missing gives position 0, never an error;
+S4  a segment that is not written to holds no file descriptor;
+S5  index files exist from the first append on, at full size, as a broker makes them; reading creates none.
+
+Thread rule: one writer. Any thread may read: `_guard` makes an index look-up and the opening of the file one
+step, so that a rename cannot come between them. `SegmentList` values are immutable.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tidegate.clock import Clock
+from tidegate.errors import CorruptError, InvalidError
+from tidegate.files import Bytes, File, Files
+from tidegate.log.batch_file import (
+    WINDOW_BYTES,
+    BatchFile,
+    BatchPlace,
+    find_around,
+    find_offset,
+    headers,
+    sound_headers,
+)
+from tidegate.log.format.batch import HEADER_SIZE, NO_TIMESTAMP, BatchHeader
+from tidegate.log.format.partition_files import (
+    INDEX,
+    INDEX_SUFFIXES,
+    LOG,
+    SEAL,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    offset_file,
+)
+from tidegate.log.indexes import INT32_MAX as MAX_RELATIVE_OFFSET
+from tidegate.log.indexes import (
+    AbortedTxn,
+    OffsetIndex,
+    OffsetPosition,
+    TimeIndex,
+    TimestampOffset,
+    TransactionIndex,
+)
+from tidegate.log.seals import Seal, read_seal, sum_file
+from tidegate.log.topic_config import TopicConfig
+from tidegate.randomness import Randomness
+
+logger = logging.getLogger("tidegate.log")
+
+
+class IndexTrust:
+    """What a log segment's seal says about the files beside it."""
+
+    __slots__ = (
+        "_are_transactions_sound",
+        "_base_offset",
+        "_files",
+        "_folder",
+        "_is_seal_read",
+        "_seal",
+        "_sound",
+    )
+
+    def __init__(self, folder: Path, base_offset: int, *, files: Files) -> None:
+        self._folder = folder
+        self._base_offset = base_offset
+        self._files = files
+        self._seal: Seal | None = None
+        self._is_seal_read = False
+        self._sound: dict[str, bool] = {}
+        self._are_transactions_sound = False
+
+    def seal(self, size: int) -> Seal | None:
+        """The segment's seal, if it has a readable one that speaks of a `.log` of this size."""
+        if not self._is_seal_read:
+            try:
+                self._seal = read_seal(self._files, self._folder, self._base_offset)
+            except CorruptError as error:
+                logger.warning("%s; the log segment's own batches are read instead", error)
+            self._is_seal_read = True
+        seal = self._seal
+        return seal if seal is not None and seal.files[".log"].size == size else None
+
+    def is_sound(self, index: OffsetIndex | TimeIndex, size: int) -> bool:
+        """Whether what the index says may be believed without proof."""
+        kind = index.path.suffix
+        if kind not in self._sound:
+            seal = self.seal(size)
+            sound = seal is not None and sum_file(self._files, index.path) == seal.files.get(kind)
+            if seal is not None and not sound:
+                logger.warning("%s is damaged and not used; the log segment is walked instead", index.path)
+            self._sound[kind] = sound
+        return self._sound[kind]
+
+    def require_sound(self, index: TransactionIndex, size: int) -> None:
+        """Raise unless the transaction index may be believed."""
+        if self._are_transactions_sound:
+            return
+        seal = self.seal(size)
+        if seal is None:
+            index.sanity_check()
+        elif sum_file(self._files, index.path) != seal.files.get(".txnindex"):
+            raise CorruptError(
+                f"{index.path} was changed since it was sealed, so aborted transactions cannot be told from "
+                f"committed ones; remove it and the seal beside it and reopen the log to rebuild it",
+                path=index.path,
+            )
+        self._are_transactions_sound = True
+
+
+class OffsetsGoBackError(CorruptError):
+    """The offsets of a log segment do not ascend. Caught by the loader, which does as a broker does."""
+
+
+class SegmentIndexes:
+    """`.index`, `.timeindex` and `.txnindex` beside one `.log`."""
+
+    __slots__ = ("_folder", "is_prepared", "offsets", "times", "transactions")
+
+    def __init__(
+        self, folder: Path, base_offset: int, max_bytes: int, suffix: str, *, files: Files, read_only: bool
+    ) -> None:
+        def path(kind: str) -> Path:
+            return offset_file(folder, base_offset, kind, suffix)
+
+        self._folder = folder
+        self.offsets = OffsetIndex(path(INDEX), base_offset, max_bytes, files=files, read_only=read_only)
+        self.times = TimeIndex(path(TIME_INDEX), base_offset, max_bytes, files=files, read_only=read_only)
+        self.transactions = TransactionIndex(
+            path(TRANSACTION_INDEX), base_offset, files=files, read_only=read_only
+        )
+        self.is_prepared = False
+
+    def __iter__(self) -> Iterator[OffsetIndex | TimeIndex | TransactionIndex]:
+        yield self.offsets
+        yield self.times
+        yield self.transactions
+
+    # -- hints (I1) ------------------------------------------------------------------------------
+
+    def position_near(self, offset: int) -> int:
+        """From which byte on to look for the batch holding `offset`."""
+        try:
+            return self.offsets.lookup(offset).position
+        except CorruptError:
+            return 0
+
+    def offset_before(self, timestamp: int) -> int:
+        """An offset before which nothing is as late as `timestamp`."""
+        try:
+            return self.times.lookup(timestamp).offset
+        except CorruptError:
+            return self.times.base_offset
+
+    def upper_bound(self, start: int, position: int, size: int) -> int | None:
+        """An indexed offset at or behind `size` bytes from `position`; None when the index ends before."""
+        try:
+            bound = self.offsets.upper_bound(OffsetPosition(start, position), size)
+        except CorruptError:
+            return None
+        return None if bound is None else bound.offset
+
+    # -- filling ---------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make both preallocated indexes, or grow them to full size, before the first append (I2)."""
+        self.offsets.prepare()
+        self.times.prepare()
+        self.is_prepared = True
+
+    def enter(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
+        """One entry each, the time index's only if it is news."""
+        self.offsets.append(last_offset, position)
+        self.times.maybe_append(largest.timestamp, largest.offset)
+
+    def enter_again(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
+        """Like `enter`, while rebuilding: an index that is full stays as it is, since a sparser one is as good.
+
+        `OffsetsGoBackError` when the log's offsets do not ascend.
+        """
+        if self.offsets.entries and last_offset <= self.offsets.last_offset:
+            raise OffsetsGoBackError(
+                f"{self.offsets.path}: offset {last_offset} comes after {self.offsets.last_offset} in the log",
+                path=self.offsets.path,
+                offset=last_offset,
+            )
+        if not self.offsets.is_full:
+            self.offsets.append(last_offset, position)
+        if not self.times.is_full:
+            self.times.maybe_append(largest.timestamp, largest.offset)
+
+    def grow(self, max_bytes: int) -> None:
+        """Make room for more entries under another limit."""
+        self.offsets.max_bytes = self.times.max_bytes = max_bytes
+        self.prepare()
+
+    def reset(self) -> None:
+        """Drop all entries; recovery fills them in again."""
+        for index in self:
+            index.reset()
+        self.is_prepared = True
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop what is at or behind `offset`, and make room again."""
+        for index in self:
+            index.truncate_to(offset)
+        self.prepare()
+
+    def finish(self, largest: TimestampOffset) -> None:
+        """The final time-index entry, for which a slot was kept, and exact file sizes."""
+        self.times.maybe_append(largest.timestamp, largest.offset, skip_full_check=True)
+        self.offsets.trim()
+        self.times.trim()
+        self.transactions.settle()
+        self.is_prepared = False
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        for index in self:
+            index.sync()
+
+    def release(self) -> None:
+        """Give descriptors back, changing nothing."""
+        for index in self:
+            index.release()
+
+    def change_suffix(self, base_offset: int, suffix: str) -> None:
+        """Files that do not exist are not made."""
+        for index, kind in zip(self, INDEX_SUFFIXES, strict=True):
+            index.rename_to(offset_file(self._folder, base_offset, kind, suffix))
+
+    def delete(self) -> None:
+        for index in self:
+            index.delete()
+
+
+class LogSegment:
+    """Files `<base>.log/.index/.timeindex/.txnindex` of one folder; making one touches nothing on disk.
+
+    With `read_only` the indexes are those of another process that may be writing: nothing here changes them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        base_offset: int,
+        config: TopicConfig,
+        *,
+        files: Files,
+        clock: Clock,
+        randomness: Randomness,
+        suffix: str = "",
+        read_only: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.base_offset = base_offset
+        self.suffix = suffix
+        self.index_interval_bytes = config.index_interval_bytes
+        jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
+        self.roll_jitter_ms = randomness.below(jitter_ms) if jitter_ms else 0
+        self.created_ms = clock.now_ms()
+        self._preallocate_bytes = config.segment_bytes if config.preallocate else 0
+        self._clock = clock
+        self._files = files
+        self._guard = threading.Lock()
+        self._log = BatchFile(offset_file(folder, base_offset, LOG, suffix), files=files)
+        self._indexes = SegmentIndexes(
+            folder, base_offset, config.segment_index_bytes, suffix, files=files, read_only=read_only
+        )
+        self._trust = IndexTrust(folder, base_offset, files=files)
+        self._since_entry = 0
+        self._first_timestamp: int | None = None
+        self._largest: TimestampOffset | None = None
+
+    def create(self) -> LogSegment:
+        """Make the (empty, perhaps preallocated) `.log` now; index files follow with the first append."""
+        self._log.create(self._preallocate_bytes)
+        self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        return self
+
+    def __repr__(self) -> str:
+        return f"LogSegment({self._log.path})"
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        return self._log.path
+
+    @property
+    def size(self) -> int:
+        return self._log.size
+
+    @property
+    def mtime_ms(self) -> int:
+        return self._log.mtime_ms
+
+    @property
+    def indexes(self) -> SegmentIndexes:
+        return self._indexes
+
+    @property
+    def is_offset_index_full(self) -> bool:
+        return self._indexes.offsets.is_full
+
+    @property
+    def is_time_index_full(self) -> bool:
+        return self._indexes.times.is_full
+
+    @property
+    def offset_index_bytes(self) -> int:
+        """Bytes in use, not bytes preallocated."""
+        return self._indexes.offsets.size_bytes
+
+    @property
+    def time_index_bytes(self) -> int:
+        return self._indexes.times.size_bytes
+
+    @property
+    def largest(self) -> TimestampOffset:
+        """The largest timestamp so far and the last offset of the first batch that had it."""
+        if self._largest is None:
+            if (seal := self._trust.seal(self.size)) is not None:
+                self._largest = TimestampOffset(seal.max_timestamp, seal.max_timestamp_offset)
+            else:
+                with self._guard:
+                    self._largest = self._indexes.times.last_entry
+        return self._largest
+
+    @property
+    def largest_timestamp(self) -> int:
+        """What retention goes by: the largest record timestamp, or the file's when no record has one."""
+        timestamp = self.largest.timestamp
+        return timestamp if timestamp >= 0 else self.mtime_ms
+
+    @property
+    def seal(self) -> Seal | None:
+        """The segment's seal, if it speaks of a `.log` of this size."""
+        return self._trust.seal(self.size)
+
+    def is_older_than(self, timestamp: int) -> bool:
+        """Whether it is known that no record is as new as `timestamp`; False where only a walk can tell.
+
+        The seal knows. Without one the time index is believed as far as the log confirms it: its last entry is
+        that of its batch, and the sound batches behind that one are not newer.
+        """
+        if (seal := self.seal) is not None:
+            return seal.max_timestamp < timestamp
+        try:
+            with self._guard:
+                entry = self._indexes.times.last_entry
+            if not 0 <= entry.timestamp < timestamp:
+                return False
+            file, hint = self.open_near(entry.offset)
+            with file:
+                place = self.locate_in(file, hint, entry.offset, self.size)
+                if place is None or place.base_offset > entry.offset:
+                    return False
+                times = [header.max_timestamp for _, header in sound_headers(file, place.position, self.size)]
+        except CorruptError:
+            return False
+        return times[0] == entry.timestamp and max(times) < timestamp
+
+    @property
+    def first_timestamp(self) -> int:
+        """Largest timestamp of the first batch; −1 when it has none or there is no batch."""
+        if self._first_timestamp is None:
+            first = next(self.batches(window=HEADER_SIZE), None)
+            if first is None:
+                return NO_TIMESTAMP
+            self._first_timestamp = first[1].max_timestamp
+        return self._first_timestamp
+
+    def holds(self, offset: int) -> bool:
+        """Whether the offset can be stored in this segment's indexes (S1)."""
+        return 0 <= offset - self.base_offset <= MAX_RELATIVE_OFFSET
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def reader(self) -> File:
+        """A descriptor of the `.log`, to be closed by the caller."""
+        with self._guard:
+            return self._log.reader()
+
+    def read_at(self, position: int, length: int) -> bytes:
+        with self.reader() as file:
+            return file.read_at(position, length)
+
+    def batches(
+        self, start: int = 0, end: int | None = None, *, window: int = WINDOW_BYTES
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """Position and header of each whole batch from byte `start` on."""
+        with self.reader() as file:
+            yield from headers(file, start, self.size if end is None else end, window=window)
+
+    def open_near(self, offset: int) -> tuple[File, int]:
+        """A descriptor of the `.log` and the position from which to search for `offset` (S3)."""
+        with self._guard:
+            return self._log.reader(), self._indexes.position_near(offset)
+
+    def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int, int]:
+        """A descriptor, and the position and offset from which to search for a record at or after
+        `timestamp` (S3)."""
+        from_offset = max(from_offset, self.base_offset)
+        with self._guard:
+            if self._believes(self._indexes.times):
+                from_offset = max(from_offset, self._indexes.offset_before(timestamp))
+            file, hint = self._log.reader(), self._indexes.position_near(from_offset)
+        try:
+            place = self.locate_in(file, hint, from_offset, self.size)
+        except BaseException:
+            file.close()
+            raise
+        return file, self.size if place is None else place.position, from_offset
+
+    def _believes(self, index: OffsetIndex | TimeIndex) -> bool:
+        """Whether an index may be used where nothing proves it right."""
+        return self._indexes.is_prepared or self._trust.is_sound(index, self.size)
+
+    def locate(self, offset: int, end: int | None = None) -> BatchPlace | None:
+        """The first batch whose last offset is ≥ `offset`, looked for below byte `end`."""
+        file, hint = self.open_near(offset)
+        with file:
+            return self.locate_in(file, hint, offset, self.size if end is None else end)
+
+    def locate_in(
+        self, file: File, hint: int, offset: int, end: int, *, bound: int | None = None
+    ) -> BatchPlace | None:
+        """`locate` with the descriptor and hint of `open_near`; `bound` as in `find_offset`."""
+        window = min(self.index_interval_bytes + HEADER_SIZE, WINDOW_BYTES)
+        if 0 < hint < end:
+            try:
+                place = find_offset(file, hint, end, offset, window=window, bound=bound)
+            except CorruptError:
+                place = None
+            # A first batch that begins beyond the offset may have a predecessor the hint jumped over.
+            if place is not None and (place.position > hint or place.base_offset <= offset):
+                return place
+        try:
+            return find_offset(file, 0, end, offset, window=window, bound=bound)
+        except CorruptError:
+            return find_around(file, end, offset, bound=bound)
+
+    def read_next_offset(self) -> int:
+        """The offset after the last batch; the base offset when there is none. Reads the tail only."""
+        end, next_offset = self.size, self.base_offset
+        last = self._indexes.offsets.last_offset
+        file, hint = self.open_near(last)
+        with file:
+            place = self.locate_in(file, hint, last, end)
+            if place is not None:
+                for _, header in headers(file, place.position, end):
+                    next_offset = header.next_offset
+        return next_offset
+
+    def upper_bound(self, start: int, position: int, size: int) -> int | None:
+        """An indexed offset at or behind `size` bytes from `position`; None when the index ends before."""
+        with self._guard:
+            if not self._believes(self._indexes.offsets):
+                return None
+            return self._indexes.upper_bound(start, position, size)
+
+    def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
+        """Aborted transactions that ended here and touch [start, upper); whether no later segment has any."""
+        with self._guard:
+            if not self._indexes.is_prepared:
+                self._trust.require_sound(self._indexes.transactions, self.size)
+            found = self._indexes.transactions.collect_aborted(start, upper)
+        return found.aborted, found.complete
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def append(self, data: Bytes, header: BatchHeader) -> int:
+        """Write one batch and apply the index rule to it; the position it went to (S1, S2)."""
+        self._require_room(header.last_offset)
+        largest = self._largest_with(header.max_timestamp, header.last_offset)
+        position = self._log.append(data)
+        if self._since_entry > self.index_interval_bytes:
+            try:
+                with self._guard:
+                    self._indexes.enter(header.last_offset, position, largest)
+            except BaseException:
+                self._take_back(position, header.last_offset)
+                raise
+            self._since_entry = 0
+        if position == 0:
+            self._first_timestamp = header.max_timestamp
+        self._largest = largest
+        self._since_entry += header.size
+        return position
+
+    def _largest_with(self, timestamp: int, last_offset: int) -> TimestampOffset:
+        largest = self.largest
+        return TimestampOffset(timestamp, last_offset) if timestamp > largest.timestamp else largest
+
+    def _require_room(self, last_offset: int) -> None:
+        if not self.holds(last_offset):
+            raise InvalidError(
+                f"offset {last_offset} does not fit {self.path}, whose offsets are {self.base_offset} to "
+                f"{self.base_offset + MAX_RELATIVE_OFFSET}; roll a new log segment first"
+            )
+        if not self._indexes.is_prepared:
+            with self._guard:
+                self._indexes.prepare()
+
+    def _take_back(self, position: int, last_offset: int) -> None:
+        """Undo an append whose index entries could not be written."""
+        self._log.cut_back(position)
+        with self._guard:
+            self._indexes.offsets.truncate_to(last_offset)
+            self._indexes.times.truncate_to(last_offset)
+
+    def add_aborted(self, transaction: AbortedTxn) -> None:
+        with self._guard:
+            self._indexes.transactions.append(transaction)
+
+    def drop_aborted(self, offset: int) -> None:
+        """Take back aborted transactions whose marker is at or behind `offset`."""
+        with self._guard:
+            self._indexes.transactions.truncate_to(offset)
+
+    def grow_indexes(self, max_bytes: int) -> None:
+        """Room for more entries, as a segment that becomes active again needs it."""
+        with self._guard:
+            self._indexes.grow(max_bytes)
+
+    # -- recovering and cutting ------------------------------------------------------------------
+
+    def reset_indexes(self) -> None:
+        """Empty all three indexes; `reindex` fills them again."""
+        with self._guard:
+            self._indexes.reset()
+        self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
+        self._first_timestamp = None
+        self._since_entry = 0
+
+    def reindex(self, header: BatchHeader, position: int) -> None:
+        """Apply the index rule to a batch that is in the file already; ascending, after `reset_indexes`."""
+        self._largest = self._largest_with(header.max_timestamp, header.last_offset)
+        if self._since_entry > self.index_interval_bytes:
+            with self._guard:
+                self._indexes.enter_again(header.last_offset, position, self._largest)
+            self._since_entry = 0
+        self._since_entry += header.size
+
+    def truncate_to(self, offset: int) -> int:
+        """Remove every batch whose last offset is ≥ `offset`; how many bytes went."""
+        place = self.locate(offset)
+        with self._guard:
+            self._indexes.truncate_to(offset)
+        removed = 0 if place is None else self.cut_file(place.position)
+        if self.size == 0:
+            self.created_ms = self._clock.now_ms()
+            self._first_timestamp = None
+        self._since_entry = 0
+        if self.largest.timestamp >= 0:
+            self._largest = self._read_largest()
+        return removed
+
+    def cut_file(self, size: int) -> int:
+        """Cut the `.log` to `size` bytes, whatever the indexes say; how many bytes went."""
+        removed = self.size - size
+        self._log.truncate(size)
+        return removed
+
+    def _read_largest(self) -> TimestampOffset:
+        """From the time index's last entry, then from the batches after it."""
+        with self._guard:
+            largest = self._indexes.times.last_entry
+            start = self._indexes.position_near(largest.offset)
+        for _, header in self.batches(start):
+            if header.max_timestamp > largest.timestamp:
+                largest = TimestampOffset(header.max_timestamp, header.last_offset)
+        return largest
+
+    # -- life of the files -----------------------------------------------------------------------
+
+    def become_inactive(self) -> None:
+        """Finish the segment: final time-index entry, exact file sizes, nothing open.
+
+        One that is written to again, after recovery say, counts from zero to its next index entry, as a broker does.
+        """
+        largest = self.largest
+        self._since_entry = 0
+        with self._guard:
+            self._indexes.finish(largest)
+        self._log.trim()
+        self.close()
+
+    def sync_log(self) -> None:
+        """The batches are on the disk when this returns; the indexes, which can be rebuilt, may not be."""
+        self._log.sync()
+
+    def sync(self) -> None:
+        """All files of the segment are on the disk when this returns."""
+        self._log.sync()
+        self._indexes.sync()
+
+    def close(self) -> None:
+        """Close descriptors; change nothing (S4)."""
+        self._log.close()
+        with self._guard:
+            self._indexes.release()
+
+    def change_suffix(self, suffix: str) -> None:
+        """Rename all files, e.g. to `.deleted`.
+
+        The seal goes first, so that it never stands beside another segment's files; then the `.log`: an index
+        alone means nothing, a `.log` alone gets new indexes.
+        """
+        self.close()
+        with self._guard:
+            seal = offset_file(self.folder, self.base_offset, SEAL, self.suffix)
+            if self._files.exists(seal):
+                self._files.rename(seal, offset_file(self.folder, self.base_offset, SEAL, suffix))
+            self._log.rename_to(offset_file(self.folder, self.base_offset, LOG, suffix))
+            self._indexes.change_suffix(self.base_offset, suffix)
+            self.suffix = suffix
+
+    def delete(self) -> None:
+        """Unlink all files; those that are gone already are fine."""
+        self._files.unlink(offset_file(self.folder, self.base_offset, SEAL, self.suffix), missing_ok=True)
+        self._log.delete()
+        with self._guard:
+            self._indexes.delete()
+
+    def set_mtime_ms(self, mtime_ms: int) -> None:
+        """Date the files as their source was: retention of batches without timestamps goes by it."""
+        for kind in (LOG, INDEX, TIME_INDEX):
+            path = offset_file(self.folder, self.base_offset, kind, self.suffix)
+            if self._files.exists(path):
+                self._files.set_mtime_ms(path, mtime_ms)
+
+
+class SegmentList:
+    """Log segments by base offset."""
+
+    __slots__ = ("_bases", "segments")
+
+    def __init__(self, segments: Iterable[LogSegment] = ()) -> None:
+        self.segments = tuple(segments)
+        self._bases = [segment.base_offset for segment in self.segments]
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def __iter__(self) -> Iterator[LogSegment]:
+        return iter(self.segments)
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        return tuple(self._bases)
+
+    @property
+    def first(self) -> LogSegment:
+        return self.segments[0]
+
+    @property
+    def last(self) -> LogSegment:
+        return self.segments[-1]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all `.log` files together."""
+        return sum(segment.size for segment in self.segments)
+
+    def floor_index(self, offset: int) -> int:
+        """The number of the segment the offset belongs to; −1 when it lies before the first."""
+        return bisect_right(self._bases, offset) - 1
+
+    def floor(self, offset: int) -> LogSegment | None:
+        index = self.floor_index(offset)
+        return None if index < 0 else self.segments[index]
+
+    def get(self, base_offset: int) -> LogSegment | None:
+        """The segment with exactly this base."""
+        index = bisect_left(self._bases, base_offset)
+        return self.segments[index] if self._bases[index : index + 1] == [base_offset] else None
+
+    def between(self, start: int, stop: int) -> tuple[LogSegment, ...]:
+        """From the segment `start` belongs to, to the last whose base is below `stop`; none unless `start` is."""
+        if stop <= start:
+            return ()
+        return self.segments[max(self.floor_index(start), 0) : bisect_left(self._bases, stop)]
+
+    def next_base(self, base_offset: int) -> int | None:
+        """The base of the segment after this one."""
+        index = bisect_right(self._bases, base_offset)
+        return self._bases[index] if index < len(self._bases) else None
+
+    def appended(self, segment: LogSegment) -> SegmentList:
+        """With one more, whose base is above all others."""
+        return SegmentList((*self.segments, segment))
+
+    def with_segments(self, added: Iterable[LogSegment]) -> SegmentList:
+        """With `added` in their places; one with a base that is taken replaces the other."""
+        merged = {segment.base_offset: segment for segment in self.segments}
+        merged.update((segment.base_offset, segment) for segment in added)
+        return SegmentList(merged[base] for base in sorted(merged))
+
+    def without(self, removed: Iterable[LogSegment]) -> SegmentList:
+        """Without these very segments; a newer one with the same base stays."""
+        gone = {id(segment) for segment in removed}
+        return SegmentList(segment for segment in self.segments if id(segment) not in gone)

@@ -1,1 +1,0 @@
-"""One log segment: its `.log` file, the indexes and the seal beside it, and finding things in them."""

@@ -1,1 +1,0 @@
-"""Topic names, their settings with sources, and the catalog of a log folder."""

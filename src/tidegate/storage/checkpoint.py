@@ -1,0 +1,341 @@
+"""Checkpoint a task (one cut through all its stores, a manifest, a token) and restore a task from a token.
+
+A checkpoint flushes dirty state and stores unstored runs until, in one step in which nothing else can happen to the
+task, every cache is clean and every run stored. That moment is the cut. It names its runs and pins their packs in the
+same critical sections; the manifest is written from it while readers and background maintenance continue.
+
+C1  one consistent cut (INV-18): rows, state blobs, named values and counters are those of one moment.
+C2  every pack it names is pinned from the cut until it is held for the checkpoint, and held until the checkpoint is
+    released, or a later one is begun that finds enough newer ones retained (INV-10).
+C3  incremental: runs that are stored already are named, not written.
+C4  a bucket that changes in every attempt fails the checkpoint with its name; none is left out.
+C5  when nothing came, went or moved since the last one, that one's token is returned again, and nothing is written.
+
+A restore replaces exactly that task's content, caches, budgets and queues. It reads only metadata: the manifest and
+those it builds on. No pack is opened before rows are read from it, so the time to the first read does not depend on
+the number of rows.
+
+R1  everything that can be refused (a token of another backend or task, a damaged manifest, a store of another
+    shape) is refused before anything is changed.
+R2  other tasks are not touched (INV-19). Open leases on the task's old runs stay valid until they are closed; older
+    operations find that their bucket changed, and stop.
+R3  the backlog of the restored rows is taken without waiting.
+R4  packs that only the abandoned future used are garbage collection's: another token may still name them.
+
+Runs on the operator's thread. `checkpoint` is a generator: the phases of the dumps, `cut`, `written`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tidegate.errors import ConflictError, InvalidError
+from tidegate.storage.index import BucketIndex, ProgressState, RunEntry, StoredRef
+from tidegate.storage.maintenance.dump import dump
+from tidegate.storage.maintenance.operations import Operation
+from tidegate.storage.manifest import Manifest, ManifestChain, StoreState, Token
+from tidegate.storage.parts import AttachedStore, LastCheckpoint, Mark, StorageParts, TaskStorage, mark_of
+from tidegate.storage.spec import HIGHEST, LOWEST, Cursor
+from tidegate.storage.state import extras_of, progress_name
+
+# -- checkpoint --------------------------------------------------------------------------------------
+
+MAX_ATTEMPTS = 64
+_CURSOR = struct.Struct("<qq")
+
+
+@dataclass(slots=True)
+class Cut:
+    """One moment of a task: its stores as a manifest names them, and up to where each index had changed."""
+
+    stores: dict[str, StoreState]
+    cursors: dict[str, bytes]
+    marks: list[tuple[AttachedStore, int]]
+    touched: dict[str, set[int]]  # buckets that may differ from the last checkpoint's
+    stand: dict[str, Mark]
+    values: dict[str, bytes]
+
+
+def checkpoint(parts: StorageParts, task: TaskStorage) -> Operation[bytes]:
+    """Make the checkpoint; its token."""
+    started = parts.clock.monotonic_ms()
+    _release_old_ones(parts, task)
+    token = _unchanged(parts, task)
+    packs: Collection[str] = ()
+    if token is None:
+        token, packs = yield from _write(parts, task)
+    parts.stats.checkpointed(task.task, packs=len(packs), ms=parts.ms_since(started))
+    return token
+
+
+def is_at(parts: StorageParts, task: TaskStorage, token: bytes | None) -> bool:
+    """Whether the task holds exactly what it held at this checkpoint (None: nothing yet), and may continue from it.
+
+    Merging and storing do not change what it holds. But where a master deletes, packs that no checkpoint names are
+    his after a while: a task that holds some for half of that time is to be restored instead.
+    """
+    if not task.is_as_at(token) or parts.states.dirty(task.task):
+        return False
+    since_ms = task.unnamed_since_ms
+    return (
+        parts.config.deletes
+        or since_ms is None
+        or 2 * parts.ms_since(since_ms) < parts.config.garbage_grace_ms
+    )
+
+
+def _unchanged(parts: StorageParts, task: TaskStorage) -> bytes | None:
+    """The last token, if a checkpoint made now would say the same (C5)."""
+    last = task.last_checkpoint
+    if last is None or last.token is None or not is_at(parts, task, last.token):
+        return None
+    stores = task.attached()
+    names = {*task.restored, *(store.spec.name for store in stores)}
+    if names != last.named or not all(store.state.index.is_exported for store in stores):
+        return None
+    if parts.config.deletes and not _hold_again(parts, task, Token.decode(last.token).number):
+        return None
+    return last.token
+
+
+def _hold_again(parts: StorageParts, task: TaskStorage, number: int) -> bool:
+    """One more who will release this checkpoint; False when nobody holds it any more."""
+    if not parts.holds.hold_again(task.task, number):
+        return False
+    task.retained.append(number)
+    return True
+
+
+def _write(parts: StorageParts, task: TaskStorage) -> Operation[tuple[bytes, Collection[str]]]:
+    """The token of a new manifest, and the packs it names."""
+    with ExitStack() as pinned:
+        cut = yield from _flush_until_clean(parts, task, pinned)
+        since_ms, task.unnamed_since_ms = task.unnamed_since_ms, None
+        yield "cut"
+        manifest = Manifest(
+            task.task,
+            task.number + 1,
+            {**task.restored, **cut.stores},
+            {**cut.cursors, **extras_of(cut.values)},
+        )
+        before = set(task.chain.names())
+        touched = {name: cut.touched.get(name, set()) for name in manifest.stores}
+        try:
+            token = task.chain.write(manifest, parts.randomness.uuid().hex, touched=touched).encode()
+        except BaseException:
+            task.unnamed_since_ms = since_ms
+            raise
+        task.number = manifest.number
+        task.last_checkpoint = LastCheckpoint(token, frozenset(manifest.stores), cut.stand)
+        task.named.saved(cut.values)
+        packs = manifest.packs()
+        retain(parts, task, manifest.number, {*packs, *task.chain.names()})
+        # Manifests that neither the next one builds on nor a retained checkpoint needs can go.
+        parts.retirement.retire(task.task, before - set(task.chain.names()))
+        for store, mark in cut.marks:
+            store.state.index.exported(mark)
+        yield "written"
+    return token, packs
+
+
+def retain(parts: StorageParts, task: TaskStorage, number: int, names: set[str]) -> None:
+    """Hold all that a checkpoint needs until it is released; nothing where the worker deletes nothing."""
+    if not parts.config.deletes:
+        return
+    parts.holds.hold(task.task, number, names)
+    if number in task.retained:
+        task.retained.remove(number)
+    task.retained.append(number)
+
+
+def _release_old_ones(parts: StorageParts, task: TaskStorage) -> None:
+    """Before the next one: only now is it known that the last token arrived, and that it counts among the retained."""
+    while len(task.retained) > parts.config.retained_checkpoints:
+        parts.holds.release(task.task, task.retained.pop(0))
+
+
+def cursor_of(manifest: Manifest, store: str) -> Cursor | None:
+    """The highest cursor a store had seen at the checkpoint."""
+    encoded = manifest.extras.get(_cursor_name(store))
+    return None if encoded is None else Cursor(*_CURSOR.unpack(encoded))
+
+
+def _flush_until_clean(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> Operation[Cut]:
+    unclean = ""
+    for _ in range(MAX_ATTEMPTS):
+        parts.states.flush_all(task.task)
+        # All stores at once: while what one has is synced, what the next has is written.
+        unstored = [(store, store.state.index.unstored_buckets()) for store in task.attached()]
+        if any(buckets for _, buckets in unstored):
+            yield from dump(parts, task, unstored, evict=False, wait=True)
+        cut, unclean = _cut(parts, task, pinned)
+        if cut is not None:
+            return cut
+        yield "unclean"
+    raise ConflictError(
+        f"checkpoint of task {task.task}: {unclean} changed in each of {MAX_ATTEMPTS} attempts, because rows were "
+        "appended or state was changed meanwhile; call checkpoint on the task's own thread, between batches"
+    )
+
+
+def _cut(parts: StorageParts, task: TaskStorage, pinned: ExitStack) -> tuple[Cut | None, str]:
+    """The cut, if all is stored now; else None and what is not. No yield in here: nothing comes between (C1)."""
+    for cache in parts.states.of(task.task):
+        if cache.dirty:
+            return None, f"state {cache.namespace}"
+    cut = Cut({}, {}, [], {}, {}, task.named.ask())
+    with ExitStack() as leases:
+        for store in task.attached():
+            index, name = store.state.index, store.spec.name
+            mark = index.version
+            buckets, lease = index.capture(
+                LOWEST.ts, HIGHEST.ts, lambda refs: parts.pins.pin(task.task, refs), everything=True
+            )
+            if lease is not None:
+                leases.callback(lease.close)
+            entries = [run for bucket in buckets for run in bucket.runs]
+            unstored = [run.bucket for run in entries if run.stored is None]
+            if unstored:
+                return None, f"bucket {unstored[0]} of store {name}"
+            changed = _changed(index)
+            if changed is None:
+                return None, f"a bucket of store {name}"
+            cut.touched[name] = changed
+            cut.stores[name] = _store_state(store, entries)
+            cut.stand[name] = mark_of(store)
+            if index.max_cursor is not None:
+                cut.cursors[_cursor_name(name)] = _CURSOR.pack(*index.max_cursor)
+            cut.marks.append((store, mark))
+        pinned.push(leases.pop_all())
+    return cut, ""
+
+
+def _changed(index: BucketIndex) -> set[int] | None:
+    """Buckets that changed since the last checkpoint, asked after the capture so that none is missed.
+
+    None when a merge was published since then, whose output is not stored yet.
+    """
+    try:
+        export = index.export()
+    except InvalidError:
+        return None
+    return {*export.changed, *export.removed}
+
+
+def _store_state(store: AttachedStore, entries: list[RunEntry]) -> StoreState:
+    return StoreState(
+        fingerprint=store.spec.fingerprint,
+        next_seq=store.next_seq,
+        next_order=1 + max([entry.order for entry in entries], default=-1),
+        entries=entries,
+    )
+
+
+def _cursor_name(store: str) -> str:
+    return f"cursor/{store}"
+
+
+# -- restore -----------------------------------------------------------------------------------------
+
+
+def restore(
+    parts: StorageParts, task: TaskStorage, encoded: bytes | None, retained: Sequence[bytes] = ()
+) -> None:
+    """Make the task what it was at the checkpoint of this token, or empty; `retained` stay restorable."""
+    chain, manifest = _beginning(parts, task) if encoded is None else _load(parts, task, encoded)
+    others = [_load(parts, task, each) for each in retained]
+    for store in task.attached():
+        state = manifest.stores.get(store.spec.name)
+        if state is not None:
+            check_fingerprint(task, store, state)
+
+    forget(parts, task)
+    parts.use.add(task.task, _refs(manifest.stores))
+    parts.use.forget_dead(task.task)
+    for _, other in others:
+        parts.use.see(task.task, _refs(other.stores))
+    charge = sum(entry.charge for state in manifest.stores.values() for entry in state.entries)
+    parts.backlog.force(charge, task=task.task)
+    task.chain = chain
+    task.number = max(task.number, manifest.number)
+    restorable = others if encoded is None else [*others, (chain, manifest)]
+    for their_chain, other in sorted(restorable, key=lambda each: each[1].number):
+        retain(parts, task, other.number, {*other.packs(), *their_chain.names()})
+    task.last_checkpoint = LastCheckpoint(encoded, frozenset(manifest.stores))
+    task.unnamed_since_ms = None
+    task.restored = dict(manifest.stores)
+    task.cursors = {name: cursor_of(manifest, name) for name in manifest.stores}
+    task.named.load(manifest.extras)  # before the stores: their states look for their values there
+    for store in task.attached():
+        if store.spec.name in task.restored:
+            fill(task, store)
+        elif isinstance(store.state, ProgressState):
+            store.state.restore_progress(
+                b""
+            )  # it did not exist then: its clocks and counters begin anew, too
+        task.last_checkpoint.marks[store.spec.name] = mark_of(store)
+    task.named.saved(task.named.ask())
+    task.is_measured = False
+    task.failure = None
+
+
+def _beginning(parts: StorageParts, task: TaskStorage) -> tuple[ManifestChain, Manifest]:
+    """Before the first checkpoint: nothing."""
+    return ManifestChain(parts.backend, task.task), Manifest(task.task, 0)
+
+
+def _load(parts: StorageParts, task: TaskStorage, encoded: bytes) -> tuple[ManifestChain, Manifest]:
+    token = Token.decode(encoded)
+    token.check(parts.backend, task.task)
+    return ManifestChain.load(parts.backend, token)
+
+
+def forget(parts: StorageParts, task: TaskStorage) -> None:
+    """Empty the task: its indexes, caches, clock, queue and budgets. Holds of checkpoints stay."""
+    parts.states.clear(task.task)
+    task.named.load({})
+    for store in task.attached():
+        gone = store.state.index.load((), next_order=0, max_cursor=None)
+        parts.use.remove(task.task, gone.stored)
+        store.next_seq = 0
+        store.cold_reads.clear()
+    parts.use.remove(task.task, _refs(task.restored))
+    task.restored, task.cursors = {}, {}
+    parts.write_buffer.clear(task.task)
+    parts.base_runs.clear(task.task)
+    task.key_lru.clear()
+    parts.retirement.clear(task.task)
+    parts.backlog.drop(task.task)
+
+
+def fill(task: TaskStorage, store: AttachedStore) -> None:
+    """Give an attached store what the last restore has for it, if anything."""
+    name = store.spec.name
+    state = task.restored.get(name)
+    if state is None:
+        return
+    check_fingerprint(task, store, state)
+    cursor: Cursor | None = task.cursors.get(name)
+    store.state.index.load(state.entries, next_order=state.next_order, max_cursor=cursor)
+    store.next_seq = state.next_seq
+    del task.restored[name]
+    if isinstance(store.state, ProgressState):
+        store.state.restore_progress(task.named.get(progress_name(name)) or b"")
+
+
+def check_fingerprint(task: TaskStorage, store: AttachedStore, state: StoreState) -> None:
+    if not store.spec.reads(state.fingerprint):
+        raise InvalidError(
+            f"store {store.spec.name} of task {task.task} has another shape than in the checkpoint (columns, kind of "
+            "merge, aggregates or bucket width differ): attach the state with the shape it was written with, or "
+            "give the new shape another store name and let the old one age out"
+        )
+
+
+def _refs(stores: Mapping[str, StoreState]) -> Iterator[StoredRef]:
+    """The stored runs that these states name."""
+    for state in stores.values():
+        yield from (entry.stored for entry in state.entries if entry.stored is not None)

@@ -1,0 +1,414 @@
+"""When a pack may be deleted: it has no live run, no reader pins it, and no checkpoint holds it.
+
+`PackUse` counts the runs of each pack that live metadata names. A pack without any is *retired*: put in the queue,
+where it waits until no lease pins it and no retained or unfinished checkpoint holds it. Only then `delete_once`
+removes it.
+
+R1  a pack is not deleted while live, pinned, or held by a retained or unfinished checkpoint (INV-10).
+R2  retiring is idempotent; a pack leaves the queue only by a delete that succeeded or by `clear`.
+R3  a failed delete is tried again later, each time after a longer pause.
+R4  without `deletes` nothing is ever queued: a master deletes, who knows what other processes need.
+I1  a pack is pinned while an open lease names it; opening, closing and asking are one step each under one lock.
+I2  a lease unpins exactly once, however often and on whatever thread it is closed (INV-13).
+I3  after `clear(task)` old leases of the task count for nothing, and closing them disturbs nothing.
+U1  live runs = adds − removes; a run that goes out of use twice raises, and changes nothing.
+
+A pack's size is the most that was ever known to be in it; after a restore, what the retained checkpoints name of it,
+and more when its file is larger than that can be (`measure`). The queue is lost with the process; packs left behind
+are found by garbage collection. Safe from any thread; no lock is held while the backend deletes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from tidegate.clock import Clock
+from tidegate.errors import InternalError, UnavailableError
+from tidegate.storage.backends.base import overlap
+from tidegate.storage.index import StoredRef
+
+# -- pins of readers ---------------------------------------------------------------------------------
+
+
+class Lease:
+    """Packs held in place; close it once, by hand or with `with`."""
+
+    __slots__ = ("_open", "_pins", "packs")
+
+    def __init__(self, pins: BatchPins, leases: set[Lease], packs: frozenset[str]) -> None:
+        self.packs = packs
+        self._pins = pins
+        self._open = leases
+
+    def close(self) -> None:
+        """Unpin the packs; closing again does nothing."""
+        self._pins._unpin(self)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class BatchPins:
+    """The pins of one worker, by task: the leases that are open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: dict[str, set[Lease]] = {}  # replaced by `clear`: old leases reach the old set only
+
+    def pin(self, task: str, refs: Iterable[StoredRef | str]) -> Lease:
+        """Hold the packs of these runs (or the packs so named) until the lease is closed."""
+        packs = frozenset([ref if isinstance(ref, str) else ref.pack for ref in refs])
+        with self._lock:
+            leases = self._tasks.get(task)
+            if leases is None:
+                leases = self._tasks[task] = set()
+            lease = Lease(self, leases, packs)
+            leases.add(lease)
+            return lease
+
+    def pinned(self, task: str) -> frozenset[str]:
+        """Every pack of the task that somebody holds now."""
+        with self._lock:
+            return frozenset().union(*(lease.packs for lease in self._tasks.get(task, ())))
+
+    def open_leases(self, task: str | None = None) -> int:
+        """Leases not closed yet, of one task or of all: at the end of the work, a leak."""
+        with self._lock:
+            chosen = self._tasks.values() if task is None else filter(None, [self._tasks.get(task)])
+            return sum(len(leases) for leases in chosen)
+
+    def clear(self, task: str) -> None:
+        """Forget the task's pins: it is restored, or leaves the worker."""
+        with self._lock:
+            self._tasks.pop(task, None)
+
+    def _unpin(self, lease: Lease) -> None:
+        with self._lock:
+            lease._open.discard(lease)
+
+
+# -- live runs ---------------------------------------------------------------------------------------
+
+SLOT_ROOM = 4096  # what a run may take in a pack besides its bytes, generously
+
+
+@dataclass(slots=True)
+class _Use:
+    """One pack."""
+
+    runs: int = 0
+    live_bytes: int = 0
+    total_bytes: int = 0
+
+
+class PackUse:
+    """The packs of all tasks of a worker, and what of them is live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: dict[str, dict[str, _Use]] = {}
+
+    def add(self, task: str, refs: Iterable[StoredRef]) -> None:
+        """These runs are live now."""
+        with self._lock:
+            packs = self._tasks.setdefault(task, {})
+            for ref in refs:
+                use = packs.setdefault(ref.pack, _Use())
+                use.runs += 1
+                use.live_bytes += ref.nbytes
+                use.total_bytes = max(use.total_bytes, use.live_bytes)
+
+    def remove(self, task: str, refs: Iterable[StoredRef]) -> list[str]:
+        """These runs are live no more; the packs that are dead by that, which are to be retired."""
+        refs = list(refs)
+        with self._lock:
+            packs = self._tasks.get(task, {})
+            for pack, count in Counter(ref.pack for ref in refs).items():
+                live = packs[pack].runs if pack in packs else 0
+                if count > live:
+                    raise InternalError(
+                        f"{count} runs of pack {pack} of task {task} go out of use and {live} are in use; a run was "
+                        "dropped twice, restart the worker from its last checkpoint"
+                    )
+            for ref in refs:
+                packs[ref.pack].runs -= 1
+                packs[ref.pack].live_bytes -= ref.nbytes
+            return [pack for pack in dict.fromkeys(ref.pack for ref in refs) if not packs[pack].runs]
+
+    def see(self, task: str, refs: Iterable[StoredRef]) -> None:
+        """A checkpoint names these runs, each once: their packs are at least that large."""
+        found: Counter[str] = Counter()
+        for ref in refs:
+            found[ref.pack] += ref.nbytes
+        with self._lock:
+            packs = self._tasks.setdefault(task, {})
+            for pack, nbytes in found.items():
+                use = packs.setdefault(pack, _Use())
+                use.total_bytes = max(use.total_bytes, nbytes)
+
+    def measure(self, task: str, files: Mapping[str, int]) -> None:
+        """So large are these files: what live runs cannot take of them, head, foot and padding included, is dead."""
+        with self._lock:
+            packs = self._tasks.get(task, {})
+            for pack, nbytes in files.items():
+                use = packs.get(pack)
+                if use is not None and use.runs:
+                    use.total_bytes = max(use.total_bytes, nbytes - SLOT_ROOM * (use.runs + 1))
+
+    def live(self, task: str, pack: str) -> int:
+        """How many runs of the pack are live."""
+        with self._lock:
+            use = self._tasks.get(task, {}).get(pack)
+            return 0 if use is None else use.runs
+
+    def packs(self, task: str) -> frozenset[str]:
+        """Every live pack of the task."""
+        with self._lock:
+            return frozenset(pack for pack, use in self._tasks.get(task, {}).items() if use.runs)
+
+    def sparse(self, task: str, permille: int) -> list[str]:
+        """Live packs of whose bytes less than this share is live."""
+        with self._lock:
+            return [
+                pack
+                for pack, use in self._tasks.get(task, {}).items()
+                if use.runs and use.live_bytes * 1000 < use.total_bytes * permille
+            ]
+
+    def reclaimable(self, task: str) -> int:
+        """Bytes in packs of the task that no live metadata names."""
+        with self._lock:
+            return sum(use.total_bytes - use.live_bytes for use in self._tasks.get(task, {}).values())
+
+    def forget(self, task: str, packs: Iterable[str]) -> None:
+        """These dead packs were deleted."""
+        with self._lock:
+            known = self._tasks.get(task, {})
+            for pack in packs:
+                known.pop(pack, None)
+
+    def forget_dead(self, task: str) -> None:
+        """Forget the task's dead packs: it is restored or leaves, and they are left to garbage collection."""
+        with self._lock:
+            live = {pack: use for pack, use in self._tasks.pop(task, {}).items() if use.runs}
+            if live:
+                self._tasks[task] = live
+
+
+# -- holds of checkpoints, and the queue -------------------------------------------------------------
+
+
+class Deletes(Protocol):
+    """What the queue needs of a backend."""
+
+    def delete(self, name: str) -> None: ...
+
+
+class CheckpointHolds:
+    """Which packs each retained (or unfinished) checkpoint of a task needs.
+
+    A set for each checkpoint, and no count for each pack: few checkpoints are retained, of many packs that are
+    mostly the same.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, dict[int, frozenset[str]]] = {}
+        self._again: Counter[tuple[str, int]] = Counter()  # holders beyond the first
+
+    def hold(self, task: str, number: int, packs: Iterable[str]) -> None:
+        """Keep these packs for checkpoint `number`; called again, the packs of both calls."""
+        with self._lock:
+            held = self._held.setdefault(task, {})
+            held[number] = held.get(number, frozenset()).union(packs)
+
+    def hold_again(self, task: str, number: int) -> bool:
+        """One more release is to come before the checkpoint is given up; False when it is given up already."""
+        with self._lock:
+            if number not in self._held.get(task, ()):
+                return False
+            self._again[task, number] += 1
+            return True
+
+    def release(self, task: str, number: int) -> frozenset[str]:
+        """The checkpoint is given up; the packs that no checkpoint of the task holds any more."""
+        with self._lock:
+            if self._again[task, number]:
+                self._again[task, number] -= 1
+                return frozenset()
+            del self._again[task, number]
+            held = self._held.get(task, {})
+            return held.pop(number, frozenset()).difference(*held.values())
+
+    def is_held(self, task: str, pack: str) -> bool:
+        with self._lock:
+            return any(pack in packs for packs in self._held.get(task, {}).values())
+
+    def numbers(self, task: str) -> list[int]:
+        """The checkpoints of the task that hold something, or held nothing but are retained, ascending."""
+        with self._lock:
+            return sorted(self._held.get(task, ()))
+
+    def packs(self, task: str) -> frozenset[str]:
+        """Every pack that a checkpoint of the task holds."""
+        with self._lock:
+            return frozenset().union(*self._held.get(task, {}).values())
+
+    def clear(self, task: str) -> None:
+        """Forget all holds of a task that leaves the worker; its files are then garbage collection's."""
+        with self._lock:
+            for number in self._held.pop(task, {}):
+                del self._again[task, number]
+
+
+@dataclass(slots=True)
+class _Retired:
+    """One pack in the queue."""
+
+    due_ms: int = 0
+    failures: int = 0
+    deleting: bool = False
+
+
+class Deletion(NamedTuple):
+    """What one round of deleting did."""
+
+    deleted: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+class Waiting(NamedTuple):
+    """Why retired packs are still there."""
+
+    pinned: int
+    held: int
+    retrying: int
+    ready: int
+
+
+class BatchRetirementQueue:
+    """Retired packs of all tasks of the worker."""
+
+    def __init__(
+        self,
+        backend: Deletes,
+        pins: BatchPins,
+        holds: CheckpointHolds,
+        clock: Clock,
+        *,
+        backoff_ms: int,
+        backoff_max_ms: int,
+        deletes_at_once: int = 1,
+        deletes: bool = True,
+    ) -> None:
+        self._backend = backend
+        self._pins = pins
+        self._holds = holds
+        self._clock = clock
+        self._backoff_ms = backoff_ms
+        self._backoff_max_ms = backoff_max_ms
+        self._deletes_at_once = deletes_at_once
+        self._deletes = deletes
+        self._lock = threading.Lock()
+        self._tasks: dict[str, dict[str, _Retired]] = {}
+
+    def retire(self, task: str, packs: Iterable[str]) -> int:
+        """Queue packs that no live metadata names; how many were not queued already."""
+        if not self._deletes:
+            return 0
+        with self._lock:
+            queue = self._tasks.setdefault(task, {})
+            before = len(queue)
+            for pack in packs:
+                queue.setdefault(pack, _Retired())
+            return len(queue) - before
+
+    def delete_once(self, task: str, max_packs: int) -> Deletion:
+        """Delete up to so many of the task's packs that nobody needs, oldest first."""
+        chosen = self._choose(task, max_packs)
+        deleted: set[str] = set()
+        failed: set[str] = set()
+
+        def delete(pack: str) -> None:
+            try:
+                self._backend.delete(pack)
+            except (UnavailableError, OSError):
+                failed.add(pack)
+            else:
+                deleted.add(pack)
+
+        try:
+            overlap(delete, chosen, at_most=self._deletes_at_once)
+        finally:  # also when the backend raises what no retry will cure: nothing is forgotten
+            self._settle(task, chosen, deleted)
+        return Deletion(
+            tuple(pack for pack in chosen if pack in deleted),
+            tuple(pack for pack in chosen if pack in failed),
+        )
+
+    def retired(self, task: str) -> list[str]:
+        """The queue of a task, oldest first."""
+        with self._lock:
+            return list(self._tasks.get(task, ()))
+
+    def waiting(self, task: str) -> Waiting:
+        """How many retired packs wait, and for what."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            queue = [(pack, retired.due_ms) for pack, retired in self._tasks.get(task, {}).items()]
+        counts = {"pinned": 0, "held": 0, "retrying": 0, "ready": 0}
+        pinned = self._pins.pinned(task)
+        for pack, due_ms in queue:
+            if pack in pinned:
+                counts["pinned"] += 1
+            elif self._holds.is_held(task, pack):
+                counts["held"] += 1
+            else:
+                counts["retrying" if due_ms > now_ms else "ready"] += 1
+        return Waiting(**counts)
+
+    def clear(self, task: str) -> None:
+        """Forget a task's queue: it is restored, or leaves the worker."""
+        with self._lock:
+            self._tasks.pop(task, None)
+
+    def _choose(self, task: str, max_packs: int) -> list[str]:
+        now_ms = self._clock.monotonic_ms()
+        chosen: list[str] = []
+        with self._lock:
+            pinned = self._pins.pinned(task)
+            for pack, retired in self._tasks.get(task, {}).items():
+                if len(chosen) >= max_packs:
+                    break
+                if retired.deleting or retired.due_ms > now_ms or pack in pinned:
+                    continue
+                if not self._holds.is_held(task, pack):
+                    retired.deleting = True
+                    chosen.append(pack)
+        return chosen
+
+    def _settle(self, task: str, chosen: list[str], deleted: set[str]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            queue = self._tasks.get(task, {})
+            for pack in chosen:
+                retired = queue.get(pack)
+                if retired is None:
+                    continue
+                if pack in deleted:
+                    del queue[pack]
+                    continue
+                retired.deleting = False
+                pause_ms = min(self._backoff_ms << min(retired.failures, 30), self._backoff_max_ms)
+                retired.failures += 1
+                retired.due_ms = now_ms + pause_ms

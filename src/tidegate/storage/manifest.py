@@ -1,0 +1,668 @@
+"""What a checkpoint of a task names: every stored run of every store, and counters and named values beside them.
+
+A manifest file is sealed (see `sealed`) and either *full* or a *delta*: the buckets, stores and extras that
+changed since another manifest, which it names with its digest. So a checkpoint writes bytes for what changed, and
+a chain of files ends at a full one:
+
+    full ◄── delta over 4 checkpoints ◄── delta over 2 ◄── delta over 1
+
+M1  the spans of a chain's deltas fall like the bits of a number: a new delta that would cover as many
+    checkpoints as the last one replaces it, and covers both. A chain of n checkpoints has at most
+    log2(n) + 1 deltas, and a changed bucket is written that often at most; no full manifest is written just
+    because time passed.
+M2  when a delta would have half the bytes of the full manifest, a full one is written instead.
+M3  a manifest names its task, its number and its own object, and the digest of what it builds on: a file of another
+    task, an older file under a newer name and a swapped link are all refused.
+M4  a manifest names only stored runs; a run that is only in memory is a caller's mistake.
+
+A snapshot holds facts only (numbers and names, never a run), so keeping one keeps no memory of evicted runs
+alive. `Changes` is what was touched between two checkpoints; a delta says for each touched thing what it is *now*, or
+that it is gone. So the delta over several checkpoints is made from the union of their changes and the newest
+snapshot, and no older snapshot is ever needed.
+
+The token is the few bytes a master keeps for a checkpoint, and all that is needed to restore it: backend (kind and
+identity), task, number, and manifest with its digest. It is refused by another backend or task before anything is
+read.
+
+Garbage is every object below a task's prefix that no retained token reaches: packs of checkpoints that never
+completed, packs whose deleter died, unfinished puts.
+
+G1  nothing is removed unless every retained token could be followed to its end.
+G2  nothing younger than `grace_ms` is removed: a task may be writing it now. Take a grace longer than the longest
+    round; a live task adds what it holds itself with `keep` (its packs, and `ManifestChain.names`).
+G3  objects of other tasks, also of those whose id begins the same, are never looked at.
+
+Thread rule: `Manifest` and `StoreState` are values; a `ManifestChain` belongs to its task's one writer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from tidegate.errors import InvalidError, UnavailableError
+from tidegate.storage.backends.base import ObjectInfo, StorageBackend, check_name
+from tidegate.storage.backends.sealed import (
+    Format,
+    belongs_to,
+    damaged,
+    manifest_name,
+    seal,
+    task_prefix,
+    unseal,
+)
+from tidegate.storage.index import RunEntry, StoredRef
+from tidegate.storage.state import extra_name
+
+# -- token -------------------------------------------------------------------------------------------
+
+MAX_TOKEN_BYTES = 16 << 10
+TOKEN = Format(b"TG-TOKEN", "checkpoint token", 1, "go back to an older checkpoint's token")
+
+
+def digest_of(data: bytes | pa.Buffer) -> bytes:
+    """What tells one manifest from every other: 16 bytes of BLAKE2b."""
+    return hashlib.blake2b(memoryview(data), digest_size=16).digest()
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A checkpoint of one task on one backend."""
+
+    kind: str
+    identity: str
+    task: str
+    number: int
+    manifest: str
+    digest: bytes
+
+    def encode(self) -> bytes:
+        return seal(TOKEN, self)
+
+    @classmethod
+    def decode(cls, token: bytes) -> Token:
+        """`CorruptError` unless every byte is as it was written."""
+        if len(token) > MAX_TOKEN_BYTES:
+            raise damaged(TOKEN, "(handed in)", f"it has {len(token)} bytes, above {MAX_TOKEN_BYTES}", None)
+        decoded = unseal(TOKEN, token, cls, name="(handed in)")
+        check_name(decoded.manifest)
+        return decoded
+
+    def check(self, backend: StorageBackend, task: str) -> None:
+        """`InvalidError` unless the token is of this backend and this task."""
+        if (self.kind, self.identity) != (backend.kind, backend.identity):
+            raise InvalidError(
+                f"the checkpoint token of task {self.task} is of the {self.kind} backend {self.identity}, and this is "
+                f"the {backend.kind} backend {backend.identity}; open the backend it was written to"
+            )
+        if self.task != task:
+            raise InvalidError(
+                f"the checkpoint token is of task {self.task}, not {task}; give each task its own"
+            )
+
+
+# -- content of a file -------------------------------------------------------------------------------
+
+MANIFEST = Format(
+    b"TG-MANIF", "manifest", 2, "go back to an older checkpoint, or restore the file from a copy", oldest=1
+)
+KEPT_BY_NAME = b"\x02"  # version 1 had this beside the runs of a store whose progress is a named value
+Facts: TypeAlias = "tuple[int, int, int, int, int, int, int, bool, str, int]"
+Cells: TypeAlias = "dict[int, tuple[Facts, ...]]"
+_facts = attrgetter(
+    *("order", "rows", "keys", "nbytes", "charge", "min_ts", "max_ts", "base", "stored.pack", "stored.slot")
+)
+_order = itemgetter(0)
+PACK: Final = 8  # where the pack's name is among the facts
+# -- the file ------------------------------------------------------------------------------------
+
+
+class _Shape(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class RunBody(_Shape, frozen=True, gc=False):
+    """One run; `pack` counts in the store's own list of packs."""
+
+    order: int
+    rows: int
+    keys: int
+    nbytes: int
+    charge: int
+    min_ts: int
+    max_ts: int
+    base: bool
+    pack: int
+    slot: int
+
+
+class StoreBody(_Shape, frozen=True):
+    """A store's counters, and its touched buckets.
+
+    `extra` is None when the base has the store, too, and empty otherwise. In version 1 it was the progress of the
+    store's state, and None when that was not touched; it is read as a named value.
+    """
+
+    fingerprint: str
+    next_seq: int
+    next_order: int
+    extra: bytes | None
+    packs: list[str]
+    buckets: dict[int, list[RunBody]]
+    gone: list[int]
+
+
+class Link(_Shape, frozen=True):
+    """What a delta builds on."""
+
+    manifest: str
+    digest: bytes
+    number: int
+
+
+class Body(_Shape, frozen=True):
+    """One manifest file: full when `base` is None."""
+
+    name: str
+    task: str
+    number: int
+    span: int
+    base: Link | None
+    stores: dict[str, StoreBody]
+    stores_gone: list[str]
+    extras: dict[str, bytes]
+    extras_gone: list[str]
+
+
+def read_body(backend: StorageBackend, task: str, wanted: Link) -> tuple[Body, int]:
+    """One file of a chain and its size, with every check of M3."""
+    name = check_name(wanted.manifest)
+    sealed = backend.read(name)
+    body = unseal(MANIFEST, sealed, Body, name=name)
+    if (body.name, body.task, body.number) != (name, task, wanted.number):
+        why = f"it is {body.name}, checkpoint {body.number} of task {body.task}, under another name"
+        raise damaged(MANIFEST, name, why, 0)
+    if digest_of(sealed) != wanted.digest:
+        raise damaged(MANIFEST, name, "its digest is not the one its checkpoint names", None)
+    if body.base is not None and body.base.number >= body.number:
+        raise damaged(MANIFEST, name, f"it builds on the later checkpoint {body.base.number}", None)
+    return body, sealed.size
+
+
+# -- snapshots and changes -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class StoreFacts:
+    """One store as the newest manifest has it."""
+
+    counters: tuple[str, int, int]
+    cells: Cells
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A whole checkpoint as plain facts."""
+
+    stores: dict[str, StoreFacts] = field(default_factory=dict)
+    extras: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was touched: buckets by store (an empty set: its counters), stores that came or went, extras."""
+
+    stores: dict[str, set[int]] = field(default_factory=dict)
+    renewed: set[str] = field(default_factory=set)
+    extras: set[str] = field(default_factory=set)
+
+    def add(self, other: Changes) -> None:
+        for store, buckets in other.stores.items():
+            self.stores.setdefault(store, set()).update(buckets)
+        self.renewed |= other.renewed
+        self.extras |= other.extras
+
+    def add_store(self, name: str, facts: StoreFacts) -> None:
+        """A store that came or went: all of it is touched."""
+        self.stores.setdefault(name, set()).update(facts.cells)
+        self.renewed.add(name)
+
+
+def cells_of(entries: Iterable[RunEntry], store: str, wanted: set[int] | None = None) -> Cells:
+    """The facts of the entries by bucket, in order; only of the wanted buckets."""
+    found: dict[int, list[Facts]] = {}
+    try:
+        for entry in entries:
+            bucket = entry.bucket
+            if wanted is None or bucket in wanted:
+                found.setdefault(bucket, []).append(_facts(entry))
+    except AttributeError:  # M4: `stored` is None
+        raise InvalidError(
+            f"a run of bucket {bucket} of store {store} is only in memory; store it before the checkpoint"
+        ) from None
+    return {bucket: tuple(sorted(runs, key=_order)) for bucket, runs in found.items()}
+
+
+def store_body(facts: StoreFacts, touched: Iterable[int], *, is_new: bool) -> StoreBody:
+    """What a file says of a store: its counters and what its touched buckets hold now."""
+    packs: dict[str, int] = {}
+    buckets, gone = {}, []
+    for bucket in sorted(touched):
+        runs = facts.cells.get(bucket)
+        if runs is None:
+            gone.append(bucket)
+        else:
+            buckets[bucket] = [_run_body(run, packs) for run in runs]
+    return StoreBody(*facts.counters, b"" if is_new else None, list(packs), buckets, gone)
+
+
+def _run_body(run: Facts, packs: dict[str, int]) -> RunBody:
+    order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot = run
+    if min(slot, rows, keys, nbytes, charge) < 0:  # what `apply_body` would refuse must not be written
+        raise InvalidError(
+            f"slot {slot} of {pack}: a run of {rows} rows, {nbytes} bytes, charge {charge} cannot be"
+        )
+    number = packs.setdefault(pack, len(packs))
+    return RunBody(order, rows, keys, nbytes, charge, min_ts, max_ts, base, number, slot)
+
+
+def body_of(snapshot: Snapshot, changes: Changes, **head: Any) -> Body:
+    """A file of the touched things; with everything touched and no base, a full one."""
+    stores = snapshot.stores
+    return Body(
+        stores={
+            name: store_body(stores[name], touched, is_new=name in changes.renewed)
+            for name, touched in changes.stores.items()
+            if name in stores
+        },
+        stores_gone=sorted(changes.stores.keys() - stores.keys()),
+        extras={key: snapshot.extras[key] for key in sorted(changes.extras & snapshot.extras.keys())},
+        extras_gone=sorted(changes.extras - snapshot.extras.keys()),
+        **head,
+    )
+
+
+def everything(snapshot: Snapshot) -> Changes:
+    """All of a snapshot as touched: what a full manifest says."""
+    changes = Changes(extras=set(snapshot.extras))
+    for name, facts in snapshot.stores.items():
+        changes.add_store(name, facts)
+    return changes
+
+
+def apply_body(body: Body, snapshot: Snapshot) -> Changes:
+    """Make the file's changes to the snapshot; what they touched."""
+    changes = Changes(extras={*body.extras, *body.extras_gone})
+    for name in body.stores_gone:
+        dropped = snapshot.stores.pop(name, None)
+        if dropped is not None:
+            changes.add_store(name, dropped)
+    for name, changed in body.stores.items():
+        _apply_store(body, name, changed, snapshot)
+        changes.stores.setdefault(name, set()).update(changed.buckets, changed.gone)
+        if changed.extra is not None:
+            changes.renewed.add(name)
+            if changed.extra not in (b"", KEPT_BY_NAME):  # version 1
+                snapshot.extras[extra_name(name)] = changed.extra
+                changes.extras.add(extra_name(name))
+    for key in body.extras_gone:
+        snapshot.extras.pop(key, None)
+    snapshot.extras.update(body.extras)
+    return changes
+
+
+def _apply_store(body: Body, name: str, changed: StoreBody, snapshot: Snapshot) -> None:
+    before = snapshot.stores.get(name)
+    if before is None and changed.extra is None:
+        raise damaged(MANIFEST, body.name, f"it changes store {name}, which its base has not", None)
+    cells = {} if before is None else before.cells
+    for bucket in changed.gone:
+        cells.pop(bucket, None)
+    for bucket, runs in changed.buckets.items():
+        for run in runs:
+            sizes = (run.slot, run.rows, run.keys, run.nbytes, run.charge)
+            if not 0 <= run.pack < len(changed.packs) or min(sizes) < 0:
+                why = f"a run of bucket {bucket} of store {name} has no pack, or a size below 0"
+                raise damaged(MANIFEST, body.name, why, None)
+        cells[bucket] = tuple(_facts_of(run, changed.packs[run.pack]) for run in runs)
+    counters = (changed.fingerprint, changed.next_seq, changed.next_order)
+    snapshot.stores[name] = StoreFacts(counters, cells)
+
+
+def _facts_of(run: RunBody, pack: str) -> Facts:
+    numbers = (run.order, run.rows, run.keys, run.nbytes, run.charge, run.min_ts, run.max_ts)
+    return (*numbers, run.base, pack, run.slot)
+
+
+def entries_of(cells: Cells) -> list[RunEntry]:
+    """The entries of a store as a restored index takes them: stored, not hot."""
+    entries = []
+    for bucket, runs in sorted(cells.items()):
+        for order, rows, keys, nbytes, charge, min_ts, max_ts, base, pack, slot in runs:
+            entries.append(
+                RunEntry(
+                    bucket=bucket,
+                    order=order,
+                    rows=rows,
+                    keys=keys,
+                    nbytes=nbytes,
+                    charge=charge,
+                    min_ts=min_ts,
+                    max_ts=max_ts,
+                    base=base,
+                    stored=StoredRef(pack, slot, nbytes),
+                )
+            )
+    return entries
+
+
+# -- chain of manifests ------------------------------------------------------------------------------
+
+MAX_CHAIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """One store in a checkpoint. `entries` are read without their hot copies; each must be stored."""
+
+    fingerprint: str
+    next_seq: int
+    next_order: int
+    entries: Sequence[RunEntry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything a checkpoint of one task names."""
+
+    task: str
+    number: int
+    stores: Mapping[str, StoreState] = field(default_factory=dict)
+    extras: Mapping[str, bytes] = field(default_factory=dict)
+
+    def packs(self) -> set[str]:
+        """Every pack a stored run of this checkpoint lies in."""
+        stored = [entry.stored for state in self.stores.values() for entry in state.entries]
+        return {each.pack for each in stored if each is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One manifest of the chain, and what was touched between the one before it and this one."""
+
+    link: Link
+    span: int
+    size: int
+    changes: Changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A file about to be put, and how many checkpoints it covers."""
+
+    content: bytes
+    span: int
+
+
+class ManifestFiles:
+    """Manifest files, each read once: the chains of neighbouring checkpoints share most of theirs."""
+
+    def __init__(self, backend: StorageBackend) -> None:
+        self.backend = backend
+        self._read: dict[tuple[str, Link], tuple[Body, int]] = {}
+
+    def read(self, task: str, wanted: Link) -> tuple[Body, int]:
+        """One file and its size, checked."""
+        known = self._read.get((task, wanted))
+        if known is None:
+            known = self._read[task, wanted] = read_body(self.backend, task, wanted)
+        return known
+
+
+class ManifestChain:
+    """The manifests of one task that the next one may build on: a full one and the deltas after it."""
+
+    def __init__(self, backend: StorageBackend, task: str) -> None:
+        self._backend = backend
+        self._task = task
+        self._links: list[_Written] = []
+        self._newest = Snapshot()
+
+    def names(self) -> list[str]:
+        """The objects the next manifest may build on: garbage collection in a live process must keep them."""
+        return [each.link.manifest for each in self._links]
+
+    def write(
+        self, manifest: Manifest, unique: str, *, touched: Mapping[str, Collection[int]] | None = None
+    ) -> Token:
+        """Put the manifest, full or as what changed, and return its token; publishing that is the caller's.
+
+        `touched` names, by store, every bucket that may have changed since the chain's last manifest; then only
+        those are looked at. Without it (or for a store it does not name) all are compared, about 1 µs a run.
+        """
+        if manifest.task != self._task:
+            raise InvalidError(
+                f"a manifest of task {manifest.task} does not belong into {self._task}'s chain"
+            )
+        if self._links and manifest.number <= self._links[-1].link.number:
+            last = self._links[-1].link.number
+            raise InvalidError(
+                f"checkpoint {manifest.number} of {self._task} follows {last}; numbers must grow"
+            )
+        name = manifest_name(manifest.task, manifest.number, unique)
+        after, changes = self._compare(manifest, touched or {})
+        links, sealed, changes = self._choose(manifest.number, name, after, changes)
+        self._backend.put(name, [sealed.content])
+        link = Link(name, digest_of(sealed.content), manifest.number)
+        self._links = [*links, _Written(link, sealed.span, len(sealed.content), changes)]
+        self._newest = after
+        return Token(
+            kind=self._backend.kind,
+            identity=self._backend.identity,
+            task=manifest.task,
+            number=manifest.number,
+            manifest=name,
+            digest=link.digest,
+        )
+
+    def _compare(
+        self, manifest: Manifest, touched: Mapping[str, Collection[int]]
+    ) -> tuple[Snapshot, Changes]:
+        """The new snapshot, and what is different in it."""
+        old, new, changes = self._newest, Snapshot(extras=dict(manifest.extras)), Changes()
+        changes.extras = {
+            key for key in old.extras.keys() | new.extras.keys() if old.extras.get(key) != new.extras.get(key)
+        }
+        for name in old.stores.keys() - manifest.stores.keys():
+            changes.add_store(name, old.stores[name])
+        for name, state in manifest.stores.items():
+            counters = (state.fingerprint, state.next_seq, state.next_order)
+            before = old.stores.get(name)
+            if before is None:
+                new.stores[name] = StoreFacts(counters, cells_of(state.entries, name))
+                changes.add_store(name, new.stores[name])
+                continue
+            cells, different = _compare_cells(name, state, before, touched.get(name))
+            new.stores[name] = StoreFacts(counters, cells)
+            if different or counters != before.counters:
+                changes.stores[name] = different
+        return new, changes
+
+    def _choose(
+        self, number: int, name: str, after: Snapshot, changes: Changes
+    ) -> tuple[list[_Written], _Sealed, Changes]:
+        """The links that stay, the new file, and what it says is changed."""
+        links, span, union = list(self._links), 1, Changes()
+        union.add(changes)
+        while len(links) > 1 and links[-1].span <= span:  # M1
+            replaced = links.pop()
+            span += replaced.span
+            union.add(replaced.changes)
+        if links and len(links) < MAX_CHAIN:
+            head = {"name": name, "task": self._task, "number": number, "span": span}
+            delta = _Sealed(seal(MANIFEST, body_of(after, union, base=links[-1].link, **head)), span)
+            if 2 * len(delta.content) < links[0].size:  # M2
+                return links, delta, union
+        head = {"name": name, "task": self._task, "number": number, "span": 0}
+        return [], _Sealed(seal(MANIFEST, body_of(after, everything(after), base=None, **head)), 0), Changes()
+
+    @classmethod
+    def load(cls, backend: StorageBackend, token: Token) -> tuple[ManifestChain, Manifest]:
+        """The checkpoint's manifest, and a chain that continues from it. Nothing missing is skipped."""
+        chain = cls.follow(ManifestFiles(backend), token)
+        newest = chain._newest
+        stores = {
+            name: StoreState(*facts.counters, entries_of(facts.cells))
+            for name, facts in newest.stores.items()
+        }
+        return chain, Manifest(token.task, token.number, stores, dict(newest.extras))
+
+    @classmethod
+    def follow(cls, files: ManifestFiles, token: Token) -> ManifestChain:
+        """The chain that ends at the checkpoint."""
+        found: list[tuple[Link, Body, int]] = []
+        wanted: Link | None = Link(token.manifest, token.digest, token.number)
+        while wanted is not None:
+            if len(found) > MAX_CHAIN:
+                raise damaged(MANIFEST, token.manifest, f"it builds on more than {MAX_CHAIN} others", None)
+            body, size = files.read(token.task, wanted)
+            found.append((wanted, body, size))
+            wanted = body.base
+        chain = cls(files.backend, token.task)
+        for link, body, size in reversed(found):
+            changes = apply_body(body, chain._newest)
+            chain._links.append(_Written(link, body.span, size, changes))
+        return chain
+
+    def packs(self) -> set[str]:
+        """Every pack a stored run of the newest checkpoint lies in."""
+        stores = self._newest.stores.values()
+        return {run[PACK] for facts in stores for runs in facts.cells.values() for run in runs}
+
+
+def _compare_cells(
+    name: str, state: StoreState, before: StoreFacts, touched: Collection[int] | None
+) -> tuple[Cells, set[int]]:
+    """The store's cells now, and the buckets in which they differ."""
+    old = before.cells
+    wanted = None if touched is None else set(touched)
+    found = cells_of(state.entries, name, wanted)
+    if wanted is None:
+        different = {bucket for bucket, runs in found.items() if old.get(bucket) != runs}
+        return found, different | (old.keys() - found.keys())
+    different = {bucket for bucket in wanted if old.get(bucket) != found.get(bucket)}
+    cells = dict(old)
+    for bucket in different:
+        if bucket in found:
+            cells[bucket] = found[bucket]
+        else:
+            cells.pop(bucket, None)
+    return cells, different
+
+
+# -- garbage -----------------------------------------------------------------------------------------
+
+_OF_A_TASK = re.compile(r".+/(packs/[^/]+/[^/]*\.pack[^/]*|manifests/[^/]*\.manifest[^/]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What a collection found and did. `removed` is what would be removed when `dry_run`."""
+
+    task: str
+    dry_run: bool
+    kept: int
+    kept_bytes: int
+    young: int
+    young_bytes: int
+    removed: tuple[str, ...]
+    removed_bytes: int
+    failed: tuple[str, ...]
+
+    def __str__(self) -> str:
+        verb = "would remove" if self.dry_run else "removed"
+        failed = f", {len(self.failed)} could not be removed (try again)" if self.failed else ""
+        return (
+            f"{self.task}: {verb} {len(self.removed)} objects ({self.removed_bytes} bytes), kept {self.kept} "
+            f"({self.kept_bytes} bytes) and {self.young} too young to judge{failed}"
+        )
+
+
+def collect_garbage(
+    backend: StorageBackend,
+    task: str,
+    retained: Sequence[bytes],
+    *,
+    grace_ms: int,
+    now_ms: int,
+    dry_run: bool = False,
+    keep: Collection[str] = (),
+) -> GarbageReport:
+    """Remove the task's orphans; see the module's rules."""
+    if grace_ms < 0:
+        raise InvalidError(f"grace_ms is {grace_ms}; it must be 0 or more")
+    tokens = [Token.decode(encoded) for encoded in retained]
+    for token in tokens:
+        token.check(backend, task)
+    named = {*keep, *reachable(backend, *tokens)}
+    kept, young, orphans = [], [], []
+    for found in backend.list(task_prefix(task)):
+        if not belongs_to(task, found.name):
+            continue
+        if found.name in named:
+            kept.append(found)
+        elif now_ms - found.modified_ms < grace_ms:
+            young.append(found)
+        else:
+            orphans.append(found)
+    removed, failed = _remove(backend, orphans, dry_run=dry_run)
+    return GarbageReport(
+        task=task,
+        dry_run=dry_run,
+        kept=len(kept),
+        kept_bytes=sum(each.size for each in kept),
+        young=len(young),
+        young_bytes=sum(each.size for each in young),
+        removed=tuple(each.name for each in removed),
+        removed_bytes=sum(each.size for each in removed),
+        failed=tuple(each.name for each in failed),
+    )
+
+
+def reachable(backend: StorageBackend, *tokens: Token) -> set[str]:
+    """Every object the checkpoints need: their manifests, those they build on, and their packs. Reads no pack."""
+    named: set[str] = set()
+    files = ManifestFiles(backend)
+    for token in tokens:
+        chain = ManifestChain.follow(files, token)
+        named.update(chain.names(), chain.packs())
+    return named
+
+
+def is_task_object(name: str) -> bool:
+    """Whether an object is a pack or a manifest of some task, whole or half written."""
+    return _OF_A_TASK.fullmatch(name) is not None
+
+
+def _remove(
+    backend: StorageBackend, orphans: list[ObjectInfo], *, dry_run: bool
+) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
+    # Manifests go first, so that none is ever left behind that names a pack which is gone.
+    ordered = sorted(orphans, key=lambda each: ("/packs/" in each.name, each.name))
+    if dry_run:
+        return ordered, []
+    removed, failed = [], []
+    for orphan in ordered:
+        try:
+            backend.delete(orphan.name)
+        except UnavailableError:
+            failed.append(orphan)
+        else:
+            removed.append(orphan)
+    return removed, failed

@@ -1,1 +1,0 @@
-"""Packs and manifests: how runs and checkpoints lie on disk."""

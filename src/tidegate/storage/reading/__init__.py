@@ -1,1 +1,0 @@
-"""The read path: plan, pin and capture, load, ordered views."""

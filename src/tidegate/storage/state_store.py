@@ -1,0 +1,98 @@
+"""The shelf of state blobs: an internal `last` store of the task, so blobs live and travel as rows do.
+
+One store a namespace, named `state.<namespace>`, with one bucket: a blob is a row at ts 0 whose key is the state's
+key. Blobs are thereby stored in packs, evicted with their key's other rows, compacted, checkpointed and restored by
+the same code. A write never waits for backlog: it is a flush, which makes room elsewhere.
+
+Thread rule: writes of one namespace one at a time (the cache sees to it), reads from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import InternalError, InvalidError
+from tidegate.storage.index import BucketIndex, PlainState
+from tidegate.storage.parts import STATE_PREFIX, AttachedStore, Tasks, TaskStorage
+from tidegate.storage.reader import RangeRequest, StorageReader
+from tidegate.storage.runs.build import build_runs
+from tidegate.storage.spec import Merge, StoreSpec
+
+if TYPE_CHECKING:
+    from tidegate.storage.writer import StorageWriter
+
+BUCKET_MS = 2**62  # one bucket: state has no time
+
+
+def state_store_of(namespace: str) -> PlainState:
+    """A fresh, empty shelf of one namespace."""
+    spec = StoreSpec(
+        name=STATE_PREFIX + namespace,
+        merge=Merge.LAST,
+        payload=pa.schema([pa.field("blob", pa.binary())]),
+        bucket_ms=BUCKET_MS,
+    )
+    return PlainState(BucketIndex(spec))
+
+
+class StateStore:
+    """`BlobShelf` over the worker's own stores."""
+
+    def __init__(self, tasks: Tasks, reader: StorageReader, max_run_rows: int) -> None:
+        self._tasks = tasks
+        self._reader = reader
+        self._max_run_rows = max_run_rows
+        self._writer: StorageWriter | None = None
+        self._lock = threading.Lock()
+
+    def write_with(self, writer: StorageWriter) -> None:
+        """Who takes rows in; told once, when the runtime is put together."""
+        self._writer = writer
+
+    def write(
+        self, task: str, namespace: str, keys: pa.BinaryArray, blobs: pa.BinaryArray, deleted: pa.BooleanArray
+    ) -> None:
+        if self._writer is None:
+            raise InternalError("the shelf of state blobs is used before the runtime is put together")
+        storage = self._tasks.get(task)
+        store = _store(storage, namespace)
+        zeros = pa.array(np.zeros(len(keys), np.int64))
+        rows = pa.RecordBatch.from_arrays(
+            [keys, zeros, zeros, deleted, blobs], names=["key", "ts", "seq", "deleted", "blob"]
+        )
+        runs = build_runs(store.spec, rows, first_seq=None, max_rows=self._max_run_rows)
+        store.state.index.insert(self._writer.accept(storage, store, runs, rows.num_rows, forced=True))
+
+    def read(
+        self, task: str, namespace: str, keys: pa.BinaryArray
+    ) -> tuple[npt.NDArray[np.bool_], pa.BinaryArray]:
+        state = _store(self._tasks.get(task), namespace).state
+        plan = self._reader.plan(task, state, [RangeRequest(keys)])
+        with self._reader.load(plan) as loaded:
+            table = loaded.to_table()
+        places = pc.index_in(keys, value_set=_one(table.column("key")))
+        found: npt.NDArray[np.bool_] = places.is_valid().to_numpy(zero_copy_only=False)
+        return found, _one(table.column("blob")).take(places)
+
+
+def _store(storage: TaskStorage, namespace: str) -> AttachedStore:
+    found = storage.stores.get(STATE_PREFIX + namespace)
+    if found is None:
+        raise InvalidError(
+            f"state {namespace} of task {storage.task} has no values by key: open its handle with keyed=True"
+        )
+    return found
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+    )

@@ -1,1 +1,0 @@
-"""Maintenance: compact, dump, evict, rehydrate, retire, delete; the supervisor that runs it."""
