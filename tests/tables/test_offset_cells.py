@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.cells import note_cells
+from tidegate.kernels.stream_time import note_cells
 from tidegate.tables import snapshot as module
 from tidegate.tables.options import table_rules
 from tidegate.tables.snapshot import MOST_CELLS, Cell, OffsetCells, PartitionState

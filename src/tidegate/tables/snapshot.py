@@ -59,7 +59,7 @@ import pyarrow as pa
 
 from tidegate.clock import Clock
 from tidegate.errors import CorruptError
-from tidegate.kernels.cells import note_cells
+from tidegate.kernels.stream_time import note_cells
 from tidegate.scheduling import NoScheduler
 from tidegate.storage import (
     BucketIndex,

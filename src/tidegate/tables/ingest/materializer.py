@@ -47,7 +47,7 @@ import pyarrow.compute as pc
 from tidegate.clock import Clock
 from tidegate.errors import FencedError, InvalidError, OverloadError, UnavailableError
 from tidegate.integrity.validator import Judged, OnError, reasons_of
-from tidegate.kernels.assignment import admit_sizes
+from tidegate.kernels.windows import admit_sizes
 from tidegate.metrics import Metrics
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler

@@ -57,7 +57,7 @@ from tidegate.errors import ConflictError, CorruptError, IntegrityError, Invalid
 from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Finding, Rule, Verdict
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
