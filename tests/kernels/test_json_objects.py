@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.kernels import json_objects as kernel
+from tidegate.kernels import json_rows as kernel
 from tidegate.tables.serdes.json_serde import encode_objects
 
 EDGES = [

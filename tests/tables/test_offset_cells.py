@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.cells import note_cells
+from tidegate.kernels.stream_time import note_cells
 from tidegate.tables.building import cells as module
 from tidegate.tables.building.cells import MOST_CELLS, Cell, OffsetCells
 from tidegate.tables.building.partition_state import PartitionState

@@ -16,7 +16,7 @@ from task_rig import TaskRig
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InternalError, InvalidError
 from tidegate.integrity import ChainState
-from tidegate.kernels.murmur2 import murmur2
+from tidegate.kernels.hashing import murmur2
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, KeyBy, Sink, Source, Step, To
 from tidegate.pipeline.rounds.orders import Tick

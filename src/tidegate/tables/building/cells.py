@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from tidegate.kernels.cells import note_cells
+from tidegate.kernels.stream_time import note_cells
 from tidegate.windows.stores.segments import Expiry, Int64s
 
 MOST_CELLS: Final = 1024

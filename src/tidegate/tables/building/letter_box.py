@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.kernels.assignment import admit_sizes
+from tidegate.kernels.windows import admit_sizes
 from tidegate.tables.building.source import TableSource
 from tidegate.tables.serdes.dead_letters import DeadLetters
 

@@ -1,7 +1,7 @@
 """Columns to JSON objects: numbers by a kernel, everything else as texts that Arrow makes, one pass over all rows.
 
 Whole numbers and doubles are most of what results consist of, and the kernel writes them straight into the objects.
-Doubles that it leaves alone (`kernels/json_objects`) and columns of other types come as texts.
+Doubles that it leaves alone (`kernels/json_rows`) and columns of other types come as texts.
 
 Thread rule: pure functions.
 """
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.kernels import json_objects as kernel
+from tidegate.kernels import json_rows as kernel
 from tidegate.windows.keys import Bytes, binary_column, make_binary, present_rows, room_for
 
 Texts: TypeAlias = "Callable[[pa.Array, str], pa.StringArray]"
@@ -52,7 +52,7 @@ class _Fields:
         elif pa.types.is_floating(column.type):
             self._add_doubles(name, column.cast(pa.float64()))
             return
-        self._put(kernel.TEXT, np.zeros(0, np.int64), np.zeros(0, np.uint8), self._texts(column, name))
+        self._put(kernel.TEXTS, np.zeros(0, np.int64), np.zeros(0, np.uint8), self._texts(column, name))
 
     def _add_doubles(self, name: str, column: pa.Array) -> None:
         values = _filled(column, 0.0)
@@ -67,7 +67,7 @@ class _Fields:
         self.kinds.append(kind)
         self.slots.append(len(self.numbers))
         self.cursors.append(self.text_count)
-        if kind != kernel.TEXT:
+        if kind != kernel.TEXTS:
             self.numbers.append(numbers)
             self.powers.append(powers if len(powers) else np.zeros(self._rows, np.uint8))
         if texts is not None:
@@ -82,7 +82,7 @@ def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
         made.add(field.name, column)
     column = binary_column(_joined(made.pieces))
     name_bytes = sum(map(len, made.names))
-    numbers = sum(kind != kernel.TEXT for kind in made.kinds)
+    numbers = sum(kind != kernel.TEXTS for kind in made.kinds)
     room = (
         rows * (name_bytes + 1 + 4 * len(made.names) + kernel.LONGEST_NUMBER * numbers) + column.total_bytes
     )

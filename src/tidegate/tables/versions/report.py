@@ -21,7 +21,7 @@ from tidegate.errors import IntegrityError
 from tidegate.integrity.columns import IntegrityColumns, read_columns
 from tidegate.integrity.state import PartitionState
 from tidegate.integrity.verdicts import Finding, Rule, Verdict
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.tables.versions.record import Fault, TableVersion
 
 UNFINISHED: Final = "unfinished"

@@ -1,8 +1,19 @@
-"""The records of a range folded into runs, in one walk (what a run is: `integrity/summary.py`).
+"""Sum up ranges of records for audits: runs of each producer, and digests of records.
+
+Runs of producers
+-----------------
+The records of a range folded into runs, in one walk (what a run is: `integrity/summary.py`).
 
 `fold_runs` walks records in offset order with each producer's last run found by GUID, and answers the first row
 it has not folded: the number of rows, or the row that needs one run more than there is room for. Grow the rows,
 fill the index again and go on. `add_field_sums` is a second walk, over the records of the chosen runs only.
+
+Digests of records
+------------------
+XXH64 of each record's canonical bytes (which they are: `integrity/digests.py`).
+
+The fields of a record lie in several Arrow buffers; they are put behind each other in `scratch`, which the caller has
+made large enough for the largest record, and hashed there.
 """
 
 from __future__ import annotations
@@ -13,20 +24,34 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import BYTES, INT32S, INT64, INT64S, READ_INT64S, kernel, rows_of
-from tidegate.kernels.decision_table import ends, is_supported, opens
-from tidegate.kernels.encoding import RECORD_SOURCE, RecordSource, column_of
-from tidegate.kernels.integrity_headers import (
+from tidegate.kernels.hashing import UINT64S, xxh64
+from tidegate.kernels.integrity import (
     CONTROL,
     END_OF_PUSH,
     MALFORMED,
     MANAGED,
     STAMP_ROW,
     START_OF_CHAIN,
+    UINT32S,
+    field_sum,
 )
-from tidegate.kernels.memory import load, pointer, store
-from tidegate.kernels.producer_index import EMPTY, fill_index, find_place
-from tidegate.kernels.record_checksum import UINT32S, field_sum
+from tidegate.kernels.jit import (
+    BYTES,
+    INT32S,
+    INT64,
+    INT64S,
+    READ_INT64S,
+    copy,
+    kernel,
+    load,
+    pointer,
+    rows_of,
+    store,
+)
+from tidegate.kernels.record_encoding import RECORD_SOURCE, Column, RecordSource, column_of, length_at
+from tidegate.kernels.validation import EMPTY, ends, fill_index, find_place, is_supported, opens
+
+# -- runs of producers -----------------------------------------------------------------------------
 
 RUN_ROW: Final = np.dtype(
     [
@@ -160,3 +185,69 @@ def add_field_sums(source: RecordSource, records: Any, numbers: Any, chosen: Any
         number = load(run_of, row)
         if number >= 0 and load(wanted, number) and not ends(records[row]):
             runs[number]["field_sum"] += np.uint64(field_sum(records[row], key, value, row))
+
+
+# -- digests of records ----------------------------------------------------------------------------
+
+OFFSET, TIMESTAMP, KEY, VALUE, HEADERS = 1, 2, 4, 8, 16
+FIXED_BYTES: Final = 28  # offset, timestamp, and the lengths of key, value and headers
+
+
+@register_jitable
+def put_number(target: Any, at: int, number: int, width: int) -> int:
+    """Big-endian, in `width` bytes; the place behind it."""
+    for place in range(width):
+        store(target, at + place, (number >> (8 * (width - 1 - place))) & 0xFF)
+    return at + width
+
+
+@register_jitable
+def put_field(target: Any, at: int, column: Column, row: int) -> int:
+    length = length_at(column, row)
+    at = put_number(target, at, length, 4)
+    if length > 0:
+        copy(target, at, column.content, load(column.ends, row), length)
+        at += length
+    return at
+
+
+@kernel(types.void(RECORD_SOURCE, READ_INT64S, INT64, BYTES, UINT64S))
+def hash_records(source: RecordSource, offsets: Any, parts: int, scratch: Any, hashes: Any) -> None:
+    """The hash of each record over the `parts` chosen, in the order of their bits."""
+    target, at_offsets, at_times = pointer(scratch), pointer(offsets), pointer(source.timestamp)
+    key, value = column_of(source.key), column_of(source.value)
+    name, content = column_of(source.header_key), column_of(source.header_value)
+    ends, has_headers = pointer(source.header_ends), len(source.header_ends) > 0
+    for row in range(len(hashes)):
+        at = 0
+        if parts & OFFSET:
+            at = put_number(target, at, load(at_offsets, row), 8)
+        if parts & TIMESTAMP:
+            at = put_number(target, at, load(at_times, row), 8)
+        if parts & KEY:
+            at = put_field(target, at, key, row)
+        if parts & VALUE:
+            at = put_field(target, at, value, row)
+        if parts & HEADERS:
+            first, stop = 0, 0
+            if has_headers:
+                first, stop = load(ends, row), load(ends, row + 1)
+            at = put_number(target, at, stop - first, 4)
+            for header in range(first, stop):
+                at = put_field(target, at, name, header)
+                at = put_field(target, at, content, header)
+        hashes[row] = xxh64(target, 0, at)
+
+
+@kernel(types.void(types.Array(types.uint64, 1, "C", readonly=True), INT64S, UINT64S, UINT64S, UINT64S))
+def sum_blocks(hashes: Any, edges: Any, sums: Any, squares: Any, ordered: Any) -> None:
+    """Of each block of rows the sum, the sum of squares, and the sum weighted by 1, 3, 5, …, all modulo 2^64."""
+    for block in range(len(sums)):
+        total, squared, weighted = sums[block], squares[block], ordered[block]
+        weight = np.uint64(1)
+        for row in range(edges[block], edges[block + 1]):
+            total += hashes[row]
+            squared += hashes[row] * hashes[row]
+            weighted += hashes[row] * weight
+            weight += np.uint64(2)
+        sums[block], squares[block], ordered[block] = total, squared, weighted

@@ -13,17 +13,20 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
+from tidegate.kernels.jit import (
     BYTES,
     INT64,
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    copy,
     kernel,
+    load,
+    pointer,
     rows_of,
+    store,
 )
-from tidegate.kernels.memory import copy, load, pointer, store
-from tidegate.kernels.varints import varint_size, write_varint
+from tidegate.kernels.record_batch import varint_size, write_varint
 
 
 class BinarySource(NamedTuple):
