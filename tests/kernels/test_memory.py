@@ -138,7 +138,7 @@ USED_AFTER = """
 import numpy as np
 import pyarrow as pa
 from tidegate.kernels.aggregates import estimate_sketches
-from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.tables.serdes.json import JsonDecoder
 
 decoder = JsonDecoder({"order": "int64", "amount": "double"})
 for count in (1, 5, 40, 400) * 20:

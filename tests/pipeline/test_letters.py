@@ -11,7 +11,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from tidegate.errors import CorruptError
 from tidegate.pipeline.dead_letters import SourceState, chain_of, encode_state, read_letters, write_letters
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 
 ROWS = pa.record_batch(
     [

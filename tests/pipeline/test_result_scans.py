@@ -18,7 +18,7 @@ from tidegate.pipeline.gc import Collector
 from tidegate.pipeline.lineage import explain_window
 from tidegate.pipeline.table import ResultTable
 from tidegate.storage import open_backend
-from tidegate.tables.commit_follower import PinnedCommit
+from tidegate.tables.commits import PinnedCommit
 from tidegate.web.open_tables import Opened, asked, opened
 from tidegate.web.site import Site
 from tidegate.windows.operators.windows import WindowOperator

@@ -28,9 +28,8 @@ from tidegate.pipeline.topology import (
     To,
     Validate,
 )
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.serdes.windowed import windowed
+from tidegate.tables.serdes.base import Long, String, windowed
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys import KeyFormat, encode_keys
 from tidegate.windows.kinds import Deduplicate, Tumbling

@@ -28,8 +28,8 @@ from tidegate.pipeline.transforms import Timings
 from tidegate.pipeline.worker import last_of_each
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_name
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Long, String
+from tidegate.tables.serdes.base import Long, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import KeyFormat

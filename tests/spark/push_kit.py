@@ -21,9 +21,9 @@ from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
 from tidegate.spark.push_rows import SendOrder, partitions_of, send_partition
 from tidegate.storage import open_backend
-from tidegate.tables.versions.ingesting import ingest_here
-from tidegate.tables.versions.pushing import PushPlan, VersionPush
-from tidegate.tables.versions.report import PushReport
+from tidegate.tables.versions.catalog import PushReport
+from tidegate.tables.versions.ingest import ingest_here
+from tidegate.tables.versions.push import PushPlan, VersionPush
 
 ROWS = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.timestamp("us", tz="UTC"))])
 

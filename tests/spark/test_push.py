@@ -16,11 +16,9 @@ from tidegate.integrity.header import CONTROL_KEY_PREFIX
 from tidegate.log.writer import partition_of_key
 from tidegate.spark.push import PushProgress, push
 from tidegate.storage import open_backend
-from tidegate.tables.versions.catalog import Versions
+from tidegate.tables.versions.catalog import PushFailedError, PushReport, State, Versions
 from tidegate.tables.versions.diff import diff_versions
-from tidegate.tables.versions.reading import versioned_table
-from tidegate.tables.versions.record import State
-from tidegate.tables.versions.report import PushFailedError, PushReport
+from tidegate.tables.versions.reader import versioned_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tidegate.errors import InvalidError
 from tidegate.kernels import json_rows as kernel
 from tidegate.kernels.json_text import double_bits
-from tidegate.tables.serdes.json_columns import DecodedValues, JsonDecoder
+from tidegate.tables.serdes.json import DecodedValues, JsonDecoder
 from tidegate.windows.keys import binary_column
 
 FIELDS: dict[str, Any] = {"text": "string", "whole": "int", "real": "double", "flag": "bool"}

@@ -19,7 +19,7 @@ from tidegate.errors import TidegateError, UnavailableError
 from tidegate.pipeline.launcher import start_run
 from tidegate.pipeline.settings import RunSettings, WorkerSetup
 from tidegate.storage import open_backend
-from tidegate.tables.building.commits import Commits
+from tidegate.tables.commits import Commits
 from tidegate.web import overview, tables
 from tidegate.web.endpoints import ENDPOINTS
 from tidegate.web.failures import failure_of

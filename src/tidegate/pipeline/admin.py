@@ -31,7 +31,7 @@ from tidegate.pipeline.progress import StoppedPartition, acknowledged, new_fault
 from tidegate.pipeline.recovery import REPLAYED
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.base import ObjectInfo, StorageBackend
-from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
+from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
 # -- positions ------------------------------------------------------------------------------------
 

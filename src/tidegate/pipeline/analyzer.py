@@ -63,9 +63,8 @@ from tidegate.pipeline.topology import (
     sink_name,
 )
 from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
-from tidegate.tables.serdes.json_serde import Json, encode_objects
-from tidegate.tables.serdes.plain import Bytes, Long, Serde
-from tidegate.tables.serdes.windowed import require_raw
+from tidegate.tables.serdes.base import Bytes, Long, Serde, require_raw
+from tidegate.tables.serdes.json import Json, encode_objects
 from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.dedupe import check_columns

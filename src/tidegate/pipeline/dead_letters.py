@@ -29,7 +29,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from tidegate.errors import CorruptError
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.windows.events import NO_TIME
 
 # -- source_state ---------------------------------------------------------------------------------

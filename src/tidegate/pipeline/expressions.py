@@ -40,8 +40,8 @@ from pyarrow import acero
 
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.topology import ArrowFunction, Expression, Source
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.events import EventBatch
 
 # -- inferring ------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ from tidegate.pipeline.topology import (
     flow_document,
     sink_name,
 )
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.serdes.plain import Serde, String
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Serde, String
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited, as_table
 from tidegate.windows.operators.windowed_operator import Emit
 

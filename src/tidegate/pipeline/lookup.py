@@ -33,16 +33,13 @@ from tidegate.pipeline.log_end_offsets import LogEndOffsets
 from tidegate.pipeline.topology import Lookup
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.claim import Claim
-from tidegate.tables.building.commits import CommitList, load_commits
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.lease import DEFAULT_TTL_MS
-from tidegate.tables.building.materialiser import Cadence, Materialiser
-from tidegate.tables.building.shape import TableRules, table_rules
-from tidegate.tables.building.source import StoredSnapshot, stored_snapshot, task_of
-from tidegate.tables.queries.reading import rows_of_keys
-from tidegate.tables.serdes.named import serde_from
-from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.tables.commits import DEFAULT_TTL_MS, CommitList, load_commits
+from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
+from tidegate.tables.options import Consumed, TableRules, table_rules
+from tidegate.tables.queries import rows_of_keys
+from tidegate.tables.serdes.base import Bytes, Serde
+from tidegate.tables.serdes.json import serde_from
+from tidegate.tables.snapshot import StoredSnapshot, stored_snapshot, task_of
 from tidegate.windows.events import EventBatch
 
 # -- lookups --------------------------------------------------------------------------------------

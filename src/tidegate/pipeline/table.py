@@ -45,12 +45,12 @@ from tidegate.pipeline.transforms import Around
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.source import Snapshot
-from tidegate.tables.commit_follower import TRIES, CommitFollower, PinnedCommit
-from tidegate.tables.queries.reading import KeyEnds
-from tidegate.tables.queries.results import Row, Rows
-from tidegate.tables.queries.spark_frame import address_for_spark
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.commits import TRIES, CommitFollower, PinnedCommit
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.export import address_for_spark
+from tidegate.tables.queries import KeyEnds
+from tidegate.tables.rows import Row, Rows
+from tidegate.tables.snapshot import Snapshot
 from tidegate.tables.table import Positions, Table
 from tidegate.windows.keys import SessionWindow, TimeWindow, partitions_of_inner_keys
 from tidegate.windows.kinds import LATEST, Session, Sliding

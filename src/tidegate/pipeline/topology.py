@@ -26,9 +26,8 @@ import pyarrow.compute as pc
 
 from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
 from tidegate.tables.serdes.avro import Avro
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Serde
-from tidegate.tables.serdes.windowed import WindowedSerde
+from tidegate.tables.serdes.base import Serde, WindowedSerde
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings

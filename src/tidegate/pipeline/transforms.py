@@ -25,7 +25,7 @@ from tidegate.pipeline.lookup import LookupStage
 from tidegate.pipeline.messages import BadRecord
 from tidegate.pipeline.topology import Filter, KeyBy, Lookup, Map, Select, Step, Validate
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
 from tidegate.windows.events import EventBatch, RowChanges
 
 # -- timing ---------------------------------------------------------------------------------------

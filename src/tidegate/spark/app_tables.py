@@ -24,7 +24,7 @@ from tidegate.pipeline.table_catalog import RecordedTable, find_recorded, record
 from tidegate.spark.options import TableOptions
 from tidegate.spark.table_source import LATEST, TIMESTAMP, as_timestamps, check_columns, sparks_type
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
-from tidegate.tables.building.commits import stored_tables
+from tidegate.tables.commits import stored_tables
 
 _TIMES = frozenset({"window_start", "window_end", "timestamp"})
 

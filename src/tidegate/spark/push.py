@@ -40,10 +40,9 @@ from tidegate.log.log import is_kafka, open_log
 from tidegate.spark.errors import Failure, describe, rebuild
 from tidegate.spark.push_rows import ANSWER_DDL, Answer, SendOrder, answer_of, row_shape, send_in_task, shaped
 from tidegate.storage import open_backend, state_key_id
-from tidegate.tables.versions.ingesting import Ingested, ingest_partition
-from tidegate.tables.versions.pushing import PushPlan, VersionPush, Watch
-from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
-from tidegate.tables.versions.report import PushReport
+from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion
+from tidegate.tables.versions.ingest import Ingested, ingest_partition
+from tidegate.tables.versions.push import PushPlan, VersionPush, Watch
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:

@@ -52,9 +52,8 @@ from tidegate.integrity.state import Sent
 from tidegate.log.format.records import RecordColumns
 from tidegate.log.log import Log, is_kafka, open_log
 from tidegate.spark.topic_sink import compact
-from tidegate.tables.serdes.json_serde import Json, encode_objects
-from tidegate.tables.serdes.named import require_serde
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.serdes.json import Json, encode_objects, require_serde
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:

@@ -79,13 +79,11 @@ from tidegate.spark.options import TableOptions
 from tidegate.spark.workers import freeze_once
 from tidegate.storage import Time
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
-from tidegate.tables.building.commits import Commit, CommitList, load_commits, stored_tables
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.partition_state import EARLIEST
-from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import TableSource, stored_snapshot, task_of
-from tidegate.tables.queries.reading import rows_of_keys
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.commits import Commit, CommitList, load_commits, stored_tables
+from tidegate.tables.options import Consumed, TableRules, TableShape
+from tidegate.tables.queries import rows_of_keys
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.snapshot import EARLIEST, TableSource, stored_snapshot, task_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
