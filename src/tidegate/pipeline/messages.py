@@ -55,7 +55,7 @@ class Tick(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     now_ms: int
     watermark: int | None = None  # re-keyed flows: no source's stream time is behind this any more
     closing: bool = False
-    waits: tuple[int, ...] = ()  # source partitions that held-back events wait for (`tasks.held_events`)
+    waits: tuple[int, ...] = ()  # source partitions that held-back events wait for (`pipeline.held_events`)
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
