@@ -29,7 +29,7 @@ from tidegate.integrity.sender import ChainLimits, Chains, ChainState
 from tidegate.integrity.state import PartitionState, ProducerTable, decode_state, encode_state
 from tidegate.integrity.validator import PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
-from tidegate.kernels.producer_index import PRODUCER_ROW
+from tidegate.kernels.validation import PRODUCER_ROW
 from tidegate.log.format.records import RECORD_SCHEMA, coerce
 from validation_rules import Observed
 

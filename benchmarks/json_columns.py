@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from _report import Report, best_of, demand
-from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.tables.serdes.json import JsonDecoder
 
 ROWS = 500_000
 TARGET = 4e6

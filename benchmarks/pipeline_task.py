@@ -35,8 +35,8 @@ from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, Sink,
 from tidegate.pipeline.rounds.orders import Delivery, SourceOrder, TaskOrder, Tick
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import DecodedColumn, String
+from tidegate.tables.serdes.base import DecodedColumn, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys import KeyFormat, decode_keys
 from tidegate.windows.kinds import Deduplicate, Tumbling

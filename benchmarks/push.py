@@ -27,7 +27,7 @@ from _report import Report, demand, family_seconds, load_line
 from tidegate.spark.push.driver import push
 from tidegate.storage import open_backend
 from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.reading import VersionedTable
+from tidegate.tables.versions.reader import VersionedTable
 
 PARTITIONS = 2
 RATIO, SWAP_MS = 0.5, 100.0

@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 
 from _report import Report, demand
 from tidegate.log.log import Log
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.serdes.plain import Bytes, Long
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import windowed_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Bytes, Long
 from tidegate.windows.keys import KeyFormat, encode_keys
 
 MINUTE = 60_000

@@ -36,7 +36,7 @@ from _storage import key_names, roomy, scratch_folder
 from tidegate.log.log import Log
 from tidegate.storage import WorkerStorageRuntime
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.tables.serdes.json import JsonDecoder
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.aggregates.folds import resolve
 from tidegate.windows.events import EventBatch

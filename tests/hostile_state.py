@@ -32,8 +32,8 @@ from tidegate.errors import CorruptError, InternalError, TidegateError
 from tidegate.storage import open_backend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.signed import HEAD_BYTES, SignedBackend, StateKeys
-from tidegate.tables.building.stored import open_committed
-from tidegate.tables.versions.reading import versioned_table
+from tidegate.tables.topic_table import open_committed
+from tidegate.tables.versions.reader import versioned_table
 
 TEN = 1_767_261_600_000
 FIRST, MORE = 600, 60

@@ -12,9 +12,9 @@ from tidegate.integrity import Manifest, Push, Sender
 from tidegate.log.format.records import coerce
 from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.hybrid_table import HybridTable, hybrid_table
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.hybrid.table import HybridTable, hybrid_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import String
 
 VERSION, LIVE = "users_v1", "user-updates"
 DAY = 86_400_000

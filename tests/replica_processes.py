@@ -24,8 +24,8 @@ from tidegate.integrity.replica import Role
 from tidegate.integrity.sender import SCHEMA
 from tidegate.log.log import Log
 from tidegate.storage import open_backend
-from tidegate.tables.hybrid_table import HybridTable, hybrid_table
-from tidegate.tables.replicas.status import ReplicaStatus, read_statuses
+from tidegate.tables.hybrid.status import ReplicaStatus, read_statuses
+from tidegate.tables.hybrid.table import HybridTable, hybrid_table
 
 VERSION, LIVE, KEYS = "users_v1", "user-updates", 40
 NAMES = ("a", "b", "c")
@@ -34,9 +34,10 @@ WAIT_SECONDS = 300
 NURSERY = """
 import os, signal, sys, threading, time
 from contextlib import contextmanager
+from tidegate.tables.hybrid.table import hybrid_table
+from tidegate.tables.hybrid import leader as outgoing
 from tidegate.log.log import Log
-from tidegate.tables.hybrid_table import hybrid_table
-from tidegate.tables.replicas import outgoing
+from tidegate.tables.hybrid.table import hybrid_table
 
 plain, plain_turn, turns = outgoing.Outgoing.copy, outgoing.Outgoing._turn, threading.Lock()
 

@@ -25,7 +25,7 @@ from tidegate.integrity.header import (
 from tidegate.integrity.state import Manifest, PartitionState, Phase, ProducerTable
 from tidegate.integrity.validator import Judged, OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Note, Rule, Verdict
-from tidegate.kernels.integrity_headers import MANAGED, UNMANAGED
+from tidegate.kernels.integrity import MANAGED, UNMANAGED
 from tidegate.log.format.records import RECORD_SCHEMA
 from validation_rules import Observed
 

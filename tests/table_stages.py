@@ -17,12 +17,11 @@ from table_records import Said, session_record, window_record, write_records
 from tidegate.log.log import Log
 from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table as key_table
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.versions.reading import VersionedTable
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, windowed_table
+from tidegate.tables.factories import table as key_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Long, String
+from tidegate.tables.versions.reader import VersionedTable
 
 KEYS, PARTITIONS = 40, 2
 SLOW = "slow-reader"

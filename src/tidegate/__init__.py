@@ -31,19 +31,14 @@ if TYPE_CHECKING:
     from tidegate.pipeline.definition.app import App
     from tidegate.pipeline.definition.stream import Stream
     from tidegate.spark.push.driver import push
-    from tidegate.tables.building.consumed import Consumed
-    from tidegate.tables.building.materialized import Materialized
-    from tidegate.tables.hybrid_table import hybrid_table
-    from tidegate.tables.key_table import table
-    from tidegate.tables.serdes.avro import Avro
-    from tidegate.tables.serdes.json_fields import field
-    from tidegate.tables.serdes.json_serde import Json
-    from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
-    from tidegate.tables.serdes.schema_registry import SchemaRegistry
-    from tidegate.tables.serdes.windowed import windowed
-    from tidegate.tables.sessioned_table import sessioned_table
-    from tidegate.tables.versions.reading import versioned_table
-    from tidegate.tables.windowed_table import windowed_table
+    from tidegate.tables.factories import sessioned_table, table, windowed_table
+    from tidegate.tables.hybrid.table import hybrid_table
+    from tidegate.tables.options import Consumed, Materialized
+    from tidegate.tables.serdes.avro import Avro, SchemaRegistry
+    from tidegate.tables.serdes.base import Bytes, Double, Int, Long, String, windowed
+    from tidegate.tables.serdes.json import Json
+    from tidegate.tables.serdes.json_values import field
+    from tidegate.tables.versions.reader import versioned_table
     from tidegate.windows.aggregates.definitions import (
         approx_count_distinct,
         collect,
@@ -66,31 +61,31 @@ _HOMES = {
     "App": "tidegate.pipeline.definition.app",
     "AuthenticationError": "tidegate.errors",
     "Avro": "tidegate.tables.serdes.avro",
-    "Bytes": "tidegate.tables.serdes.plain",
+    "Bytes": "tidegate.tables.serdes.base",
     "ConflictError": "tidegate.errors",
-    "Consumed": "tidegate.tables.building.consumed",
+    "Consumed": "tidegate.tables.options",
     "CorruptError": "tidegate.errors",
-    "Double": "tidegate.tables.serdes.plain",
+    "Double": "tidegate.tables.serdes.base",
     "Emit": "tidegate.windows.operators.windowed_operator",
     "FencedError": "tidegate.errors",
     "FutureGuard": "tidegate.windows.operators.windowed_operator",
     "Hopping": "tidegate.windows.kinds",
-    "Int": "tidegate.tables.serdes.plain",
+    "Int": "tidegate.tables.serdes.base",
     "IntegrityError": "tidegate.errors",
     "InvalidError": "tidegate.errors",
-    "Json": "tidegate.tables.serdes.json_serde",
+    "Json": "tidegate.tables.serdes.json",
     "LateSettings": "tidegate.windows.operators.late",
     "Log": "tidegate.log.log",
-    "Long": "tidegate.tables.serdes.plain",
+    "Long": "tidegate.tables.serdes.base",
     "ManualClock": "tidegate.clock",
-    "Materialized": "tidegate.tables.building.materialized",
+    "Materialized": "tidegate.tables.options",
     "OffsetOutOfRangeError": "tidegate.errors",
     "OverloadError": "tidegate.errors",
-    "SchemaRegistry": "tidegate.tables.serdes.schema_registry",
+    "SchemaRegistry": "tidegate.tables.serdes.avro",
     "Session": "tidegate.windows.kinds",
     "Sliding": "tidegate.windows.kinds",
     "Stream": "tidegate.pipeline.definition.stream",
-    "String": "tidegate.tables.serdes.plain",
+    "String": "tidegate.tables.serdes.base",
     "SystemClock": "tidegate.clock",
     "TidegateError": "tidegate.errors",
     "TopicConfig": "tidegate.log.topic_config",
@@ -102,22 +97,22 @@ _HOMES = {
     "collect": "tidegate.windows.aggregates.definitions",
     "count": "tidegate.windows.aggregates.definitions",
     "count_distinct": "tidegate.windows.aggregates.definitions",
-    "field": "tidegate.tables.serdes.json_fields",
+    "field": "tidegate.tables.serdes.json_values",
     "first": "tidegate.windows.aggregates.definitions",
-    "hybrid_table": "tidegate.tables.hybrid_table",
+    "hybrid_table": "tidegate.tables.hybrid.table",
     "last": "tidegate.windows.aggregates.definitions",
     "max": "tidegate.windows.aggregates.definitions",
     "mean": "tidegate.windows.aggregates.definitions",
     "min": "tidegate.windows.aggregates.definitions",
     "push": "tidegate.spark.push.driver",
     "reduce": "tidegate.windows.aggregates.definitions",
-    "sessioned_table": "tidegate.tables.sessioned_table",
+    "sessioned_table": "tidegate.tables.factories",
     "sum": "tidegate.windows.aggregates.definitions",
-    "table": "tidegate.tables.key_table",
+    "table": "tidegate.tables.factories",
     "top_k": "tidegate.windows.aggregates.definitions",
-    "versioned_table": "tidegate.tables.versions.reading",
-    "windowed": "tidegate.tables.serdes.windowed",
-    "windowed_table": "tidegate.tables.windowed_table",
+    "versioned_table": "tidegate.tables.versions.reader",
+    "windowed": "tidegate.tables.serdes.base",
+    "windowed_table": "tidegate.tables.factories",
 }
 
 __all__ = [

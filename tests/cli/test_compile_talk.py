@@ -19,7 +19,7 @@ STEPS = [
     CompileProgress("read_varint", 0, 9, FOLDER),
     CompileProgress("decode_records", 1, 9, FOLDER),
     CompileProgress("", 2, 9, FOLDER),
-    CompileProgress("judge_records", 2, 9, FOLDER),
+    CompileProgress("validate_batch", 2, 9, FOLDER),
     CompileProgress("", 3, 9, FOLDER),
 ]
 
@@ -60,7 +60,7 @@ def test_a_terminal_sees_what_is_compiled_and_the_line_is_gone_in_the_end(
         "compiling kernels: 0 ready of at most 9, 2 s, now read_varint",
         "compiling kernels: 1 ready of at most 9, 4 s, now decode_records",
         "",
-        "compiling kernels: 2 ready of at most 9, 8 s, now judge_records",
+        "compiling kernels: 2 ready of at most 9, 8 s, now validate_batch",
         "",
     ]
 
@@ -92,7 +92,7 @@ def test_a_command_that_compiles_in_a_thread_is_as_quiet_as_it_was_asked_to_be(
         "@click.command()\n"
         "@verbosity_options\n"
         "def command():\n"
-        "    from tidegate.kernels.compiling import INT64, kernel\n"
+        "    from tidegate.kernels.jit import INT64, kernel\n"
         "    @kernel(INT64(INT64))\n"
         "    def double(number):\n"
         "        return 2 * number\n"

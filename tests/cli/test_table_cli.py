@@ -12,11 +12,9 @@ import tidegate as tg
 from table_records import session_record, window_record, write_records
 from tidegate.cli.main import run
 from tidegate.log.log import Log
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.materialized import Materialized
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, windowed_table
+from tidegate.tables.options import Consumed, Materialized
+from tidegate.tables.serdes.base import Long, String
 
 
 @pytest.fixture

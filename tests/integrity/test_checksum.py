@@ -24,7 +24,7 @@ from tidegate.integrity.columns import (
     summand,
 )
 from tidegate.integrity.header import ChecksumType, ControlKey, Stamp
-from tidegate.kernels.record_checksum import field_sums, record_checksums
+from tidegate.kernels.integrity import field_sums, record_checksums
 from tidegate.log.format.records import HEADERS_TYPE
 
 GUID = bytes(range(1, 17))

@@ -14,7 +14,7 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.columns import control_payload, read_columns, source_of, without_control
 from tidegate.integrity.header import EndOfChain, Stamp, start_of_chain_bytes
 from tidegate.integrity.state import Manifest
-from tidegate.kernels.integrity_headers import MALFORMED, MANAGED, STAMP_ROW, UNMANAGED, read_stamps
+from tidegate.kernels.integrity import MALFORMED, MANAGED, STAMP_ROW, UNMANAGED, read_stamps
 from tidegate.log.format.records import HEADERS_TYPE
 
 Headers = list[tuple[str, bytes | None]]

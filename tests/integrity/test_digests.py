@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.integrity.digests import ALL, Digest, Parts, digest_blocks, hashes_of
-from tidegate.kernels.record_digests import hash_records, sum_blocks
+from tidegate.kernels.range_summaries import hash_records, sum_blocks
 from tidegate.log.format.records import RECORD_SCHEMA
 
 xxhash = pytest.importorskip("xxhash")

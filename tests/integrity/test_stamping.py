@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import field_sum, record_checksum, source_of, stamp_rows
 from tidegate.integrity.header import HEADER_BYTES, ControlKey, Stamp
-from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
+from tidegate.kernels.integrity import HeaderArrays, measure_headers, merge_headers, stamp_records
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADERS_TYPE
 
 GUID = bytes(range(1, 17))

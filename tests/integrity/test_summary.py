@@ -16,7 +16,7 @@ from tidegate.integrity.header import ChecksumType, Stamp
 from tidegate.integrity.summary import NOWHERE, RangeSummary, extend, merge, summarise
 from tidegate.integrity.validator import OnError, PartitionValidator, ValidationRules
 from tidegate.integrity.verdicts import Verdict
-from tidegate.kernels.range_runs import RUN_ROW, STATE_SIZE, add_field_sums, fold_runs
+from tidegate.kernels.range_summaries import RUN_ROW, STATE_SIZE, add_field_sums, fold_runs
 
 STREAMS = 1_200
 GROUPS = 6

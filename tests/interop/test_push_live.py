@@ -39,8 +39,8 @@ def test_a_push_over_a_broker_is_shown_and_one_with_foreign_records_is_not(
     spark: Any, broker: Broker, tmp_path: Path
 ) -> None:
     from tidegate.spark.push.driver import push
-    from tidegate.tables.versions.reading import versioned_table
-    from tidegate.tables.versions.report import PushFailedError
+    from tidegate.tables.versions.catalog import PushFailedError
+    from tidegate.tables.versions.reader import versioned_table
 
     url, state = f"kafka://{broker.address}", str(tmp_path / "state")
     frame = spark.range(0, 300).selectExpr("concat('user-', id) as key", "concat('v', id) as value")

@@ -14,7 +14,7 @@ from tidegate.clock import ManualClock
 from tidegate.integrity import Manifest, Push
 from tidegate.integrity.replica import Role
 from tidegate.log.log import open_log
-from tidegate.tables.hybrid_table import HybridTable, hybrid_table
+from tidegate.tables.hybrid.table import HybridTable, hybrid_table
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]
 

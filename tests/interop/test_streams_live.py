@@ -15,7 +15,7 @@ from streams_fixtures import NAMES, STREAMS
 from streams_oracle import ask
 
 import tidegate as tg
-from tidegate.kernels.murmur2 import murmur2
+from tidegate.kernels.hashing import murmur2
 from tidegate.log.log import open_log
 from tidegate.windows.keys import (
     LATEST,

@@ -16,11 +16,9 @@ from kafka_broker import Broker
 
 from table_records import Said, session_record, window_record, windows_in
 from tidegate.errors import OffsetOutOfRangeError, TidegateWarning, UnavailableError
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, table, windowed_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Long, String
 from window_oracles import ms
 
 pytestmark = [pytest.mark.interop, pytest.mark.xdist_group("interop")]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidegate.kernels.client_messages import (
+from tidegate.kernels.librdkafka import (
     HEADER_ROW,
     MESSAGE_ROW,
     NONE,

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidegate.kernels.client_messages import HEADER_ROW, NONE
-from tidegate.kernels.client_sending import (
+from tidegate.kernels.librdkafka import (
     FLAGS,
+    HEADER_ROW,
     HEADERS,
     KEY,
     MOST_UNITS,
+    NONE,
     PARTITION,
     TIMESTAMP,
     TOPIC,

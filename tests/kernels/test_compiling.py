@@ -1,5 +1,6 @@
 """The kernel cache: what counts as a change. And when a kernel is loaded: not before it is asked for."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,27 +11,90 @@ import numpy as np
 import pytest
 
 import tidegate.kernels
+from tidegate.kernels import jit
 from tidegate.kernels.__main__ import warm
-from tidegate.kernels.compiling import INT64, INT64S, _sources, _stamp, kernel
+from tidegate.kernels.jit import INT64, INT64S, _parts, kernel, stamp_of
+from tidegate.kernels.record_batch import decode_records
 
 PACKAGE = Path(tidegate.kernels.__file__).parent
 
 
-def test_a_kernel_depends_on_the_files_of_what_it_calls() -> None:
-    files = {path.name: path.read_bytes() for path in PACKAGE.glob("*.py")}
-    needed = set(_sources(PACKAGE / "decoding.py"))
-    for name in ("decoding.py", "varints.py", "memory.py", "headers.py", "compiling.py"):
-        assert files[name] in needed
-    assert files["encoding.py"] not in needed
+def called_by(function: Any) -> set[str]:
+    """The names of all functions whose code is part of a kernel's stamp."""
+    found: set[Any] = set()
+    list(_parts(function, found))
+    return {each.__name__ for each in found}
 
 
-def test_an_edit_in_a_helper_changes_the_stamp(tmp_path: Path) -> None:
-    kernel = tmp_path / "kernel.py"
-    kernel.write_text("from tidegate.kernels.varints import read_varint\n")
-    before = _stamp(kernel)
-    _stamp.cache_clear()  # as in the next process
-    kernel.write_text("from tidegate.kernels.memory import load\n")
-    assert _stamp(kernel) != before
+def test_a_kernel_is_stamped_with_what_it_calls_and_nothing_else() -> None:
+    names = called_by(decode_records.py_func)
+    assert {"decode_records", "read_varint", "load", "_load"} <= names  # `_load` is what `load` is lowered to
+    assert not names & {"encode_records", "measure_records", "store_word"}
+
+
+STAMPED = """
+from tidegate.kernels.jit import load
+from tidegate.kernels.jit import stamp_of
+
+SCALE = 2
+{extra}
+def scaled(number):
+    return number * SCALE
+
+def table():
+    return POWERS[1]
+
+def used(number):
+    return scaled(number) + table()
+
+def unused(number):
+    return number + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("return number * SCALE", "return number * SCALE + 1", False),  # a function that it calls
+        ("SCALE = 2", "SCALE = 3", False),  # a constant of that function
+        ("[1, 2]", "[1, 3]", False),  # the content of a table
+        ("np.int64", "np.uint32", False),  # or its type
+        ("return number + 1", "return number + 2", True),  # a function that it does not call
+        ("def scaled", "# a comment\n\ndef scaled", True),  # and what moves lines
+    ],
+)
+def test_a_stamp_changes_with_the_code_that_is_compiled(before: str, after: str, same: bool) -> None:
+    source = STAMPED.format(extra="import numpy as np\nPOWERS = np.array([1, 2], np.int64)")
+    assert before in source
+    stamps = []
+    for text in (source, source.replace(before, after)):
+        module: dict[str, Any] = {"__name__": "stamped"}
+        exec(compile(text, "stamped.py", "exec"), module)
+        stamps.append(stamp_of(module["used"]))
+    assert (stamps[0] == stamps[1]) is same
+
+
+def test_what_an_intrinsic_is_lowered_to_is_part_of_the_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stamp_of(decode_records.py_func)
+    monkeypatch.setitem(jit.INTRINSICS, jit.load, [lambda source, index: None])
+    assert stamp_of(decode_records.py_func) != before
+
+
+def test_stamps_are_the_same_in_every_process() -> None:
+    script = (
+        "from tidegate.kernels.record_batch import decode_records\n"
+        "from tidegate.kernels.jit import stamp_of\n"
+        "print(stamp_of(decode_records.py_func))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
+        assert done.stdout.strip() == stamp_of(decode_records.py_func)
 
 
 def test_every_kernel_module_is_warmed() -> None:
@@ -98,8 +162,8 @@ def test_threads_that_call_first_at_once_load_it_once(doubling: tuple[Any, Any])
 
 def test_an_import_loads_no_kernel_and_warming_loads_all() -> None:
     script = (
-        "from tidegate.kernels import decoding, run_merge\n"
-        "from tidegate.kernels.compiling import Dispatcher, load_kernels\n"
+        "from tidegate.kernels import record_batch as decoding, run_merge\n"
+        "from tidegate.kernels.jit import Dispatcher, load_kernels\n"
         "ready = lambda: [bool(each.signatures) for module in (decoding, run_merge)"
         " for each in vars(module).values() if isinstance(each, Dispatcher) and hasattr(each, 'load')]\n"
         "before = ready()\n"

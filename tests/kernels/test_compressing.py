@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels import compressing, run_merge, run_spread
-from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
+from tidegate.kernels import run_merge, stream_time
+from tidegate.kernels.windows import note_in_order, note_records, rise_by_one
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 
@@ -32,14 +32,14 @@ def test_what_stays_moves_up(life: str, rows: list[tuple[bytes, bool]]) -> None:
     kept = [row for row, (_, stays) in enumerate(rows) if stays]
     words, halves = np.arange(len(rows)) * 7 - 50, np.arange(len(rows), dtype=np.int32) * -3
     into_words, into_halves = np.empty(len(kept) + 1, np.int64), np.empty(len(kept) + 1, np.int32)
-    alive(compressing.compress_words, life)(flags, words, into_words)
-    alive(compressing.compress_halves, life)(flags, halves, into_halves)
+    alive(stream_time.filter_words, life)(flags, words, into_words)
+    alive(stream_time.filter_halves, life)(flags, halves, into_halves)
     assert into_words[:-1].tolist() == [7 * row - 50 for row in kept]
     assert into_halves[:-1].tolist() == [-3 * row for row in kept]
     data, bounds = columns([value for value, _ in rows])
     ends = np.empty(len(kept) + 1, np.int32)
-    content = np.empty(alive(compressing.compress_bounds, life)(flags, bounds, ends), np.uint8)
-    alive(compressing.compress_bytes, life)(flags, bounds, data, content)
+    content = np.empty(alive(stream_time.filter_bounds, life)(flags, bounds, ends), np.uint8)
+    alive(stream_time.filter_bytes, life)(flags, bounds, data, content)
     expected = columns([rows[row][0] for row in kept])
     assert (content.tobytes(), ends.tolist()) == (expected[0].tobytes(), expected[1].tolist())
 
@@ -52,7 +52,7 @@ def test_values_of_one_width_move_up(life: str, width: int, stays: list[bool], f
     data = np.random.default_rng(width).integers(0, 256, first + width * len(stays), np.uint8)
     flags, kept = np.array(stays, np.uint8), [row for row, stay in enumerate(stays) if stay]
     into = np.empty((len(kept) + 1) * width, np.uint8)
-    alive(compressing.compress_even, life)(flags, data, first, width, into)
+    alive(stream_time.filter_even, life)(flags, data, first, width, into)
     expected = b"".join(data[first + width * row :][:width].tobytes() for row in kept)
     assert into[: width * len(kept)].tobytes() == expected
 
@@ -67,13 +67,13 @@ def test_sorted_rows_are_divided_by_bucket(life: str, rows: list[tuple[int, int]
     ts = np.array([moment for _, moment in rows], np.int64)
     buckets, counts = np.empty(len(rows), np.int32), np.zeros(9, np.int64)
     rows_in = np.array(order, np.int32)
-    count = alive(run_spread.count_buckets, life)
+    count = alive(run_merge.count_buckets, life)
     assert count(lines, rows_in, ts, 10, -40, buckets, counts) == len(rows)
     expected = [(moment + 40) // 10 for _, moment in rows]
     assert buckets.tolist() == [expected[row] for row in order]
     into = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
     places = np.cumsum(counts) - counts
-    alive(run_spread.divide_rows, life)(lines, rows_in, buckets, places, *into)
+    alive(run_merge.divide_rows, life)(lines, rows_in, buckets, places, *into)
     by_bucket = sorted(range(len(rows)), key=lambda at: expected[order[at]])
     assert into[0].tolist() == [int(lines[at]) for at in by_bucket]
     assert into[1].tolist() == [order[at] for at in by_bucket]
@@ -97,7 +97,7 @@ def test_sorted_rows_are_divided_by_bucket(life: str, rows: list[tuple[int, int]
 def test_keys_that_do_not_ascend_are_told(
     life: str, keys: list[bytes], hashes: list[int], answer: int
 ) -> None:
-    assert alive(run_spread.first_disorder, life)(np.array(hashes, np.uint64), *columns(keys)) == answer
+    assert alive(run_merge.first_disorder, life)(np.array(hashes, np.uint64), *columns(keys)) == answer
 
 
 @BOTH
@@ -145,7 +145,7 @@ def test_notes_of_groups_in_order_are_those_of_any_groups(
 def test_lines_side_by_side_begin_where_they_change(life: str, sizes: list[int], steps: list[int]) -> None:
     lines = np.repeat(np.arange(len(sizes)) * 3, sizes).astype(np.int32)
     starts = np.empty(len(lines) + 1, np.int32)
-    found = alive(run_spread.list_starts, life)(lines, starts)
+    found = alive(run_merge.list_starts, life)(lines, starts)
     assert starts[: found + 1].tolist() == np.cumsum([0, *sizes]).tolist()
     numbers = np.cumsum(np.array([5, *steps, -1][: len(steps) + 1 + len(sizes) % 2]), dtype=np.int32)
     expected = all(0 <= step <= 1 for step in np.diff(numbers).tolist())

@@ -14,18 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit, types
 
-from tidegate.kernels import crc32
-from tidegate.kernels.compiling import INT64, READ_BYTES
-from tidegate.kernels.memory import pointer
+from tidegate.kernels import hashing
+from tidegate.kernels.jit import INT64, READ_BYTES, pointer
 
-ONES = crc32.ONES
+ONES = hashing.ONES
 
 
 @pytest.fixture(scope="module")
 def folding() -> Any:
     @njit(types.int64(READ_BYTES, INT64, INT64, INT64))
     def fold(data: Any, start: int, stop: int, crc: int) -> Any:
-        return crc32.fold_bytes(crc, pointer(data), start, stop)
+        return hashing.fold_bytes(crc, pointer(data), start, stop)
 
     return fold
 
@@ -46,36 +45,36 @@ def test_every_length_and_start_gives_zlibs_crc(folding: Any) -> None:
 @given(st.binary(max_size=2000), st.integers(0, 2**32 - 1), st.data())
 def test_a_crc_goes_on_from_where_it_was(data: bytes, before: int, draw: st.DataObject) -> None:
     cut = draw.draw(st.integers(0, len(data)))
-    fold = crc32.fold_bytes  # as plain Python
+    fold = hashing.fold_bytes  # as plain Python
     crc = fold(fold(before ^ ONES, array(data), 0, cut), array(data), cut, len(data)) ^ ONES
     assert crc == zlib.crc32(data, before)
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**32 - 1))
 def test_an_int_counts_as_its_four_big_endian_bytes(value: int, before: int) -> None:
-    folded = crc32.fold_int32(np.int64(before ^ ONES), np.int64(value)) ^ ONES
+    folded = hashing.fold_int32(np.int64(before ^ ONES), np.int64(value)) ^ ONES
     assert folded == zlib.crc32(value.to_bytes(4, "big", signed=True), before)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**32 - 1))
 def test_a_long_counts_as_its_eight_big_endian_bytes(value: int, before: int) -> None:
-    folded = crc32.fold_int64(np.int64(before ^ ONES), np.int64(value)) ^ ONES
+    folded = hashing.fold_int64(np.int64(before ^ ONES), np.int64(value)) ^ ONES
     assert folded == zlib.crc32(value.to_bytes(8, "big", signed=True), before)
 
 
 def test_the_plain_twin_refuses_to_leave_its_bytes() -> None:
     with pytest.raises(IndexError):
-        crc32.fold_blocks(0, array(b"0" * 31), 0, 2)
+        hashing.fold_blocks(0, array(b"0" * 31), 0, 2)
     with pytest.raises(IndexError):
-        crc32.fold_blocks(0, array(b"0" * 31), 0, 0)
+        hashing.fold_blocks(0, array(b"0" * 31), 0, 0)
 
 
 WITHOUT_MULTIPLYING = """
 import zlib, numpy as np
 from numba import njit, types
-from tidegate.kernels import crc32
-from tidegate.kernels.compiling import INT64, READ_BYTES
-from tidegate.kernels.memory import pointer
+from tidegate.kernels import hashing as crc32
+from tidegate.kernels.jit import INT64, READ_BYTES
+from tidegate.kernels.jit import pointer
 assert not crc32.MULTIPLIES
 @njit(types.int64(READ_BYTES, INT64, INT64, INT64))
 def fold(data, start, stop, crc):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.decoding import (
+from tidegate.kernels.record_batch import (
     DONE,
     FULL_HEADER_KEYS,
     FULL_HEADER_VALUES,
@@ -22,15 +22,17 @@ from tidegate.kernels.decoding import (
     FULL_KEYS,
     FULL_RECORDS,
     FULL_VALUES,
+    HEADER_ROW,
     MALFORMED,
+    MEASURED_ROW,
     PROGRESS_ROW,
     BinaryArrays,
+    Measured,
     Progress,
     RecordArrays,
     decode_records,
+    measure_records,
 )
-from tidegate.kernels.headers import HEADER_ROW
-from tidegate.kernels.measuring import MEASURED_ROW, Measured, measure_records
 from tidegate.testing.batches import Rec, build_record, varint
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

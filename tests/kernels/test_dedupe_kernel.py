@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.kernels import dedupe
 from tidegate.kernels import dedupe as kernels
-from tidegate.kernels import fingerprints
 
 MASK = (1 << 64) - 1
 FORMS = pytest.mark.parametrize("form", ["compiled", "checked"])
@@ -90,7 +90,7 @@ def column(values: list[bytes]) -> tuple[Any, Any]:
             st.binary(max_size=40) | st.binary(min_size=100, max_size=150),
             st.booleans(),
         ),
-        max_size=2 * fingerprints.LANES,
+        max_size=2 * dedupe.LANES,
     ),
     st.binary(min_size=16, max_size=16),
     st.booleans(),
@@ -102,7 +102,7 @@ def test_fingerprints_are_siphash_of_key_and_id(
     mask = np.array([row[2] for row in rows] if is_masked else [], np.bool_)
     prints, marks = np.zeros((len(rows), 2), np.uint64), np.empty(len(rows), np.uint64)
     words = np.frombuffer(secret, "<u8")
-    found = run(form, fingerprints.fingerprint_pairs, *keys, *ids, mask, *words, 7, prints, marks)
+    found = run(form, dedupe.fingerprint_pairs, *keys, *ids, mask, *words, 7, prints, marks)
     wanted = [row for row in range(len(rows)) if rows[row][2] or not is_masked]
     texts = {row: siphash_128(secret, message_of(*rows[row][:2])) for row in wanted}
     assert [each.tobytes() for each in prints] == [texts.get(row, bytes(16)) for row in range(len(rows))]
@@ -134,13 +134,13 @@ def test_rows_are_sorted_by_hash_and_fingerprint_and_grouped(
     marks = np.array(sorted(hashes[row] >> row_bits << row_bits | row for row in chosen), np.uint64)
     rows, starts = np.empty(len(chosen), np.int32), np.empty(len(chosen) + 1, np.int32)
     content = prints.reshape(-1).view(np.uint8)
-    found = run(form, fingerprints.arrange_rows, marks, row_bits, content, rows, starts)
+    found = run(form, dedupe.arrange_rows, marks, row_bits, content, rows, starts)
     expected = sorted(chosen, key=lambda row: (hashes[row], texts[row], row))
     assert rows.tolist() == expected
     groups = [list(group) for _, group in groupby(expected, key=lambda row: texts[row])]
     assert starts[: found + 1].tolist() == np.cumsum([0, *map(len, groups)]).tolist()
     words, own = np.empty(2 * found, np.uint64), np.empty(found, np.uint64)
-    run(form, fingerprints.gather_prints, rows, starts, prints.reshape(-1), words, own)
+    run(form, dedupe.gather_prints, rows, starts, prints.reshape(-1), words, own)
     assert words.tobytes() == b"".join(texts[group[0]] for group in groups)
     assert own.tolist() == [hashes[group[0]] for group in groups]
 

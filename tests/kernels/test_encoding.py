@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.encoding import (
+from tidegate.kernels.record_encoding import (
     LARGEST_INT64,
     SIZES_ROW,
     BinarySource,

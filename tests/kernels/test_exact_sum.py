@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels import exact_sum as kernels
-from tidegate.kernels import narrow_sum as narrow
-from tidegate.kernels.exact_sum import NO_POSITION, UNITS
+from tidegate.kernels import aggregates as kernels
+from tidegate.kernels import aggregates as narrow
+from tidegate.kernels.aggregates import NO_POSITION, UNITS
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 NO_BYTES = np.empty(0, np.uint8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.folding import add_numbers, add_wide, count_rows, pick_rows
+from tidegate.kernels.aggregates import add_numbers, add_wide, count_rows, pick_rows
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 GROUPS = 3

@@ -11,8 +11,14 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
-from tidegate.kernels.grouping import mark_identities, place_rows, sort_cursors
+from tidegate.kernels.sorting import (
+    arrange_rows,
+    mark_identities,
+    mark_rows,
+    number_places,
+    place_rows,
+    sort_cursors,
+)
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 WIDTH = 10

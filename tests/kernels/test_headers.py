@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidegate.kernels.headers import (
+from tidegate.kernels.record_batch import (
     BAD_LENGTH,
     BAD_MAGIC,
     HEADER_ROW,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.hops import list_hops, reach_of_hops
+from tidegate.kernels.windows import list_hops, reach_of_hops
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 LATEST = 2**63 - 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels import hyperloglog as kernels
+from tidegate.kernels import aggregates as kernels
 
 FORMS = pytest.mark.parametrize("form", ["compiled", "checked"])
 

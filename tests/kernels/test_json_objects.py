@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
-from tidegate.kernels import json_objects as kernel
-from tidegate.tables.serdes.json_serde import encode_objects
+from tidegate.kernels import json_rows as kernel
+from tidegate.tables.serdes.json import encode_objects
 
 EDGES = [
     0.0, -0.0, 0.1, 0.5, 1.0, -1.0, 0.3, 1 / 3, 2 / 3, 1e-6, 9.99e-7, 1e-7, 5e-324, 1.7976931348623157e308,

@@ -14,9 +14,8 @@ import pytest
 from tidegate.integrity.header import ControlType
 from tidegate.integrity.state import Phase
 from tidegate.integrity.verdicts import Note, Rule, Verdict
-from tidegate.kernels import decision_table as judge
-from tidegate.kernels.decision_table import is_supported
-from tidegate.kernels.producer_index import EMPTY, PRODUCER_ROW, find_producer, index_producers
+from tidegate.kernels import validation
+from tidegate.kernels.validation import EMPTY, PRODUCER_ROW, find_producer, index_producers, is_supported
 
 VERDICT_NAMES = {"IS_UNMANAGED": Verdict.UNMANAGED, "IS_HEARTBEAT": Verdict.HEARTBEAT}
 
@@ -24,14 +23,14 @@ VERDICT_NAMES = {"IS_UNMANAGED": Verdict.UNMANAGED, "IS_HEARTBEAT": Verdict.HEAR
 def test_the_kernels_numbers_are_those_of_the_enums() -> None:
     for verdict in Verdict:
         name = {member: name for name, member in VERDICT_NAMES.items()}.get(verdict, verdict.name)
-        assert getattr(judge, name) == verdict
+        assert getattr(validation, name) == verdict
     for rule in Rule:
         if rule is not Rule.NONE:
-            assert getattr(judge, rule.name) == rule
+            assert getattr(validation, rule.name) == rule
     for note in Note:
-        assert getattr(judge, note.name or "") == note
+        assert getattr(validation, note.name or "") == note
     for phase in Phase:
-        assert getattr(judge, phase.name) == phase
+        assert getattr(validation, phase.name) == phase
 
 
 def test_the_control_types_the_kernel_knows_are_those_of_the_header() -> None:

@@ -15,7 +15,7 @@ import pytest
 SOURCE = """
 import json, sys
 from tidegate.kernels import compile_progress, kernel_cache
-from tidegate.kernels.compiling import INT64, all_kernels, kernel
+from tidegate.kernels.jit import INT64, all_kernels, kernel
 
 @kernel(INT64(INT64))
 def half(number):
@@ -70,6 +70,14 @@ def test_without_a_listener_the_log_is_told_once_with_the_folder_and_the_command
     assert told.count("compiling kernels for this machine, once; kept in ") == 1
     assert str(script.parent / "__pycache__") in told and f"{sys.executable} -m tidegate.kernels" in told
     assert run(script, "log")["stderr"] == ""
+
+
+def test_an_edit_of_a_kernel_compiles_the_kernels_that_call_it_again(script: Path) -> None:
+    run(script)
+    script.write_text("# a new first line\n" + SOURCE)
+    assert run(script)["told"] == []
+    script.write_text(SOURCE.replace("number // 2", "number >> 1"))
+    assert run(script)["told"] == COMPILED
 
 
 def blocked(script: Path) -> None:
@@ -175,8 +183,9 @@ def test_an_older_kernel_behind_a_newer_index_is_not_run(script: Path) -> None:
     run(script)
     older = {path: path.read_bytes() for path in (script.parent / "__pycache__").glob("*.nbc")}
     script.write_text(SOURCE.replace("half(number) * 4", "half(number) * 2 + 20"))
-    assert run(script)["told"] == COMPILED  # 10 * 2 + 20 is 40 as well
+    alone = [["doubled", 0, 1], ["", 1, 1]]  # not `half`, which is as it was
+    assert run(script)["told"] == alone  # 10 * 2 + 20 is 40 as well
     for path, data in older.items():
         path.write_bytes(data)
-    assert [kernel for kernel, _, _ in run(script)["told"]] == [kernel for kernel, _, _ in COMPILED]
+    assert [kernel for kernel, _, _ in run(script)["told"]] == ["doubled", ""]
     assert run(script)["told"] == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.key_hash import fingerprint_keys, get_prints, move_prints, put_prints
+from tidegate.kernels.hashing import fingerprint_keys, get_prints, move_prints, put_prints
 
 WORD = (1 << 64) - 1
 SECRET = (0x0706050403020100, 0x0F0E0D0C0B0A0908)

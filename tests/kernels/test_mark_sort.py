@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.mark_sort import DIGITS, FARTHEST, UNSORTED, sort_marks
+from tidegate.kernels.sorting import DIGITS, FARTHEST, UNSORTED, radix_sort
 from tidegate.storage.runs.columns import sorted_marks
 
 
@@ -41,7 +41,7 @@ def test_the_kernel_says_where_they_are(bits: int) -> None:
     marks, _, _ = made(4 * DIGITS, 3)
     expected = np.sort(marks)
     other = np.empty_like(marks)
-    where = sort_marks(marks, other, bits)
+    where = radix_sort(marks, other, bits)
     if bits == 8:  # four marks a digit: some stand far from their place, or none does
         assert where in (1, UNSORTED)
     else:
@@ -54,7 +54,7 @@ def test_chosen_hashes_are_given_back_unsorted_and_whole(passes: int) -> None:
     marks, _, row_bits = made(8 * FARTHEST * DIGITS, 5, same_bits=8 * passes)
     expected = np.sort(marks)
     given = marks.copy()
-    assert sort_marks(given, np.empty_like(given), 8 * passes) == UNSORTED
+    assert radix_sort(given, np.empty_like(given), 8 * passes) == UNSORTED
     assert np.array_equal(np.sort(given), expected)
     assert np.array_equal(sorted_marks(marks, 0, row_bits), expected)
 
@@ -63,5 +63,5 @@ def test_the_twin_agrees() -> None:
     marks, _, _ = made(DIGITS + 44, 11)
     plain, compiled = marks.copy(), marks.copy()
     rooms = np.empty_like(marks), np.empty_like(marks)
-    assert sort_marks.py_func(plain, rooms[0], 16) == sort_marks(compiled, rooms[1], 16) == 0
+    assert radix_sort.py_func(plain, rooms[0], 16) == radix_sort(compiled, rooms[1], 16) == 0
     assert np.array_equal(plain, compiled) and np.array_equal(plain, np.sort(marks))

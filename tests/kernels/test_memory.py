@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from tidegate.kernels import memory
-from tidegate.kernels.memory import copy, load, pointer, prefetch, store
+from tidegate.kernels import jit
+from tidegate.kernels.jit import copy, load, pointer, prefetch, store
 
 KINDS = [np.uint8, np.int8, np.int16, np.int32, np.uint32, np.int64]
 
@@ -123,9 +123,7 @@ def is_call(node: ast.Call, name: str) -> bool:
     return isinstance(node.func, ast.Name) and node.func.id == name and isinstance(node.args[0], ast.Name)
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(memory.__file__).parent.glob("*.py")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted(Path(jit.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
 def test_arrays_made_in_a_kernel_are_kept_while_there_are_pointers_to_them(path: Path) -> None:
     """numba lets an array go behind its last mention, and a pointer is none."""
     assert unkept(path.read_text()) == []
@@ -139,8 +137,8 @@ def test_the_look_for_arrays_that_are_not_kept_finds_one() -> None:
 USED_AFTER = """
 import numpy as np
 import pyarrow as pa
-from tidegate.kernels.hyperloglog import estimate_sketches
-from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.kernels.aggregates import estimate_sketches
+from tidegate.tables.serdes.json import JsonDecoder
 
 decoder = JsonDecoder({"order": "int64", "amount": "double"})
 for count in (1, 5, 40, 400) * 20:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.murmur2 import murmur2, partitions_of_keys
+from tidegate.kernels.hashing import murmur2, partitions_of_keys
 
 GOLDEN = {
     b"21": -973932308,

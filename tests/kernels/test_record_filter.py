@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.record_filter import GROWTH_BYTES, REBUILD_ROW, copy_kept
+from tidegate.kernels.record_batch import GROWTH_BYTES, REBUILD_ROW, copy_kept
 
 LONG = st.integers(-(2**62), 2**62 - 1)  # two of them fit 64 bits
 

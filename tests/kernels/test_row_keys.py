@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.kernels.row_keys import count_key_bytes, spread_keys
+from tidegate.kernels.run_merge import count_key_bytes, spread_keys
 from tidegate.storage.runs.columns import binary_parts, row_keys
 
 

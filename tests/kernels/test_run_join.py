@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels import run_join as kernels
+from tidegate.kernels import run_merge as kernels
 
 FORMS = pytest.mark.parametrize("form", ["compiled", "checked"])
 # few hashes, so that different keys share one

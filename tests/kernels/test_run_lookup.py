@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.kernels import run_lookup as kernels
-from tidegate.kernels.addresses import byte_at, half_at, unsigned_at, word_at
-from tidegate.kernels.run_lookup import UNKNOWN, point_lookup, search_runs
-from tidegate.kernels.run_order import PATCH, lay_out, order_rows, scatter_stretches
-from tidegate.kernels.run_table import (
+from tidegate.kernels.jit import byte_at, half_at, unsigned_at, word_at
+from tidegate.kernels.run_lookup import (
     COMPLETE,
     DELETED,
     DELETED_OFFSET,
@@ -25,12 +23,19 @@ from tidegate.kernels.run_table import (
     KEY_BYTES,
     KEYS,
     PARTIAL,
+    PATCH,
     ROWS,
     SEQ,
     STARTS,
     STORED,
     TS,
+    UNKNOWN,
     WIDTH,
+    lay_out,
+    order_rows,
+    point_lookup,
+    scatter_stretches,
+    search_runs,
 )
 
 APPEND, LAST, FOLD = 0, 1, 2

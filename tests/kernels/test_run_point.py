@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tidegate.clock import ManualClock
-from tidegate.kernels.run_lookup import point_lookup
-from tidegate.kernels.run_point import point_read
+from tidegate.kernels.run_lookup import point_lookup, point_read
 from tidegate.storage.config import StorageConfig
 from tidegate.storage.index import AppendBatch
 from tidegate.storage.lookup import span_of

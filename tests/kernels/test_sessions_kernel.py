@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.sessions import NONE, merge_sessions
+from tidegate.kernels.windows import NONE, merge_sessions
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 Found = list[tuple[int, int]]  # start, end

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.neighbours import list_nodes
-from tidegate.kernels.sliding import find_windows
+from tidegate.kernels.windows import find_windows, list_nodes
 
 BOTH = pytest.mark.parametrize("life", ["compiled", "plain"])
 LATEST = 2**63 - 1

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from tidegate.kernels.memory import pointer
-from tidegate.kernels.varints import read_varint, read_varlong, varint_size, write_varint
+from tidegate.kernels.jit import pointer
+from tidegate.kernels.record_batch import read_varint, read_varlong, varint_size, write_varint
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_oracles import keys_of_one_hash
-from tidegate.kernels.assignment import admit_sizes, assign_panes, list_late, list_windows, note_records
-from tidegate.kernels.run_matching import match_runs
+from tidegate.kernels.run_merge import match_runs
 from tidegate.kernels.stream_time import FUTURE, GOOD, NEGATIVE, NO_KEY, advance_clocks
+from tidegate.kernels.windows import admit_sizes, assign_panes, list_late, list_windows, note_records
 from tidegate.storage.runs.aggregates import Count
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import binary_parts

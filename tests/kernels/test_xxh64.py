@@ -8,8 +8,8 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.key_bytes import are_equal, compare, load_word
-from tidegate.kernels.xxh64 import hash_values
+from tidegate.kernels.hashing import hash_values
+from tidegate.kernels.jit import are_equal, compare, load_word
 
 
 def columns(values: list[bytes], before: bytes = b"") -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.kernels.client_messages import DELIVERY_ROW
+from tidegate.kernels.librdkafka import DELIVERY_ROW
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, coerce
 from tidegate.log.kafka.writer import ANY_PARTITION, KafkaWriter, MessageProducer, _runs
 

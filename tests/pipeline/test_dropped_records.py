@@ -19,10 +19,9 @@ import tidegate as tg
 from table_records import window_record, write_records
 from tidegate.dropped_records import told, warn_dropped
 from tidegate.metrics import Metrics
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.materialized import Materialized
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import windowed_table
+from tidegate.tables.options import Consumed, Materialized
+from tidegate.tables.serdes.base import Long, String
 
 TEN = 1_767_261_600_000
 MINUTE = 60_000

@@ -21,7 +21,7 @@ import tidegate as tg
 from s3_server import Place, object_of
 from tidegate.cli.main import run
 from tidegate.errors import InvalidError
-from tidegate.tables.versions.reading import versioned_table
+from tidegate.tables.versions.reader import versioned_table
 
 TEN = 1_767_261_600_000  # 2026-01-01T10:00Z
 WRITES = {"PUT", "POST", "DELETE"}

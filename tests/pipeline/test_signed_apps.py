@@ -18,7 +18,7 @@ from tidegate.pipeline.tasks.worker import Worker
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.folder import OWN_FILES, FolderBackend
 from tidegate.storage.backends.signed import MAGIC
-from tidegate.tables.versions.reading import versioned_table
+from tidegate.tables.versions.reader import versioned_table
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,9 @@ from tidegate.randomness import SeededRandomness
 from tidegate.spark.push.columns import partitions_of
 from tidegate.spark.push.sending import SendOrder, send_partition
 from tidegate.storage import open_backend
-from tidegate.tables.versions.ingesting import ingest_here
-from tidegate.tables.versions.pushing import PushPlan, VersionPush
-from tidegate.tables.versions.report import PushReport
+from tidegate.tables.versions.catalog import PushReport
+from tidegate.tables.versions.ingest import ingest_here
+from tidegate.tables.versions.push import PushPlan, VersionPush
 
 ROWS = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("timestamp", pa.timestamp("us", tz="UTC"))])
 

@@ -19,9 +19,9 @@ APP = """
 import tidegate as tg
 
 app = tg.App("shop", data={data!r})
-clicks = app.stream("clicks", value=tg.Json(id="long", x="double")).deduplicate("id", within="1m")
-clicks.window(tg.Tumbling("1m", grace="1h")).aggregate(n=tg.count()).table("minutes")
-clicks.window(tg.Session("1m")).aggregate(n=tg.count()).table("visits")
+clicks = app.stream("clicks", value=tg.Json(id="long", x="double")).drop_duplicates("id", within="1m")
+clicks.window(tg.Tumbling("1m", grace="1h")).agg(n=tg.count()).to_table("minutes")
+clicks.window(tg.Session("1m")).agg(n=tg.count()).to_table("visits")
 """
 READING = {"StorageReader.plan", "StorageReader.load", "StorageReader.scan", "BatchPins.pin"}
 START = 1_767_261_600_000

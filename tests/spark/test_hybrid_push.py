@@ -11,11 +11,11 @@ import pytest
 from tidegate.integrity.replica import Role
 from tidegate.log.log import Log
 from tidegate.spark.push.driver import push
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.hybrid_table import HybridTable, hybrid_table
-from tidegate.tables.replicas.reading import freshest_replica
-from tidegate.tables.serdes.plain import String
-from tidegate.tables.versions.reading import VersionedTable
+from tidegate.tables.hybrid.status import freshest_replica
+from tidegate.tables.hybrid.table import HybridTable, hybrid_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import String
+from tidegate.tables.versions.reader import VersionedTable
 
 pytestmark = pytest.mark.xdist_group("spark")
 

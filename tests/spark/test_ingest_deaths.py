@@ -21,15 +21,15 @@ from tidegate.spark.push.sending import send_partition
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.building.lease import DEFAULT_TTL_MS
-from tidegate.tables.building.materialiser import kept_checkpoints
-from tidegate.tables.building.partition_state import EARLIEST, PartitionState
-from tidegate.tables.queries.reading import all_rows
-from tidegate.tables.versions import ingesting
-from tidegate.tables.versions.ingesting import Ingested, IngestSettings, ingest_partition
-from tidegate.tables.versions.pushing import VersionPush
-from tidegate.tables.versions.reading import view_version
-from tidegate.tables.versions.record import State, TableVersion
+from tidegate.tables.commits import DEFAULT_TTL_MS
+from tidegate.tables.ingest.materializer import kept_checkpoints
+from tidegate.tables.queries import all_rows
+from tidegate.tables.snapshot import EARLIEST, PartitionState
+from tidegate.tables.versions import ingest
+from tidegate.tables.versions.catalog import State, TableVersion
+from tidegate.tables.versions.ingest import Ingested, IngestSettings, ingest_partition
+from tidegate.tables.versions.push import VersionPush
+from tidegate.tables.versions.reader import view_version
 from tidegate.testing.faults import SimulatedCrash
 
 GIVEN = rows(120)
@@ -37,7 +37,7 @@ GIVEN = rows(120)
 
 @pytest.fixture(autouse=True)
 def _many_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingesting, "READ_BYTES", 2048)
+    monkeypatch.setattr(ingest, "READ_BYTES", 2048)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 import tidegate as tg
 from tidegate.pipeline.rounds.records import Records
 from tidegate.storage import open_backend
-from tidegate.tables.building.lease import read_lease
+from tidegate.tables.commits import read_lease
 
 ROWS = 300
 WAIT_S = 300

@@ -17,11 +17,9 @@ from tidegate.log.writer import partition_of_key
 from tidegate.spark.push.driver import push
 from tidegate.spark.push.progress import PushProgress
 from tidegate.storage import open_backend
-from tidegate.tables.versions.catalog import Versions
+from tidegate.tables.versions.catalog import PushFailedError, PushReport, State, Versions
 from tidegate.tables.versions.diff import diff_versions
-from tidegate.tables.versions.reading import versioned_table
-from tidegate.tables.versions.record import State
-from tidegate.tables.versions.report import PushFailedError, PushReport
+from tidegate.tables.versions.reader import versioned_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from tidegate.integrity.columns import read_columns
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.log import Log
 from tidegate.storage import open_backend
-from tidegate.tables.versions.reading import VersionedTable
+from tidegate.tables.versions.reader import VersionedTable
 
 ROWS = 600
 PUSHES = """
@@ -46,7 +46,7 @@ class Disturbing(Meddling):
         import msgspec
         from functools import partial
         from tidegate.spark.push import driver as there
-        from tidegate.tables.versions import ingesting
+        from tidegate.tables.versions import ingest as ingesting
         self.begin(f"{msgspec.msgpack.decode(described)['topic']}.ingest")
         ingesting.READ_BYTES = 4096
         there.ingest_partition = partial(ingesting.ingest_partition, told=lambda _: self.act("ingesting"))

@@ -21,14 +21,11 @@ from tidegate.integrity.header import CONTROL_KEY_PREFIX, ControlType
 from tidegate.log.log import Log
 from tidegate.spark.push.sending import send_partition
 from tidegate.storage import open_backend
-from tidegate.tables.building.commits import load_commits
-from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.deleting import delete_version
-from tidegate.tables.versions.ingesting import ingest_here
-from tidegate.tables.versions.pushing import VersionPush
-from tidegate.tables.versions.reading import versioned_table
-from tidegate.tables.versions.record import State
-from tidegate.tables.versions.report import PushFailedError
+from tidegate.tables.commits import load_commits
+from tidegate.tables.versions.catalog import PushFailedError, State, Versions
+from tidegate.tables.versions.ingest import ingest_here
+from tidegate.tables.versions.push import VersionPush, delete_version
+from tidegate.tables.versions.reader import versioned_table
 
 LOST = (DamageKind.DROP, DamageKind.TRUNCATE_TAIL, DamageKind.FORGET_PRODUCER)
 
@@ -330,7 +327,7 @@ def test_a_version_is_swapped_rolled_back_and_deleted_by_its_number(tmp_path: Pa
     assert shown(tmp_path) == expected(20, "one")
     with pytest.raises(ConflictError, match="the one readers see"):
         versions.retire(1)
-    from tidegate.tables.versions.deleting import delete_version
+    from tidegate.tables.versions.push import delete_version
 
     with Log(tmp_path / "log") as log:
         assert delete_version(versions, log, 2) > 0
@@ -352,7 +349,7 @@ def test_versions_beyond_those_retained_are_retired_and_deleted_once_readers_had
     assert {each.number: each.state for each in known.versions} == {
         1: State.RETIRED, 2: State.RETIRED, 3: State.READY, 4: State.READY,
     }  # fmt: skip
-    from tidegate.tables.versions.deleting import collect
+    from tidegate.tables.versions.push import collect
 
     with Log(tmp_path / "log") as log:
         assert collect(versions_of(tmp_path), log) == []

@@ -25,7 +25,7 @@ from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Summary
 from tidegate.storage import open_backend
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.json import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

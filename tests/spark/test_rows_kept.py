@@ -17,7 +17,7 @@ from tidegate.log.log import Log
 from tidegate.log.maintenance import Housekeeping
 from tidegate.log.topic_config import BrokerConfig
 from tidegate.randomness import SeededRandomness
-from tidegate.tables.versions.ingesting import Ingested
+from tidegate.tables.versions.ingest import Ingested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,9 +21,9 @@ from tidegate.integrity.sender import SCHEMA
 from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.spark.push.driver import push
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table as table_of
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.factories import table as table_of
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import String
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

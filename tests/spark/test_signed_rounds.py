@@ -18,7 +18,7 @@ from tidegate.spark.push.driver import _ingest_in_task
 from tidegate.spark.tables.options import TableOptions
 from tidegate.storage import state_key_id
 from tidegate.storage.backends.folder import OWN_FILES
-from tidegate.tables.versions.record import TableVersion
+from tidegate.tables.versions.catalog import TableVersion
 
 KEY = bytes((13 * i + 5) % 256 for i in range(32)).hex()
 ONLY = ("tumbling", "shops")

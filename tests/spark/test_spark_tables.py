@@ -40,13 +40,11 @@ from tidegate.spark.tables.plan import (
 )
 from tidegate.spark.tables.rows import read_rows
 from tidegate.storage import open_backend
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table as key_table
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.named import require_serde, serde_from
-from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, windowed_table
+from tidegate.tables.factories import table as key_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, String
+from tidegate.tables.serdes.json import Json, require_serde, serde_from
 from window_oracles import ms
 
 MINUTE = 60_000

@@ -24,8 +24,8 @@ from tidegate.pipeline.rounds.ways_out import app_commits, replay_app
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.spark.engine import SparkEngine
 from tidegate.storage import StorageConfig, open_backend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import collect, count, first, last
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind

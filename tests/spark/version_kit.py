@@ -18,14 +18,13 @@ from tidegate.integrity.state import Manifest, Sent, decode_state
 from tidegate.log.log import Log
 from tidegate.spark.push.driver import ingest_on_spark
 from tidegate.storage import open_backend
-from tidegate.tables.building.commits import load_commits
-from tidegate.tables.building.partition_state import EARLIEST
-from tidegate.tables.queries.reading import all_rows
-from tidegate.tables.queries.results import typed
-from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.ingesting import Ingested
-from tidegate.tables.versions.reading import VersionSnapshot, view_version
-from tidegate.tables.versions.record import State, TableVersion
+from tidegate.tables.commits import load_commits
+from tidegate.tables.queries import all_rows
+from tidegate.tables.rows import typed
+from tidegate.tables.snapshot import EARLIEST
+from tidegate.tables.versions.catalog import State, TableVersion, Versions
+from tidegate.tables.versions.ingest import Ingested
+from tidegate.tables.versions.reader import VersionSnapshot, view_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from storage_oracles import keys_of_one_hash
-from tidegate.kernels import group_order
+from tidegate.kernels import sorting
 from tidegate.storage.reader import RangeRequest
 from tidegate.storage.runs.build import build_runs
 from tidegate.storage.runs.columns import binary_parts
@@ -100,8 +100,8 @@ def test_a_flood_costs_a_sort_and_not_a_comparison_of_all_with_all(keys: list[by
     rows, starts = np.empty(len(column), np.int32), np.empty(len(column) + 1, np.int32)
     marks = np.arange(len(column), dtype=np.uint64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group_order, "_is_above", counting)
-        arrange = group_order.arrange_rows.py_func
+        patch.setattr(sorting, "_is_above", counting)
+        arrange = sorting.arrange_rows.py_func
         found = arrange(marks, 16, *parts, np.full(len(column), 5, np.uint64), rows, starts)
     assert found == len(keys)
     assert compared < 20 * len(column)

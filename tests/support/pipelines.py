@@ -23,7 +23,7 @@ from tidegate.pipeline.rounds.run import Summary
 from tidegate.pipeline.tasks.letters import chain_of
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.manifest import Token, reachable
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count, sum
 from tidegate.windows.kinds import Hopping, Session, Sliding, Tumbling, Unlimited, WindowKind
 

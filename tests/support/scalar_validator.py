@@ -1,7 +1,7 @@
 """Validate one partition record by record: the oracle of `PartitionValidator`.
 
 Owns what lies around the decision table: which records are not judged at all, how many producers there may be,
-what a start and an end of push do to the phase, and where a partition stops. `kernels/judge.py` does the same.
+what a start and an end of push do to the phase, and where a partition stops. `kernels/validation.py` does the same.
 
 Thread rule: one thread per validator.
 """

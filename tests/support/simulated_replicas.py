@@ -39,11 +39,11 @@ from tidegate.log.writer import Written
 from tidegate.metrics import Metrics
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend
-from tidegate.tables.building.lease import Lease
-from tidegate.tables.building.partition_state import PartitionState
-from tidegate.tables.building.shape import table_rules
-from tidegate.tables.replicas.following import Following
-from tidegate.tables.replicas.leading import LONGEST_PAUSE_MS, Leading, Live
+from tidegate.tables.commits import Lease
+from tidegate.tables.hybrid.leader import LONGEST_PAUSE_MS, Leading, Live
+from tidegate.tables.hybrid.replica import Following
+from tidegate.tables.options import table_rules
+from tidegate.tables.snapshot import PartitionState
 
 Fate = Literal["stored", "lost", "unknown", "late", "partly", "dies before", "dies after"]
 

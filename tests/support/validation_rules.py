@@ -1,4 +1,4 @@
-"""The rules of validation for one record, in plain Python: the oracle of `kernels/decision_table.py`.
+"""The rules of validation for one record, in plain Python: the oracle of `kernels/validation.py`.
 
 The rules and their invariants are described there. Pure: one record at a time, no loops, no clock.
 """
@@ -49,7 +49,7 @@ Tolerates = Callable[[Producer | None, Observed], Note]
 """Whether a gap before this record may be compaction's: NONE when not."""
 
 
-class Footing(NamedTuple):
+class PhaseRules(NamedTuple):
     """What does not depend on the producer: see the module's text."""
 
     settled: bool
@@ -68,7 +68,7 @@ def judge(
     forces: bool | None = None,
 ) -> Outcome:
     """One record; `known` is its producer's state, None on first contact; `gone`, `forces`: `settled`'s value."""
-    footing = Footing(
+    footing = PhaseRules(
         settled, settled if gone is None else gone, settled if forces is None else forces, tolerates
     )
     if not _is_supported(record):
@@ -90,7 +90,7 @@ def _is_supported(record: Observed) -> bool:
     return stamp.control in CONTROL_TYPES
 
 
-def _unsupported(known: Producer | None, record: Observed, footing: Footing) -> Outcome:
+def _unsupported(known: Producer | None, record: Observed, footing: PhaseRules) -> Outcome:
     """An unknown kind of record still takes its number, so that what follows is not called missing."""
     stamp = record.stamp
     if known is None or stamp.chain != known.chain or stamp.sequence != known.sequence + 1:
@@ -110,7 +110,7 @@ def _matches_itself(record: Observed) -> bool:
 # -- A and B: where the record stands in its producer's numbering ----------------------------------
 
 
-def _first_contact(record: Observed, footing: Footing) -> Outcome:
+def _first_contact(record: Observed, footing: PhaseRules) -> Outcome:
     stamp = record.stamp
     entered = _entered(None, record)
     if stamp.chain == 0 and _opens(stamp):
@@ -122,7 +122,7 @@ def _first_contact(record: Observed, footing: Footing) -> Outcome:
     return _fault(Verdict.UNREGISTERED_PRODUCER, rule, None, _forced(entered, record), footing)
 
 
-def _place(known: Producer, record: Observed, footing: Footing) -> Outcome:
+def _place(known: Producer, record: Observed, footing: PhaseRules) -> Outcome:
     stamp = record.stamp
     if stamp.chain < known.chain:
         return Outcome(Verdict.DUPLICATE, Rule.A13, known)
@@ -145,7 +145,7 @@ def _place(known: Producer, record: Observed, footing: Footing) -> Outcome:
     return _fault(Verdict.UNREGISTERED_PRODUCER, Rule.A11, known, _forced(entered, record), footing)
 
 
-def _same_chain(known: Producer, record: Observed, footing: Footing) -> Outcome:
+def _same_chain(known: Producer, record: Observed, footing: PhaseRules) -> Outcome:
     sequence = record.stamp.sequence
     if sequence <= known.sequence:
         return Outcome(Verdict.DUPLICATE, Rule.B2, known)
@@ -164,7 +164,7 @@ def _same_chain(known: Producer, record: Observed, footing: Footing) -> Outcome:
 
 
 def _sum_up(
-    known: Producer | None, producer: Producer, placed: Outcome, record: Observed, footing: Footing
+    known: Producer | None, producer: Producer, placed: Outcome, record: Observed, footing: PhaseRules
 ) -> Outcome:
     """The record is where it should be; test its own checksum, then its chain's."""
     if not _matches_itself(record):
@@ -182,7 +182,7 @@ def _sum_up(
 
 
 def _end_chain(
-    known: Producer | None, producer: Producer, placed: Outcome, record: Observed, footing: Footing
+    known: Producer | None, producer: Producer, placed: Outcome, record: Observed, footing: PhaseRules
 ) -> Outcome:
     ended = replace(producer, ended=True, final=record.stamp.is_final)
     if not producer.registered:
@@ -208,7 +208,7 @@ def _matches(producer: Producer, certified: EndOfChain) -> bool:
 
 
 def _fault(
-    verdict: Verdict, rule: Rule, known: Producer | None, onward: Producer, footing: Footing
+    verdict: Verdict, rule: Rule, known: Producer | None, onward: Producer, footing: PhaseRules
 ) -> Outcome:
     """Nothing changes unless the caller forces (J1)."""
     return Outcome(verdict, rule, onward if footing.forces else known)

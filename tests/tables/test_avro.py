@@ -15,9 +15,8 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import CorruptError, InvalidError, UnavailableError
-from tidegate.tables.serdes.avro import Avro
-from tidegate.tables.serdes.plain import Serde
-from tidegate.tables.serdes.schema_registry import SchemaRegistry
+from tidegate.tables.serdes.avro import Avro, SchemaRegistry
+from tidegate.tables.serdes.base import Serde
 
 ORDER = {
     "type": "record",

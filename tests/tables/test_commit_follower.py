@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.clock import ManualClock
 from tidegate.errors import CommitGoneError, CorruptError, InvalidError, UnavailableError
-from tidegate.tables.commit_follower import LOOK_AGAIN_MS, CommitFollower
+from tidegate.tables.commits import LOOK_AGAIN_MS, CommitFollower
 
 
 @dataclass(eq=False)

@@ -8,8 +8,8 @@ import pytest
 
 from tidegate.errors import CorruptError, InvalidError, OverloadError
 from tidegate.integrity.validator import OnError
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
-from tidegate.tables.serdes.json_columns import JsonDecoder
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA, DeadLetters
+from tidegate.tables.serdes.json import JsonDecoder
 
 KEYS = pa.array([b"a", None, b"c", b"d"])
 VALUES = pa.array([b'{"n":1}', b"?", None, b'{"n":"x"}'])

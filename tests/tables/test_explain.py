@@ -10,11 +10,10 @@ import pytest
 from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.log.log import Log
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table as key_table
-from tidegate.tables.serdes.plain import Bytes, Long
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import WindowedTable, windowed_table
+from tidegate.tables.factories import WindowedTable, sessioned_table, windowed_table
+from tidegate.tables.factories import table as key_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Bytes, Long
 from window_oracles import ms
 
 MINUTE = 60_000
@@ -171,7 +170,7 @@ def test_of_a_plain_key_the_record_that_set_it_is_read_again(log: Any, tmp_path:
 
 
 def test_a_record_that_was_compacted_away_is_said_to_be_gone(log: Any, tmp_path: Path) -> None:
-    from tidegate.tables.queries.explain import Contribution, Explanation, Reach
+    from tidegate.tables.explain import Contribution, Explanation, Reach
 
     current = Contribution(0, 5, 1, "current", b"v")
     told = Explanation(b"a", None, b"v", False, (), (Reach(0, 2, 9, 9, 5, 5, 1),), current)

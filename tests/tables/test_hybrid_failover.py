@@ -22,8 +22,8 @@ from tidegate.integrity.replica import Role
 from tidegate.integrity.verdicts import Verdict
 from tidegate.log.log import Log
 from tidegate.log.retention import apply_retention
-from tidegate.tables.hybrid_table import HybridTable
-from tidegate.tables.replicas.upstream import Upstream, decode_upstream, encode_upstream
+from tidegate.tables.hybrid.replica import Upstream, decode_upstream, encode_upstream
+from tidegate.tables.hybrid.table import HybridTable
 
 HOUR = 3_600_000
 NAMES = ("key", "value", "timestamp", "headers")

@@ -18,11 +18,10 @@ from tidegate.integrity import Manifest
 from tidegate.integrity.control_records import TopicSwitch
 from tidegate.integrity.replica import Role
 from tidegate.storage import open_backend
-from tidegate.tables.hybrid_table import hybrid_table
-from tidegate.tables.replicas.reading import freshest_replica
-from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.deleting import delete_version
-from tidegate.tables.versions.record import State
+from tidegate.tables.hybrid.status import freshest_replica
+from tidegate.tables.hybrid.table import hybrid_table
+from tidegate.tables.versions.catalog import State, Versions
+from tidegate.tables.versions.push import delete_version
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import InvalidError
 from tidegate.kernels import json_rows as kernel
-from tidegate.kernels.json_numbers import double_bits
-from tidegate.tables.serdes.json_columns import DecodedValues, JsonDecoder
+from tidegate.kernels.json_text import double_bits
+from tidegate.tables.serdes.json import DecodedValues, JsonDecoder
 from tidegate.windows.keys import binary_column
 
 FIELDS: dict[str, Any] = {"text": "string", "whole": "int", "real": "double", "flag": "bool"}

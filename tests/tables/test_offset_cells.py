@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.kernels.cells import note_cells
-from tidegate.tables.building import cells as module
-from tidegate.tables.building.cells import MOST_CELLS, Cell, OffsetCells
-from tidegate.tables.building.partition_state import PartitionState
-from tidegate.tables.building.shape import table_rules
+from tidegate.kernels.stream_time import note_cells
+from tidegate.tables import snapshot as module
+from tidegate.tables.options import table_rules
+from tidegate.tables.snapshot import MOST_CELLS, Cell, OffsetCells, PartitionState
 from tidegate.windows.stores.segments import Expiry
 
 MINUTE = 60_000

@@ -12,8 +12,7 @@ from table_records import Said, windows_in, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import WindowedKeyFormatError
 from tidegate.log.log import Log
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, windowed_table
 from window_oracles import ms
 
 SESSIONS = [name for name in NAMES if load_fixture(name).store_kind == "session"]

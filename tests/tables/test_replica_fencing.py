@@ -10,7 +10,7 @@ from tidegate.integrity.columns import read_columns
 from tidegate.integrity.control_records import Leadership, leadership_row
 from tidegate.integrity.header import RecordKind, Stamp
 from tidegate.integrity.sender import table_of
-from tidegate.tables.replicas.fencing import NOBODY, screen
+from tidegate.tables.hybrid.replica import NOBODY, screen
 
 GUIDS = [bytes([number]) * 16 for number in range(3)]
 RECORD = st.tuples(st.just("data"), st.sampled_from(range(3)))

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import CorruptError, InvalidError, WindowedKeyFormatError
-from tidegate.tables.serdes import json_serde
-from tidegate.tables.serdes.json_serde import Json, encode_objects
-from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
-from tidegate.tables.serdes.windowed import WindowedSerde, windowed
+from tidegate.tables.serdes import json as json_serde
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String, WindowedSerde, windowed
+from tidegate.tables.serdes.json import Json, encode_objects
 from tidegate.windows.keys import SessionWindow, TimeWindow, Windowed
 
 PLAIN: list[Serde[Any]] = [Bytes(), String(), Int(), Long(), Double(), Json(), Json(a="int")]

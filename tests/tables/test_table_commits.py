@@ -13,12 +13,12 @@ from tidegate.errors import FencedError, IntegrityError, InvalidError, OverloadE
 from tidegate.integrity import restore_checkpoint
 from tidegate.log.append_validation import Origin
 from tidegate.log.log import Log
-from tidegate.tables.building.buffer import BoundedBuffer, Piece
-from tidegate.tables.building.commits import KEPT
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.materialiser import Cadence
+from tidegate.tables.commits import KEPT
+from tidegate.tables.factories import WindowedTable, windowed_table
+from tidegate.tables.ingest.consumer import BoundedBuffer, Piece
+from tidegate.tables.ingest.materializer import Cadence
+from tidegate.tables.options import Consumed
 from tidegate.tables.topic_table import TopicTable
-from tidegate.tables.windowed_table import WindowedTable, windowed_table
 from tidegate.testing.batches import Rec, build_batch, end_transaction_batch
 
 TOPIC = "windows-changelog"

@@ -25,8 +25,8 @@ from tidegate.files import Files
 from tidegate.log.log import Log
 from tidegate.randomness import SeededRandomness
 from tidegate.scheduling import ManualScheduler
-from tidegate.tables.building.materialiser import Cadence
-from tidegate.tables.windowed_table import WindowedTable, windowed_table
+from tidegate.tables.factories import WindowedTable, windowed_table
+from tidegate.tables.ingest.materializer import Cadence
 from tidegate.testing.faults import CrashAt, EffectCounter, count_effects, dying_process
 from window_oracles import ms
 
@@ -160,9 +160,11 @@ def test_the_builder_may_die_in_the_middle_of_a_write(logs: list[Path], tmp_path
 
 BUILDER = """
 import sys
+from tidegate.tables.ingest.materializer import Cadence
+from tidegate.tables.factories import windowed_table
 from tidegate.log.log import Log
-from tidegate.tables.building.materialiser import Cadence
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.ingest.materializer import Cadence
+from tidegate.tables.factories import windowed_table
 with Log(sys.argv[1], read_only=True) as log:
     table = windowed_table(log, "windows-changelog", "1m", state=sys.argv[2], retention="3m", bootstrap=False,
                            follow=True, cadence=Cadence(commit_interval_ms=20, read_bytes=2048))
@@ -219,9 +221,11 @@ def test_a_table_is_read_while_another_process_builds_it(tmp_path: Path) -> None
 
 NURSERY = """
 import os, signal, sys
+from tidegate.tables.ingest.materializer import Cadence
+from tidegate.tables.factories import windowed_table
 from tidegate.log.log import Log
-from tidegate.tables.building.materialiser import Cadence
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.ingest.materializer import Cadence
+from tidegate.tables.factories import windowed_table
 from window_oracles import ms
 
 def build():

@@ -14,10 +14,9 @@ from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, FencedError, InvalidError
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import open_backend
-from tidegate.tables.building.commits import Commits, commits_name, load_commits
-from tidegate.tables.building.lease import Held, Lease, read_lease
-from tidegate.tables.building.partition_state import PartitionState
-from tidegate.tables.building.shape import TableShape, table_rules
+from tidegate.tables.commits import Commits, Held, Lease, commits_name, load_commits, read_lease
+from tidegate.tables.options import TableShape, table_rules
+from tidegate.tables.snapshot import PartitionState
 
 SHAPE: TableShape = table_rules("window", "topic", (0,), size="10ms").shape
 

@@ -14,7 +14,7 @@ from tidegate.log.catalog import TopicDescription
 from tidegate.log.format.records import TIMESTAMP_TYPE
 from tidegate.log.log import open_log
 from tidegate.log.topic_config import TopicConfig
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import windowed_table
 
 
 class Described:

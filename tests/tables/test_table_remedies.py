@@ -16,8 +16,8 @@ from remedies import keyword, typed, written
 from tidegate.cli.main import run as cli
 from tidegate.errors import CorruptError, IntegrityError, InternalError, OffsetOutOfRangeError
 from tidegate.integrity.fault_injection import DamageKind
-from tidegate.tables.versions.reading import versioned_table
-from tidegate.tables.versions.report import PushFailedError
+from tidegate.tables.versions.catalog import PushFailedError
+from tidegate.tables.versions.reader import versioned_table
 from tidegate.web.failures import failure_of
 
 
@@ -42,8 +42,8 @@ def failed_push() -> PushFailedError:
 
 def test_a_push_that_failed_is_looked_into_and_sent_again() -> None:
     told = failed_push()
-    assert "missing" in typed(told, "tables.versions.report.look_closer: verify", expect=1)
-    shown = typed(told, "tables.versions.report.look_closer: consume")
+    assert "missing" in typed(told, "tables.versions.catalog.look_closer: verify", expect=1)
+    shown = typed(told, "tables.versions.catalog.look_closer: consume")
     assert told.report.version.faults[0].offset in [
         json.loads(line)["offset"] for line in shown.splitlines() if line[0] == "{"
     ]
@@ -59,7 +59,7 @@ def test_a_version_that_failed_is_not_served_and_the_one_that_is_current_is() ->
         log.create_topic("live", 2)
     with pytest.raises(tg.InvalidError) as told:
         tg.hybrid_table("data/log", "users_v1", live="live", rewind="1h", state="data/state")
-    shown = typed(told.value, "tables.replicas.reading.served_version: table info")
+    shown = typed(told.value, "tables.hybrid.status.served_version: table info")
     assert "users_v2" in shown or '"current": 2' in shown
     tg.hybrid_table("data/log", "users", live="live", rewind="1h", state="data/state").close()
 
@@ -68,7 +68,7 @@ def test_a_version_that_nobody_shows_yet_is_found_and_swapped_in() -> None:
     push_here(Path("data"), rows(10), swap=False)
     with pytest.raises(tg.UnavailableError) as told:
         versioned_table("users", state="data/state")
-    listed = typed(told.value, "tables.versions.reading.VersionCommits._wanted: table versions")
+    listed = typed(told.value, "tables.versions.reader.VersionCommits._wanted: table versions")
     assert "ready" in listed
     assert cli(["table", "swap", "users", "1"]) == 0
     with versioned_table("users", state="data/state") as table:

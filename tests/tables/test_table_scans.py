@@ -16,12 +16,11 @@ from table_records import Said, session_record, window_record, write_records
 from tidegate.clock import ManualClock
 from tidegate.errors import CommitGoneError, CorruptError
 from tidegate.log.log import Log
-from tidegate.tables.building.commits import KEPT
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.key_table import table as key_table
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.commits import KEPT
+from tidegate.tables.factories import sessioned_table, windowed_table
+from tidegate.tables.factories import table as key_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Long, String
 
 PARTITIONS, KEYS = 4, 40
 LAST = KEPT + 3
@@ -111,9 +110,9 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
     stage: Stage, clock: ManualClock, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread asks, and so moves the table on, whenever a batch is read."""
-    from tidegate.tables.queries import stored_rows
+    from tidegate.tables import queries
 
-    rounds, original = iter(range(2, 1000)), stored_rows.all_rows
+    rounds, original = iter(range(2, 1000)), queries.all_rows
 
     with stage.open(read_only=True) as table:
 
@@ -129,7 +128,7 @@ def test_every_form_of_a_whole_table_is_of_one_commit(
                 for each in (thread, other):
                     each.join(60)
 
-        monkeypatch.setattr(stored_rows, "all_rows", moving)
+        monkeypatch.setattr(queries, "all_rows", moving)
         if form == "sql":
             (row,) = table.sql("select count(*) n, min(value) low, max(value) high from rows").to_pylist()
             assert (row["n"], row["low"]) == (KEYS, row["high"])

@@ -11,19 +11,16 @@ import pytest
 from table_records import Said, session_record, window_record, windows_in, write_records
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.log.log import Log
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.materialized import (
+from tidegate.tables.factories import sessioned_table, table, windowed_table
+from tidegate.tables.options import (
+    DEFAULT_RETENTION_MS,
+    Consumed,
     KeyValueSupplier,
     Materialized,
     SessionSupplier,
     WindowSupplier,
 )
-from tidegate.tables.building.shape import DEFAULT_RETENTION_MS
-from tidegate.tables.key_table import table
-from tidegate.tables.serdes.plain import Int, Long, String
-from tidegate.tables.serdes.windowed import windowed
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.serdes.base import Int, Long, String, windowed
 
 
 @pytest.fixture

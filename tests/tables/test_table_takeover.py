@@ -18,8 +18,8 @@ from table_records import window_record, windows_in, write_records
 from tidegate.clock import ManualClock, SystemClock
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.log.log import Log
-from tidegate.tables.building.successor import Successor
-from tidegate.tables.windowed_table import WindowedTable, windowed_table
+from tidegate.tables.commits import Successor
+from tidegate.tables.factories import WindowedTable, windowed_table
 
 TOPIC = "windows-changelog"
 
@@ -161,8 +161,8 @@ def test_no_lease_is_left_behind_by_settings_that_are_refused(log: Log, tmp_path
 FOLLOWER = """
 import sys
 from tidegate.clock import SystemClock
-from tidegate.tables.windowed_table import windowed_table
-from tidegate.tables.building.materialiser import Cadence
+from tidegate.tables.factories import windowed_table
+from tidegate.tables.ingest.materializer import Cadence
 table = windowed_table(sys.argv[1], "windows-changelog", "10ms", state=sys.argv[2], follow=True, bootstrap=False,
                        cadence=Cadence(commit_interval_ms=20))
 role, clock = "", SystemClock()

@@ -15,10 +15,9 @@ from tidegate.clock import ManualClock
 from tidegate.log.log import Log
 from tidegate.scheduling import ManualScheduler
 from tidegate.storage import StorageConfig
-from tidegate.tables.building.materialiser import Cadence
-from tidegate.tables.key_table import table as key_table
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import windowed_table
+from tidegate.tables.factories import sessioned_table, windowed_table
+from tidegate.tables.factories import table as key_table
+from tidegate.tables.ingest.materializer import Cadence
 from window_oracles import ms
 
 MINUTE = 60_000

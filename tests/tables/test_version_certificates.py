@@ -13,9 +13,8 @@ from tidegate.errors import InvalidError
 from tidegate.integrity.certificates import check_certificate, parse_certificate
 from tidegate.log.log import Log
 from tidegate.storage import open_backend
-from tidegate.tables.certificates import certify_version
-from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.record import PartitionResult, State
+from tidegate.tables.versions.catalog import PartitionResult, State, Versions
+from tidegate.tables.versions.certificates import certify_version
 
 
 def test_a_version_is_certified_by_its_topic(tmp_path: Path) -> None:

@@ -14,15 +14,12 @@ from tidegate.clock import ManualClock
 from tidegate.errors import InvalidError
 from tidegate.log.log import open_log
 from tidegate.storage import open_backend
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.materialized import Materialized
-from tidegate.tables.key_table import table
-from tidegate.tables.replicas.reading import freshest_replica
-from tidegate.tables.serdes.plain import String
-from tidegate.tables.versions.catalog import Versions
-from tidegate.tables.versions.deleting import delete_version
-from tidegate.tables.versions.pushing import PushPlan, VersionPush
-from tidegate.tables.versions.record import State
+from tidegate.tables.factories import table
+from tidegate.tables.hybrid.status import freshest_replica
+from tidegate.tables.options import Consumed, Materialized
+from tidegate.tables.serdes.base import String
+from tidegate.tables.versions.catalog import State, Versions
+from tidegate.tables.versions.push import PushPlan, VersionPush, delete_version
 
 SERDES = Consumed(String(), String())
 

@@ -10,21 +10,27 @@ import pytest
 from tidegate.clock import ManualClock
 from tidegate.errors import ConflictError, CorruptError, InvalidError
 from tidegate.storage import open_backend
-from tidegate.tables.versions import record
-from tidegate.tables.versions.catalog import Versions, load_versions, version_named, versions_name
-from tidegate.tables.versions.record import State, VersionList
+from tidegate.tables.versions import catalog
+from tidegate.tables.versions.catalog import (
+    State,
+    VersionList,
+    Versions,
+    load_versions,
+    version_named,
+    versions_name,
+)
 
 SERDES = {"partitions": 2, "key_serde": "String()", "value_serde": "Bytes()"}
 
 
 def listed(*states: State, current: int = 0, previous: int = 0) -> VersionList:
     """A list whose versions stand where the states say."""
-    known = VersionList(record.VERSION, "users")
+    known = VersionList(catalog.VERSION, "users")
     for number, state in enumerate(states, 1):
-        known = record.created(known, f"push-{number}", 1000 * number, **SERDES)
+        known = catalog.created(known, f"push-{number}", 1000 * number, **SERDES)
         steps = [State.INGESTING, State.READY] if state in (State.READY, State.RETIRED) else []
         for step in (*steps, state) if state is not State.PUSHING else ():
-            known = record.marked(known, number, step)
+            known = catalog.marked(known, number, step)
     return msgspec.structs.replace(known, current=current, previous=previous)
 
 
@@ -32,10 +38,10 @@ def test_only_a_ready_version_is_ever_shown() -> None:
     for state in State:
         known = listed(state)
         if state is State.READY:
-            assert record.swapped(known, 1, "swap", 5).current == 1
+            assert catalog.swapped(known, 1, "swap", 5).current == 1
         else:
             with pytest.raises(ConflictError, match="only a version that is ready"):
-                record.swapped(known, 1, "swap", 5)
+                catalog.swapped(known, 1, "swap", 5)
 
 
 def test_states_go_forward_only() -> None:
@@ -48,20 +54,20 @@ def test_states_go_forward_only() -> None:
         for after in order:
             known = listed(before)
             if before is after or (before, after) in allowed:
-                assert record.marked(known, 1, after).get(1).state is after
+                assert catalog.marked(known, 1, after).get(1).state is after
             else:
                 with pytest.raises(ConflictError):
-                    record.marked(known, 1, after)
+                    catalog.marked(known, 1, after)
 
 
 def test_a_rollback_shows_the_one_before_and_another_one_takes_it_back() -> None:
     known = listed(State.READY, State.READY)
-    known = record.swapped(record.swapped(known, 1, "push", 1), 2, "push", 2)
-    once = record.rolled_back(known, 3)
+    known = catalog.swapped(catalog.swapped(known, 1, "push", 1), 2, "push", 2)
+    once = catalog.rolled_back(known, 3)
     assert (once.current, once.previous) == (1, 2)
-    assert record.rolled_back(once, 4).current == 2
+    assert catalog.rolled_back(once, 4).current == 2
     with pytest.raises(ConflictError, match="nothing to go back to"):
-        record.rolled_back(listed(State.READY, current=1), 5)
+        catalog.rolled_back(listed(State.READY, current=1), 5)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +77,9 @@ def test_a_rollback_shows_the_one_before_and_another_one_takes_it_back() -> None
 def test_current_previous_waiting_and_the_newest_failed_version_stay(retain: int, gone: list[int]) -> None:
     ready, failed = State.READY, State.FAILED
     known = listed(ready, ready, ready, failed, ready, failed, ready, current=5, previous=3)
-    assert record.superfluous(known, retain) == gone  # 7 is ready and waits for its swap
+    assert catalog.superfluous(known, retain) == gone  # 7 is ready and waits for its swap
     with pytest.raises(InvalidError):
-        record.superfluous(known, 0)
+        catalog.superfluous(known, 0)
 
 
 def test_numbers_are_never_given_twice(tmp_path: Path) -> None:
@@ -93,7 +99,7 @@ def test_of_two_who_change_the_record_at_once_both_come_through(tmp_path: Path) 
     def slowly(known: VersionList) -> VersionList:
         if not changed:
             changed.append(other.create("meanwhile", **SERDES).number)
-        return record.created(known, "mine", 1, **SERDES)
+        return catalog.created(known, "mine", 1, **SERDES)
 
     assert [each.push for each in versions._change(slowly).versions] == ["meanwhile", "mine"]
 
@@ -109,7 +115,7 @@ def test_a_name_means_a_table_or_one_of_its_versions(tmp_path: Path) -> None:
 
 
 def test_the_records_bytes_are_these(tmp_path: Path) -> None:
-    known = record.created(VersionList(1, "t"), "p", 7, partitions=1, key_serde="k", value_serde="v")
+    known = catalog.created(VersionList(1, "t"), "p", 7, partitions=1, key_serde="k", value_serde="v")
     assert msgspec.msgpack.encode(known) == GOLDEN
     assert msgspec.msgpack.decode(GOLDEN, type=VersionList) == known
 

@@ -22,11 +22,10 @@ from tidegate.errors import (
 )
 from tidegate.log.log import Log
 from tidegate.storage import StorageConfig
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Int, Long, String
-from tidegate.tables.sessioned_table import sessioned_table
-from tidegate.tables.windowed_table import WindowedTable, windowed_table
+from tidegate.tables.factories import WindowedTable, sessioned_table, windowed_table
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Int, Long, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.keys import KeyFormat, SessionWindow, TimeWindow
 from window_oracles import ms
 

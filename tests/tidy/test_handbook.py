@@ -98,7 +98,7 @@ def test_the_alert_rules_ask_for_metrics_and_labels_there_are() -> None:
 
 def test_the_page_of_formats_has_every_field_of_an_apps_records() -> None:
     from tidegate.pipeline.rounds import orders, records
-    from tidegate.tables.building.lease import Held
+    from tidegate.tables.commits import Held
 
     page = text("reference/formats.md").partition("## Objects of an app")[2]
     kinds: list[type[msgspec.Struct]] = [

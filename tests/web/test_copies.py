@@ -59,7 +59,7 @@ def test_what_is_copied_runs(site: Site, asked: Any, words: dict[str, str], capf
     if "…" in copy.python or "NAME" in copy.python:  # a list of tables leaves open which one is meant
         assert asked.name == "tables"
         return
-    if "app.read" in copy.python:  # what only the app's own program can do
+    if "app.open_table" in copy.python:  # what only the app's own program can do
         compile(copy.python, "copied", "exec")
         return
     exec(compile(copy.python, "copied", "exec"), {})

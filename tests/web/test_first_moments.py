@@ -20,7 +20,7 @@ from tidegate.pipeline.rounds.settings import RunSettings
 from tidegate.pipeline.rounds.starting import start_run
 from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
-from tidegate.tables.building.commits import Commits
+from tidegate.tables.commits import Commits
 from tidegate.web import overview, tables
 from tidegate.web.endpoints import ENDPOINTS
 from tidegate.web.failures import failure_of

@@ -24,7 +24,7 @@ from tidegate.log.format.records import HEADERS_TYPE, RECORD_SCHEMA
 from tidegate.log.log import Log
 
 if TYPE_CHECKING:
-    from tidegate.tables.serdes.windowed import WindowedSerde
+    from tidegate.tables.serdes.base import WindowedSerde
 
 
 # -- input -----------------------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def keys_of(
     recorded = log.describe(topic).encoding if key_format is None and isinstance(log, Log) else None
     if key_format is None and not (recorded or {}).get("window"):
         return None
-    from tidegate.tables.building.stored import SERDES
-    from tidegate.tables.serdes.windowed import windowed
+    from tidegate.tables.serdes.base import windowed
+    from tidegate.tables.topic_table import SERDES
 
     inner = SERDES[serde or "string"]
     if recorded is None:

@@ -107,7 +107,7 @@ def serve(
     """
     from tidegate.cli.options import opened
     from tidegate.durations import duration_ms
-    from tidegate.tables.hybrid_table import hybrid_table
+    from tidegate.tables.hybrid.table import hybrid_table
 
     ends = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -146,7 +146,7 @@ def line(status: Any) -> str:
 def _watch(table: Any, ends: threading.Event, seconds: float | None) -> None:
     """Show the status until `ends` is set or the time is over."""
     from tidegate.clock import SystemClock
-    from tidegate.tables.replicas.status import described
+    from tidegate.tables.hybrid.status import described
 
     clock = SystemClock()
     stop_ms = None if seconds is None else clock.monotonic_ms() + int(seconds * 1000)
@@ -256,10 +256,9 @@ def info(name: str | None, state: str, format: str) -> None:
     from tidegate.durations import format_duration, format_moment
     from tidegate.pipeline.reading.recorded import all_recorded
     from tidegate.pipeline.rounds.ways_out import app_commits
-    from tidegate.tables.building.commits import lease_name, load_commits
-    from tidegate.tables.building.lease import read_lease
-    from tidegate.tables.building.stored import open_committed, stored_tables
-    from tidegate.tables.replicas.reading import freshest_replica
+    from tidegate.tables.commits import lease_name, load_commits, read_lease, stored_tables
+    from tidegate.tables.hybrid.status import freshest_replica
+    from tidegate.tables.topic_table import open_committed
     from tidegate.tables.versions.catalog import load_versions, version_named, versioned_tables
 
     with opened_backend(state) as backend:
@@ -336,7 +335,7 @@ def info(name: str | None, state: str, format: str) -> None:
 def explain(name: str, key: str, start: str | None, end: str | None, log_url: str, **options: Any) -> None:
     """Say which records made a window's value: START for a time window, START and END for a session."""
     from tidegate.cli.options import opened
-    from tidegate.tables.queries.explain import explain as explained
+    from tidegate.tables.explain import explain as explained
 
     with _opened(name, **options) as table, opened(log_url, None, {}, read_only=True) as log:
         if _is_of_app(table):
@@ -367,10 +366,10 @@ def _opened(
     name: str, *, state: str, key_serde: str | None, value_serde: str | None, number: int | None
 ) -> Iterator[Any]:
     from tidegate.clock import SystemClock
-    from tidegate.tables.building.stored import SERDES, open_committed
-    from tidegate.tables.replicas.reading import freshest_replica
+    from tidegate.tables.hybrid.status import freshest_replica
+    from tidegate.tables.topic_table import SERDES, open_committed
     from tidegate.tables.versions.catalog import Versions, version_named
-    from tidegate.tables.versions.reading import VersionedTable
+    from tidegate.tables.versions.reader import VersionedTable
 
     choose: Callable[[str | None], Any] = lambda chosen: None if chosen is None else SERDES[chosen]  # noqa: E731
     with opened_backend(state) as backend:
@@ -410,8 +409,8 @@ def _opened(
 def _of_app(backend: Any, name: str) -> Any:
     """The app's table of that name; None where there is another table called so, or none at all."""
     from tidegate.pipeline.reading.recorded import all_recorded, find_recorded
-    from tidegate.tables.building.stored import stored_tables
-    from tidegate.tables.replicas.reading import freshest_replica
+    from tidegate.tables.commits import stored_tables
+    from tidegate.tables.hybrid.status import freshest_replica
     from tidegate.tables.versions.catalog import version_named
 
     if ":" not in name and (
@@ -435,7 +434,7 @@ def _is_of_app(table: Any) -> bool:
 def _replicas(backend: Any, version: str) -> dict[str, str]:
     """What the replicas of a hybrid table said last."""
     from tidegate.durations import format_moment
-    from tidegate.tables.replicas.status import read_statuses
+    from tidegate.tables.hybrid.status import read_statuses
 
     facts = {}
     for status in read_statuses(backend, version):

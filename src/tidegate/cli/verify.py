@@ -576,7 +576,7 @@ def export(
     from tidegate.files import Files
     from tidegate.integrity.certificates import certify_topic
     from tidegate.pipeline.reading.certificates import certify_round
-    from tidegate.tables.certificates import certify_version
+    from tidegate.tables.versions.certificates import certify_version
 
     files, now_ms = Files(), SystemClock().now_ms()
     key = None if key_file is None else files.read(key_file, limit=1 << 20)

@@ -104,7 +104,7 @@ def push(
     from tidegate.spark import session
     from tidegate.spark.push import driver
     from tidegate.spark.push.source import source_frame
-    from tidegate.tables.versions.report import PushFailedError
+    from tidegate.tables.versions.catalog import PushFailedError
 
     client = client_settings(command_config, command_properties)
     spark = session("tidegate push") if master is None else session("tidegate push", master=master)
@@ -287,7 +287,7 @@ def rollback(name: str, state: str) -> None:
 @verbosity_options
 def retain(name: str, count: int, log_url: str, state: str, dry_run: bool, yes: bool) -> None:
     """Keep COUNT ready versions of a table and delete the others; the current and the previous one always stay."""
-    from tidegate.tables.versions.record import State, superfluous
+    from tidegate.tables.versions.catalog import State, superfluous
 
     with _versions(state, name) as catalog:
         known = catalog.require()
@@ -319,7 +319,7 @@ def delete(name: str, number: int, log_url: str, state: str, dry_run: bool, yes:
 def _delete(catalog: Any, numbers: list[int], log_url: str, *, dry_run: bool, yes: bool) -> None:
     from tidegate.cli.options import opened
     from tidegate.durations import format_size
-    from tidegate.tables.versions.deleting import delete_version, files_of
+    from tidegate.tables.versions.push import delete_version, files_of
 
     if not numbers:
         say("nothing to delete")

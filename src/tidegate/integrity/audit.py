@@ -1,4 +1,8 @@
-"""The whole audit of a topic or folder: one pass here, or ranges spread over processes or a Spark cluster.
+"""Audit a topic, a log folder or a topic of a Kafka cluster: in one process, several, or on Spark.
+
+Folders and topics
+------------------
+The whole audit of a topic or folder: one pass here, or ranges spread over processes or a Spark cluster.
 
 Owns what is looked at, how it is cut, and the order of steps; reading is `range_audit`'s, the workers are a `Runner`'s.
 Both ways give the same `FullReport`, down to the last finding (P1 there).
@@ -10,7 +14,8 @@ Files are opened by path: workers must see the same folder at the same place.
 
 Thread rule: one thread; a runner's workers are its own business.
 
-broker_audit:
+Topics of a cluster
+-------------------
 A topic of a Kafka cluster audited through its consumers' door: producers' metadata, and offsets.
 
 A broker shows records and bounds, and none of its files: segments, indexes, snapshots, seals, producer ids and
@@ -22,7 +27,8 @@ The ranges of a partition are offsets; otherwise all is as in `range_audit`, and
 
 Thread rule: values and pure functions around a reader.
 
-runners:
+Processes
+---------
 Work done by other processes of this machine: a `Runner` for audits where there is no Spark.
 
 A process is started once for each worker and takes one item after the other; results come as they are ready. What a
@@ -30,8 +36,6 @@ worker raises is raised here, and no further item begins.
 
 Thread rule: one thread.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -77,7 +81,7 @@ from tidegate.log.verify.ranges import RangeOrder, cut_evenly
 from tidegate.log.verify.scan import Compaction, PartitionTarget, find_partitions
 from tidegate.log.verify.verify import Audit, PartitionReport, Progress, Report, segment_bases
 
-# --- auditing: The whole audit of a topic or folder: one pass here, or ranges spread over processes or a …
+# -- folders and topics ----------------------------------------------------------------------------
 
 SMALLEST_RANGE: Final = 8 << 20
 LARGEST_RANGE: Final = 512 << 20
@@ -315,7 +319,7 @@ def _size(folder: Path, files: Files) -> int:
     return sum(each.size for each in found if each is not None)
 
 
-# --- broker_audit: A topic of a Kafka cluster audited through its consumers' door: producers' metadata …
+# -- topics of a cluster ---------------------------------------------------------------------------
 
 NOT_SHOWN: Final = (
     "a broker does not show its files: segments, indexes, snapshots, seals, and producers' native sequences were not "
@@ -468,7 +472,7 @@ def _fold_broker_ranges(plan: Sequence[BrokerTask], outcomes: Sequence[RangeOutc
     return fold_metadata(plan[0].audit, plan[0].rules, outcomes, read)
 
 
-# --- runners: Work done by other processes of this machine: a `Runner` for audits where there is no Spark.
+# -- processes -------------------------------------------------------------------------------------
 
 
 class Processes:

@@ -1,4 +1,8 @@
-"""Certificates: a small document that says what was read, and a check that the log still says so.
+"""Certificates: a small document that says which records a log held, and the check against a log.
+
+Certificates
+------------
+Certificates: a small document that says what was read, and a check that the log still says so.
 
 Owns the document (its layout is in `docs/reference/certificates.md`, byte by byte), its canonical form and digest, and
 the check against a log. Where ranges come from (a topic, a round of an app, a version of a table) is the caller's.
@@ -12,13 +16,12 @@ C2  a check never calls a block proven that it did not read whole.
 
 Thread rule: values and pure functions around readers.
 
-topic_certificates:
+Certificates of topics
+----------------------
 The certificate of a topic: audited first, so that it says what was found, then digested.
 
 Thread rule: one thread; a runner's workers are its own business.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from tidegate.integrity.summary import RangeSummary, extend, merge
 from tidegate.integrity.verdicts import FATAL
 from tidegate.log.log import folder_path, is_kafka
 
-# --- certificates: Certificates: a small document that says what was read, and a check that the log still …
+# -- certificates ----------------------------------------------------------------------------------
 
 FORMAT: Final = "tidegate-certificate"
 VERSION: Final = 1
@@ -346,7 +349,7 @@ def _difference(expected: Digest, found: Digest, is_cut: bool, end: int) -> str:
     return "records were changed"
 
 
-# --- topic_certificates: The certificate of a topic: audited first, so that it says what was found, then …
+# -- certificates of topics ------------------------------------------------------------------------
 
 
 def certify_topic(

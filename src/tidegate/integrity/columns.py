@@ -1,4 +1,8 @@
-"""The metadata of whole Arrow batches: a headers column into one row per record.
+"""The integrity metadata of whole Arrow batches: read, check-summed and written.
+
+Reading metadata
+----------------
+The metadata of whole Arrow batches: a headers column into one row per record.
 
 Owns the vector form of reading `header`; writing is `stamping`'s. `read_columns(batch.column("headers"))` gives
 `IntegrityColumns`, whose structured rows the validating kernel takes as they are. Nothing raises for what a
@@ -13,7 +17,8 @@ Kinds and control types this release does not know are left to the validator (UN
 
 Thread rule: values and pure functions; the kernels run without the interpreter lock.
 
-checksum:
+Checksums
+---------
 What a record's checksum covers.
 
 A record's checksum is the CRC-32 (IEEE, zlib's) of (ints are big-endian, a null key has length -1):
@@ -38,7 +43,8 @@ above, by ADHASH of `field_sum`s, which cannot see two values that changed place
 
 Thread rule: pure functions; the kernels run without the interpreter lock.
 
-stamping:
+Writing metadata
+----------------
 Fresh metadata on whole Arrow columns: a headers column for rows that go out.
 
 Owns the vector form of writing `header`: one kernel numbers, check-sums and writes 40 bytes per row; headers
@@ -47,8 +53,6 @@ is `chains`'.
 
 Thread rule: pure functions; the kernels run without the interpreter lock.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -74,14 +78,22 @@ from tidegate.integrity.header import (
     RecordKind,
     Stamp,
 )
-from tidegate.kernels.encoding import RecordSource
-from tidegate.kernels.integrity_headers import MANAGED, STAMP_ROW, read_stamps
-from tidegate.kernels.integrity_stamping import HeaderArrays, measure_headers, merge_headers, stamp_records
-from tidegate.kernels.record_checksum import field_sums, record_checksums
+from tidegate.kernels.integrity import (
+    MANAGED,
+    STAMP_ROW,
+    HeaderArrays,
+    field_sums,
+    measure_headers,
+    merge_headers,
+    read_stamps,
+    record_checksums,
+    stamp_records,
+)
+from tidegate.kernels.record_encoding import RecordSource
 from tidegate.log.format.encode import NO_DELTAS, record_source
 from tidegate.log.format.records import GIVEN_HEADERS_TYPE, HEADER_TYPE, HEADERS_TYPE, RecordColumns
 
-# --- columns: The metadata of whole Arrow batches: a headers column into one row per record.
+# -- reading metadata ------------------------------------------------------------------------------
 
 _NO_BINARY: Final = pa.array([], pa.binary())
 _NO_TIMESTAMPS: Final = pa.array([], pa.int64())
@@ -245,7 +257,7 @@ def int64s(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
     return numbers
 
 
-# --- checksum: What a record's checksum covers.
+# -- checksums -------------------------------------------------------------------------------------
 
 NONCE_BYTES: Final = 4
 _INT: Final = struct.Struct(">i")
@@ -333,7 +345,7 @@ def _length(field: bytes | None) -> bytes:
     return _INT.pack(-1 if field is None else len(field))
 
 
-# --- stamping: Fresh metadata on whole Arrow columns: a headers column for rows that go out.
+# -- writing metadata ------------------------------------------------------------------------------
 
 LARGEST_COLUMN: Final = 2**31 - 1
 MOST_ROWS: Final = 1 << 20

@@ -1,4 +1,8 @@
-"""How two lists of records differ, told record by record.
+"""Compare two topics by the content of their records, and list the differences.
+
+Differences
+-----------
+How two lists of records differ, told record by record.
 
 Both lists hold the same stretch of two topics. Equal records are matched first with first, second with second. Of the
 rest:
@@ -11,7 +15,8 @@ rest:
 
 Thread rule: values and pure functions.
 
-comparing:
+Comparison
+----------
 Two topics compared by what their records hold: proven equal, or the ranges that differ and how.
 
 Offsets differ between a topic and its mirror (transaction markers and compacted records take some), so they do not
@@ -36,8 +41,6 @@ B4  memory is bounded: a stretch of more than `MOST_RECORDS` is told as a range,
 Thread rule: values and pure functions around readers.
 """
 
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
-
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -55,9 +58,9 @@ from numpy.typing import NDArray
 
 from tidegate.integrity.audit import Runner
 from tidegate.integrity.digests import Digest, Parts, ReadOrder, TopicAt, cut, digest_blocks, hashes_of
-from tidegate.kernels.record_digests import sum_blocks
+from tidegate.kernels.range_summaries import sum_blocks
 
-# --- differences: How two lists of records differ, told record by record.
+# -- differences -----------------------------------------------------------------------------------
 
 LONGEST_KEY: Final = 60
 
@@ -281,7 +284,7 @@ def longest_rising(numbers: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-# --- comparing: Two topics compared by what their records hold: proven equal, or the ranges that differ …
+# -- comparison ------------------------------------------------------------------------------------
 
 BLOCK_BITS: Final = 10
 BUCKETS: Final = 4096

@@ -1,4 +1,8 @@
-"""The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and heartbeats.
+"""Control records beside data: start and end of push, heartbeats, leadership stamps, topic switches.
+
+Pushes and heartbeats
+---------------------
+The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and heartbeats.
 
 In one partition a push reads
 
@@ -12,7 +16,8 @@ the control records' keys keeps compaction from taking one attempt's start for a
 header must then be the same too: the driver hands out one time for all attempts, and chains do not end by time.
 Tasks whose order may differ get a GUID per attempt, which is what a plain `Sender` does.
 
-leadership:
+Leadership of hybrid tables
+---------------------------
 What the leader of a hybrid partition writes beside data: who leads, from where it reads, whence each record came.
 
 Owns three layouts; what receivers conclude from them is `tables.replicas`'. All numbers are big-endian.
@@ -40,8 +45,6 @@ offset there. Any number of a leader's records that arrived says exactly how far
 
 Thread rule: values and pure functions, but for `send_leadership`.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ from tidegate.integrity.state import Manifest
 from tidegate.log.format.records import HEADER_TYPE, HEADERS_TYPE, RecordColumns
 from tidegate.log.writer import Written
 
-# --- lifecycle: The life of a bulk load in its topic: start of push, the tasks' senders, end of push; and …
+# -- pushes and heartbeats -------------------------------------------------------------------------
 
 NAMESPACE: Final = uuid.UUID("5d1c9a3e-3c0b-5f55-9e0b-7d1f6c7a2b41")
 HEARTBEAT_GUID: Final = uuid.uuid5(NAMESPACE, "heartbeat").bytes
@@ -184,7 +187,7 @@ def send_heartbeat(writer: RecordWriter, partitions: Iterable[int], *, clock: Cl
     return written
 
 
-# --- leadership: What the leader of a hybrid partition writes beside data: who leads, from where it reads …
+# -- leadership of hybrid tables -------------------------------------------------------------------
 
 UPSTREAM_KEY: Final = "divu"
 UPSTREAM_BYTES: Final = 8

@@ -1,4 +1,8 @@
-"""Digests of records that can be added up: of any range, in any order, by any number of workers.
+"""Digests of records that can be added up in any order, and the ranges of a topic they are read in.
+
+Digests
+-------
+Digests of records that can be added up: of any range, in any order, by any number of workers.
 
 A record's *canonical bytes* are, ints big-endian and two's complement:
 
@@ -19,15 +23,14 @@ batches are left out.
 
 Thread rule: values and pure functions; the kernels run without the interpreter lock.
 
-reading_ranges:
+Ranges of a topic
+-----------------
 Ranges of a topic read by any number of workers, of a folder or of a cluster: for digests and comparisons.
 
 Owns the order of a range and how a topic is cut into them; what is made of the records is the caller's.
 
 Thread rule: values; one reader for each range.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -43,13 +46,13 @@ from numpy.typing import NDArray
 
 from tidegate.errors import OffsetOutOfRangeError
 from tidegate.integrity.columns import single, times_of
-from tidegate.kernels import record_digests as kernels
-from tidegate.kernels.encoding import BinarySource, RecordSource
+from tidegate.kernels import range_summaries as kernels
+from tidegate.kernels.record_encoding import BinarySource, RecordSource
 from tidegate.log.format.encode import NO_DELTAS, record_source
 from tidegate.log.format.records import RecordColumns
 from tidegate.log.log import Log, is_kafka, open_log
 
-# --- digests: Digests of records that can be added up: of any range, in any order, by any number of workers.
+# -- digests ---------------------------------------------------------------------------------------
 
 _MODULO: Final = 2**64
 
@@ -134,7 +137,7 @@ def _longest(column: BinarySource) -> int:
     return int(np.diff(column.ends).max(initial=0))
 
 
-# --- reading_ranges: Ranges of a topic read by any number of workers, of a folder or of a cluster: for …
+# -- ranges of a topic -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

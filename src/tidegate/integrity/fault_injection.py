@@ -1,4 +1,8 @@
-"""What a kind of damage does to the records of one partition, as a plan: nothing is read or written here.
+"""Copy a topic with one known fault in it, to test that a check or a pipeline detects it.
+
+What a fault does to the records
+--------------------------------
+What a kind of damage does to the records of one partition, as a plan: nothing is read or written here.
 
 Owns the kinds, where each one may strike, and where a reader with a validator sees it. Carrying a plan out is
 `breaking`'s.
@@ -20,7 +24,8 @@ topic will show, which may be nothing.
 
 Thread rule: values and pure functions.
 
-breaking:
+The copy
+--------
 A copy of a topic with one known damage in it: to see that a check, or a pipeline, notices.
 
 Owns reading the original, carrying out a plan of `damage`, and telling what was done. The copy goes through the
@@ -37,8 +42,6 @@ Memory: some 100 bytes per record for the survey, and one read's records.
 
 Thread rule: one thread.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -58,12 +61,12 @@ from tidegate.integrity.header import HEADER_KEY, ControlType, RecordKind, Stamp
 from tidegate.integrity.sender import SCHEMA
 from tidegate.integrity.state import Manifest
 from tidegate.integrity.verdicts import UNKNOWN_BOUND, Tolerance, Verdict, tolerance_of
-from tidegate.kernels.integrity_headers import MANAGED, STAMP_ROW
+from tidegate.kernels.integrity import MANAGED, STAMP_ROW
 from tidegate.log.checkpoints import CleanerCheckpoint
 from tidegate.log.log import Log
 from tidegate.randomness import Randomness, SeededRandomness
 
-# --- damage: What a kind of damage does to the records of one partition, as a plan: nothing is read or …
+# -- what a fault does to the records --------------------------------------------------------------
 
 AHEAD_MS: Final = 86_400_000
 _MOST_TRIES: Final = 1000
@@ -416,7 +419,7 @@ def _of(
     return Plan(kind, survey, survey.columns.guid(touched[0]), touched, changed, seen)
 
 
-# --- breaking: A copy of a topic with one known damage in it: to see that a check, or a pipeline, notices.
+# -- the copy --------------------------------------------------------------------------------------
 
 _KEPT: Final = ("cleanup.policy", "min.compaction.lag.ms", "compression.type")
 """Settings the copy takes over: those that say which gaps are fine. Others could refuse or change a record."""

@@ -1,4 +1,8 @@
-"""The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
+"""Audit the integrity metadata of one partition: in one pass, or in ranges that are folded together.
+
+One pass
+--------
+The integrity metadata of records at rest, checked: whole partitions through the validator, reading only.
 
 Owns the way from a log folder to a report: which settings a partition is judged with, and how reading goes on
 behind damage. Verdicts are the validator's, counts are `audit_report`'s, and the log's metrics get them, too.
@@ -14,7 +18,8 @@ offset 0.
 
 Thread rule: one partition, one thread; different partitions may be audited at once.
 
-carry:
+State after a range
+-------------------
 A partition's state carried over a range that was summed up elsewhere, without looking at its records.
 
 Owns `advance`: whether every record of a range is sound behind the state before it, and the state after it. It knows
@@ -30,7 +35,8 @@ Not for compacted partitions, whose gaps are judged by the age of records.
 
 Thread rule: pure.
 
-range_audit:
+Ranges
+------
 A partition audited in ranges, anywhere and in any order, to the very report that one pass gives.
 
 Owns the two halves of `verify` in parallel, for native evidence and producers' metadata alike: `audit_range` looks at
@@ -46,8 +52,6 @@ P2  files whose records a reader would not meet as they lie there (damage, a tor
 
 Thread rule: values and pure functions over files that are only read.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -78,7 +82,7 @@ from tidegate.log.verify.ranges import RangeEvidence, RangeOrder, gather, scan_r
 from tidegate.log.verify.scan import Compaction, PartitionTarget
 from tidegate.log.verify.verify import Audit, PartitionReport
 
-# --- audit: The integrity metadata of records at rest, checked: whole partitions through the validator …
+# -- one pass --------------------------------------------------------------------------------------
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called after each batch with its records and its faults."""
@@ -215,7 +219,7 @@ def tolerance_by_settings(
     return tolerance, f"cleanup.policy={policy}, min.compaction.lag.ms={lag_ms}"
 
 
-# --- carry: A partition's state carried over a range that was summed up elsewhere, without looking at its …
+# -- state after a range ---------------------------------------------------------------------------
 
 _SUMMED = 2**64
 
@@ -316,7 +320,7 @@ def _certified(producer: Producer) -> EndOfChain:
     )
 
 
-# --- range_audit: A partition audited in ranges, anywhere and in any order, to the very report that one …
+# -- ranges ----------------------------------------------------------------------------------------
 
 _NOTHING: Final = (0, 0)
 

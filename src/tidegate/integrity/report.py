@@ -1,4 +1,8 @@
-"""What an audit of integrity metadata found: per partition and producer, counts and first offsets.
+"""The report of a metadata audit: counts by partition and producer, and the findings for `verify`.
+
+Counts
+------
+What an audit of integrity metadata found: per partition and producer, counts and first offsets.
 
 Owns the report's values, its counting of judged batches, and its form as plain data; reading a log is `audit`'s.
 Counts are complete. Offsets, told findings and producers are bounded, so that memory stays so whatever a
@@ -10,7 +14,8 @@ R1  a report does not depend on how records came in batches: producers stand in 
 
 Thread rule: one thread per `PartitionAudit`.
 
-audit_findings:
+Findings
+--------
 The metadata audit's faults among the findings of `verify`: one list, one exit code, one `--fail-on`.
 
 Owns the names and the advice of verdicts there. Duplicates and gaps that compaction explains are notices, gaps that it
@@ -18,8 +23,6 @@ explains only perhaps are warnings.
 
 Thread rule: pure but for the folder it lists.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -38,10 +41,10 @@ from tidegate.integrity.columns import IntegrityColumns
 from tidegate.integrity.summary import RangeSummary
 from tidegate.integrity.validator import Judged
 from tidegate.integrity.verdicts import FATAL, Finding, Note, Rule, Verdict
-from tidegate.kernels.integrity_headers import MANAGED, UNMANAGED
+from tidegate.kernels.integrity import MANAGED, UNMANAGED
 from tidegate.log.verify.findings import Findings, Severity
 
-# --- audit_report: What an audit of integrity metadata found: per partition and producer, counts and first …
+# -- counts ----------------------------------------------------------------------------------------
 
 MOST_PRODUCERS: Final = 10_000
 MOST_OFFSETS: Final = 10
@@ -359,7 +362,7 @@ def percent(part: int, whole: int) -> str:
     return "under 1 %" if percent < 1 else "over 99 %"
 
 
-# --- audit_findings: The metadata audit's faults among the findings of `verify`: one list, one exit code …
+# -- findings --------------------------------------------------------------------------------------
 
 BY_METADATA: Final = "by its integrity metadata: "
 """How the message of such a finding begins; all others are native evidence's."""

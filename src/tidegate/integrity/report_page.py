@@ -1,4 +1,8 @@
-"""An audit as one self-contained HTML file: no script, no network, light and dark, wide screen and phone.
+"""An audit as one self-contained HTML file without scripts or external resources.
+
+Page
+----
+An audit as one self-contained HTML file: no script, no network, light and dark, wide screen and phone.
 
 Owns the page's structure and words; its look is `report_style`'s, its numbers are the two reports'. Everything
 from outside (names, paths, messages) goes through `_text`: escaped, and what does not print is shown as an
@@ -8,11 +12,10 @@ Findings stand here as the reports keep them: the first hundred of each kind, an
 
 Thread rule: pure functions.
 
-report_style:
+Style
+-----
 The look of an audit's page: colours for light and dark, and what becomes of tables on a phone.
 """
-
-# FOLDED: the docstring above is joined from 2 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tidegate.integrity.verdicts import FATAL, Verdict
 from tidegate.log.verify.findings import Finding, Findings, Severity
 from tidegate.log.verify.verify import Report
 
-# --- report_style: The look of an audit's page: colours for light and dark, and what becomes of tables on …
+# -- style -----------------------------------------------------------------------------------------
 
 STYLE: Final = """
 :root { --ink: #1d2730; --pale: #5b6771; --line: #e1e6ea; --paper: #ffffff; --band: #f5f7f9;
@@ -88,7 +91,7 @@ ul { margin: 0; padding-left: 1.2rem; } summary { cursor: pointer; margin-top: .
 """
 
 
-# --- report_page: An audit as one self-contained HTML file: no script, no network, light and dark, wide …
+# -- page ------------------------------------------------------------------------------------------
 
 MOST_ROWS: Final = 1000
 """Producers in the table; those with the most faults come first where there are more."""

@@ -1,4 +1,8 @@
-"""A log writer that numbers and check-sums what it writes, so that receivers see loss, change and repeats.
+"""Write records with integrity metadata: a sender, its chains, and what it needs of a log's writer.
+
+Sender
+------
+A log writer that numbers and check-sums what it writes, so that receivers see loss, change and repeats.
 
 Owns the critical section: under one lock per partition, rows get their numbers, enter the chain's checksum and
 are handed to the log, so that the log's order is the numbers' order. The numbering itself is `chains`', bytes
@@ -20,7 +24,8 @@ S4  one GUID per sender, new each time; a GUID that is handed in must come with 
 
 Thread rule: a sender may be shared; writes to one partition take turns, syncs are shared where the log's are.
 
-outlet:
+Output to a log
+---------------
 What a sender needs of a log's writer: check first, store later, repeat exactly.
 
 Owns the two ways to get it. A writer that offers `prepare` (the embedded log's) has checked and encoded
@@ -31,7 +36,8 @@ one that failed is handed over again as it was. Such writers need not be safe fo
 O1  `InvalidError` from `prepare` means that nothing was stored. From `append` any error means that the piece it
     was at, and those after it, may or may not be stored; `append` again goes on with that piece.
 
-chains:
+Chains
+------
 How a sender numbers what it sends to one partition: the rules, without sending anything.
 
 Owns the sender's state machine. A sender's records in a partition form *chains*: a start record with sequence
@@ -57,8 +63,6 @@ C3  a chain ends before its sequence could overflow.
 
 Thread rule: values and pure functions.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -106,7 +110,7 @@ from tidegate.log.format.records import HEADERS_TYPE, TIMESTAMP_TYPE, RecordColu
 from tidegate.log.writer import Partitioner, Written
 from tidegate.randomness import Randomness, SystemRandomness
 
-# --- outlet: What a sender needs of a log's writer: check first, store later, repeat exactly.
+# -- output to a log -------------------------------------------------------------------------------
 
 SCHEMA = pa.schema(
     [("key", pa.binary()), ("value", pa.binary()), ("timestamp", TIMESTAMP_TYPE), ("headers", HEADERS_TYPE)]
@@ -183,7 +187,7 @@ def table_of(rows: RecordColumns) -> pa.RecordBatch:
     )
 
 
-# --- chains: How a sender numbers what it sends to one partition: the rules, without sending anything.
+# -- chains ----------------------------------------------------------------------------------------
 
 MOST_RECORDS: Final = MAX_SEQUENCE - 2  # so that an end still has a number
 UNBOUNDED: Final = 2**62
@@ -396,7 +400,7 @@ class Chains:
         return Stamp(kind, control, flags, self.guid, state.chain, state.sequence, now_ms, 0)
 
 
-# --- sender: A log writer that numbers and check-sums what it writes, so that receivers see loss, change …
+# -- sender ----------------------------------------------------------------------------------------
 
 CHECKSUMS: Final = {kind.name.lower(): kind for kind in ChecksumType}
 JOINED_BYTES: Final = 1 << 20

@@ -1,4 +1,8 @@
-"""What a receiver knows of one partition: its producers, and where the partition stands in its push.
+"""A receiver's state of one partition, its encoding as bytes, and the manifest of a push.
+
+State
+-----
+What a receiver knows of one partition: its producers, and where the partition stands in its push.
 
 Owns the state's shape, its growth and the expiry of old producers; verdicts are `validator`'s and bytes are
 `checkpoint`'s. `ProducerTable` keeps producers as rows, with a hash index over their GUIDs, so that kernels
@@ -10,7 +14,8 @@ S2  `index` finds every row below `count` and nothing else.
 
 Thread rule: one thread per state; `copy` shares nothing.
 
-checkpoint:
+Encoding
+--------
 A receiver's state as bytes, and how old a producer in it may be.
 
 Owns the encoding; where the bytes go is the store's business, in the same commit as the data and
@@ -28,7 +33,8 @@ Bytes, big-endian; anything else is a `CorruptError`:
 
 Thread rule: values and pure functions.
 
-manifest:
+Manifest of a push
+------------------
 The completeness manifest of a push: what each partition must have received, carried by its end of push.
 
 Owns the manifest's bytes and the comparison with what arrived. Sequences and checksums cannot see that the last
@@ -42,8 +48,6 @@ Bytes, big-endian (they are the `divc` of an end of push):
 
 Thread rule: values and pure functions.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -60,9 +64,9 @@ from numpy.typing import NDArray
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import CorruptError, InvalidError
 from tidegate.integrity.header import ChecksumType
-from tidegate.kernels.producer_index import PRODUCER_ROW, find_producer, index_producers
+from tidegate.kernels.validation import PRODUCER_ROW, find_producer, index_producers
 
-# --- state: What a receiver knows of one partition: its producers, and where the partition stands in its …
+# -- state -----------------------------------------------------------------------------------------
 
 NO_TIME: Final = -1
 UNCOUNTED: Final = -1
@@ -289,7 +293,7 @@ def _index_size(rows: int) -> int:
     return 1 << (2 * rows).bit_length()
 
 
-# --- checkpoint: A receiver's state as bytes, and how old a producer in it may be.
+# -- encoding --------------------------------------------------------------------------------------
 
 MAGIC: Final = b"TGIV"
 VERSION: Final = 1
@@ -391,7 +395,7 @@ def restore_checkpoint(data: bytes, *, now_ms: int, max_age_ms: int = NEVER) -> 
     return state
 
 
-# --- manifest: The completeness manifest of a push: what each partition must have received, carried by its …
+# -- manifest of a push ----------------------------------------------------------------------------
 
 MANIFEST_VERSION: Final = 1
 MOST_TOLD: Final = 5

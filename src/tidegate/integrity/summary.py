@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from tidegate.errors import InvalidError
 from tidegate.integrity.columns import IntegrityColumns, computed_checksums, read_columns, source_of, times_of
 from tidegate.integrity.header import FINAL, MAX_SEQUENCE, ChecksumType, EndOfChain
-from tidegate.kernels.range_runs import (
+from tidegate.kernels.range_summaries import (
     BAD_HEARTBEAT,
     COUNT,
     FIRST_MALFORMED,

@@ -1,4 +1,8 @@
-"""One partition's records judged batch by batch: Arrow in, one verdict per record out.
+"""Validate the records of one partition: settings, metrics, the validator, and warnings about faults.
+
+Validator
+---------
+One partition's records judged batch by batch: Arrow in, one verdict per record out.
 
 Owns the way of a batch through the kernels (metadata, checksums, decision table) and the state it leaves. The
 rules are those of `kernels.decision_table`; what a caller does about a fault is `policy`'s.
@@ -10,7 +14,8 @@ V3  an error raised here (a batch of another shape) has changed nothing.
 
 Thread rule: one thread per validator; the kernels run without the interpreter lock.
 
-rules:
+Settings
+--------
 What a receiver is told about a partition before it looks at records: the settings of both validators.
 
 Owns `ValidationRules` and `OnError`; what else they mean is said where they are used: `judge`, `tolerance`, `policy`.
@@ -22,7 +27,8 @@ that record does not match its own checksum (Note.DAMAGED) and so is a faulty on
 
 Thread rule: values.
 
-counters:
+Metrics
+-------
 What validation counts for `tidegate.metrics`: the names, their labels, and who adds to them.
 
     tidegate_judged_records_total     verdict   records by verdict; `unmanaged` are those without metadata
@@ -38,7 +44,8 @@ All have the labels topic, partition and stage, which says who looked: `validato
 
 Thread rule: one thread per `Counters`; the metrics behind them are shared by all.
 
-policy:
+Counts and warnings
+-------------------
 What is said and counted about faults: every fault counts, few are told.
 
 Owns the counters of a partition and the throttle of its warnings; what a fault does to the partition is
@@ -47,8 +54,6 @@ kind of fault and minute; the next line says how many were not told.
 
 Thread rule: one thread per `FaultLog`.
 """
-
-# FOLDED: the docstring above is joined from 4 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -75,9 +80,8 @@ from tidegate.integrity.columns import (
 )
 from tidegate.integrity.state import PartitionState, Phase, compare_manifest
 from tidegate.integrity.verdicts import FATAL, GAPS, INCOMING, Finding, Note, Rule, Tolerance, Verdict
-from tidegate.kernels.decision_table import Settings
-from tidegate.kernels.integrity_headers import MANAGED
-from tidegate.kernels.judge import (
+from tidegate.kernels.integrity import MANAGED
+from tidegate.kernels.validation import (
     COUNT,
     DONE,
     FAULTS,
@@ -85,18 +89,19 @@ from tidegate.kernels.judge import (
     NEEDS_SUMS,
     NO_ROOM,
     PHASE,
+    PRODUCER_ROW,
     PUSH_END,
     PUSH_ENDS,
     REASON,
     STATE_SIZE,
     STOPPED,
     TOLD,
-    judge_records,
+    Settings,
+    validate_batch,
 )
-from tidegate.kernels.producer_index import PRODUCER_ROW
 from tidegate.metrics import Metrics
 
-# --- rules: What a receiver is told about a partition before it looks at records: the settings of both …
+# -- settings --------------------------------------------------------------------------------------
 
 DEFAULT_MOST_PRODUCERS: Final = 2_000_000
 OLD_WORDS: Final = {"stop": "fail", "warn": "keep", "quarantine": "keep", "skip": "drop"}
@@ -185,7 +190,7 @@ class ValidationRules:
         return sum(1 << verdict for verdict in judged if self.action(verdict, phase) is action)
 
 
-# --- counters: What validation counts for `tidegate.metrics`: the names, their labels, and who adds to them.
+# -- metrics ---------------------------------------------------------------------------------------
 
 VALIDATOR: Final = "validator"
 CONSUMER: Final = "consumer"
@@ -249,7 +254,7 @@ class Counters:
         self._tracked.set(0, **self._place)
 
 
-# --- validator: One partition's records judged batch by batch: Arrow in, one verdict per record out.
+# -- validator -------------------------------------------------------------------------------------
 
 MOST_FINDINGS: Final = 1000
 """Findings of one batch that are told in full: the first sixth of them of each kind, so that a flood of one kind hides
@@ -422,7 +427,7 @@ class _Run:
         """On from the row it stands at, until the kernel has a reason to ask."""
         producers = state.producers
         self.row = int(
-            judge_records(
+            validate_batch(
                 self.columns.rows, self.crcs, self.sums, self.offsets, self.times, self.row, settings,
                 producers.rows, producers.index, self._scratch, self._state,
                 self.verdicts, self.rules, self.notes, self.kept, self.before, self.fault_rows,
@@ -494,7 +499,7 @@ def _fatal(verdicts: NDArray[np.uint8], rules: NDArray[np.uint8]) -> NDArray[np.
     return found
 
 
-# --- policy: What is said and counted about faults: every fault counts, few are told.
+# -- counts and warnings ---------------------------------------------------------------------------
 
 QUIET_MS: Final = 60_000
 logger = logging.getLogger(__name__)

@@ -1,10 +1,15 @@
-"""The outcome of looking at one record: a verdict, the rule that gave it, and what else is worth knowing.
+"""What validation says about a record: verdicts, rules, notes, findings, and the tolerance for gaps.
+
+Verdicts
+--------
+The outcome of looking at one record: a verdict, the rule that gave it, and what else is worth knowing.
 
 A verdict is a value, never an exception. *Fatal* verdicts stop a partition before the end of a push; after it they
 are counted, and a faulty record is left out (`rules`). DUPLICATE is benign, UNMANAGED and HEARTBEAT say that there was
 nothing to judge.
 
-tolerance:
+Tolerance for gaps
+------------------
 When a gap in a producer's numbering may be log compaction's work, and so is no loss.
 
 Compaction leaves a record alone until it is `min.compaction.lag.ms` old; a gap in front of a younger record is loss.
@@ -19,7 +24,8 @@ Time is the log's (the record's timestamp; a negative one is none); now is the r
 
 Thread rule: values and pure functions; `compacted_below` may read a file.
 
-findings:
+Findings
+--------
 One fault, with all that helps to find its cause.
 
 A `Finding` is a value with the facts; its text is made only when somebody reads it, because a flood of faults
@@ -27,8 +33,6 @@ must not cost more than counting them.
 
 Thread rule: values.
 """
-
-# FOLDED: the docstring above is joined from 3 modules; rewrite it by hand, then delete this line
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ from tidegate.durations import format_duration
 from tidegate.errors import IntegrityError, InvalidError
 from tidegate.integrity.header import Stamp
 
-# --- verdicts: The outcome of looking at one record: a verdict, the rule that gave it, and what else is …
+# -- verdicts --------------------------------------------------------------------------------------
 
 
 class Verdict(IntEnum):
@@ -126,7 +130,7 @@ class Note(IntFlag):
     DAMAGED = 128  # on gaps: the record that shows the gap does not match its own checksum either
 
 
-# --- tolerance: When a gap in a producer's numbering may be log compaction's work, and so is no loss.
+# -- tolerance for gaps ----------------------------------------------------------------------------
 
 NOT_COMPACTED: Final = -1
 INTEGRITY_LAG_MS: Final = 86_400_000
@@ -211,7 +215,7 @@ def tolerance_of(log: Any, topic: str, partition: int) -> Tolerance:
     return Tolerance(config.min_compaction_lag_ms, compacted_below=log.compacted_below(topic, partition))
 
 
-# --- findings: One fault, with all that helps to find its cause.
+# -- findings --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """`python -m tidegate.kernels`: compile every kernel that no cache has, and say how far that is.
 
-Set-up and image builds run it once, so that no later start waits for compiling. Modules are compiled side by side, one
-process a core. `--check` compiles nothing: it prints, as JSON, how many kernels there are and are compiled, the folders
+Set-up and image builds run it once, so that no later start waits for compiling. There is one process for each core.
+`--check` compiles nothing: it prints, as JSON, how many kernels there are and are compiled, the folders
 that have them, and the folder that would get the others (null where none can be written).
 """
 
@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any
 
 import tidegate.kernels
-from tidegate.kernels.compiling import all_kernels, compile_module, load_kernels
+from tidegate.kernels.jit import all_kernels, compile_kernels, kernels_to_compile, load_kernels
 from tidegate.kernels.kernel_cache import folder_to_write
 
 PACKAGE = Path(tidegate.kernels.__file__).parent
@@ -77,20 +77,16 @@ def main(arguments: list[str]) -> int:
 
 
 def _compile_side_by_side(missing: int, start: float) -> None:
-    """Compile every module that has kernels in no cache, in as many processes as there are cores."""
-    counts: dict[str, int] = {}
-    for each in all_kernels():
-        if each.where() is None:
-            counts[each.__module__] = counts.get(each.__module__, 0) + 1
-    names = [name for name in _module_names() if name in counts]
+    """Compile every kernel that is in no cache, in as many processes as there are cores."""
+    groups = [group for group in kernels_to_compile() if group[0][0].startswith("tidegate.kernels.")]
     done = told = 0
-    workers = min(os.cpu_count() or 1, len(names))
+    workers = min(os.cpu_count() or 1, len(groups))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for ended in as_completed([pool.submit(compile_module, name) for name in names]):
-            name = ended.result()
-            done += counts[name]
+        for ended in as_completed([pool.submit(compile_kernels, group) for group in groups]):
+            names = ended.result()
+            done += len(names)
             if sys.stderr.isatty():
-                line = f"{done:>4} of {missing}  {perf_counter() - start:6.1f} s  {name.rpartition('.')[2]}"
+                line = f"{done:>4} of {missing}  {perf_counter() - start:6.1f} s  {names[0][1]}"
                 sys.stderr.write(f"\r  {line:<60}" + ("\n" if done == missing else ""))
             elif done - told >= TOLD_EVERY:
                 told = done

@@ -1,7 +1,30 @@
-"""The verdicts of deduplication, in a kernel.
+"""Deduplication: fingerprints of record identities, and the decision for each record.
+
+Decisions
+---------
+The verdicts of deduplication, in a kernel.
 
 `decide` walks groups of one identity, which `fingerprints.py` made. Times at which the identity was accepted are kept
 sorted; a record meets those less than the horizon from it. All numbers are as `windows/operators/dedupe.py` has them.
+
+Fingerprints
+------------
+Identities as fingerprints, many at once, and the records that have them put in the order of runs.
+
+An identity is the pair (record key, id), both bytes. Its fingerprint is SipHash-2-4 with 128 bits of output of
+
+    key, filled up with zeros to whole words | id, the same | length of key u32 LE | length of id, 3 bytes LE
+
+so no two pairs are one message. It is kept as 16 bytes: the low word little-endian, then the high one. One message
+after the other, a processor mostly waits for the last operation; here `LANES` of them go on side by side, word by
+word, which compilers make vectors of.
+
+Rows come into the order a run's directory has, by XXH64 of those 16 bytes, by sorting one number each, which
+processors do very fast: upper bits of the hash above, the row below. `arrange_rows` then settles the few that are
+alike so far. What is written once more, costs more than what is read from anywhere: nothing is copied that a row
+number can stand for.
+
+Callers prove (K2): offsets of keys and ids never fall and end inside their bytes.
 """
 
 from __future__ import annotations
@@ -12,18 +35,347 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
+from tidegate.kernels.hashing import (
+    _P1,
+    _P2,
+    _P3,
+    _P4,
+    _P5,
+    _U27,
+    _U29,
+    _U33,
+    PRINTS,
+    READ_FLAGS,
+    UINT64,
+    _round,
+    absorb_word,
+    begin_sip,
+    finish_sip,
+)
+from tidegate.kernels.hashing import _rotate as _rotate_word
+from tidegate.kernels.jit import (
     BYTES,
     INT32S,
     INT64,
     INT64S,
+    READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    compare,
+    int64,
+    keep,
     kernel,
+    load,
+    load_word,
+    pointer,
+    prefetch,
+    store,
 )
-from tidegate.kernels.key_bytes import int64
-from tidegate.kernels.key_hash import READ_FLAGS
-from tidegate.kernels.memory import pointer, prefetch
+from tidegate.kernels.sorting import sort_rows
+
+# -- fingerprints ----------------------------------------------------------------------------------
+
+UINT64S = types.Array(types.uint64, 1, "C")
+READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
+PRINT_BYTES: Final = 16
+LANES: Final = 32
+BLOCK: Final = 512  # fingerprints that are hashed at once
+MOST_WORDS: Final = 16  # of a message that takes part; longer ones are done alone
+_U0, _U8, _U16, _U32, _U56 = (np.uint64(number) for number in (0, 8, 16, 32, 56))
+_WORD: Any = np.uint64
+
+
+@register_jitable
+def _word_at(source: Any, size: Any, start: Any, stop: Any) -> Any:
+    """Up to eight bytes from `start` on, none from `stop` on; `size` is how many bytes the source has."""
+    if stop - start >= 8:
+        return load_word(source, start)
+    if start + 8 <= size:
+        unwanted = np.uint64(64 - 8 * (stop - start))
+        return (load_word(source, start) << unwanted) >> unwanted
+    word = _U0
+    for place in range(stop - start):
+        word |= np.uint64(load(source, start + place)) << (np.uint64(place) * _U8)
+    return word
+
+
+@register_jitable
+def _lengths(key_length: Any, id_length: Any) -> Any:
+    """The last word of a message."""
+    words = ((key_length + 7) >> 3) + ((id_length + 7) >> 3)
+    last = np.uint64(key_length) | (np.uint64(id_length & 0xFFFFFF) << _U32)
+    return last | (np.uint64((8 * words + 7) & 0xFF) << _U56)
+
+
+@register_jitable
+def _alone(
+    keys: Any, key_size: Any, key_start: Any, key_stop: Any,
+    ids: Any, id_size: Any, id_start: Any, id_stop: Any, secret0: Any, secret1: Any,
+) -> Any:  # fmt: skip
+    """The fingerprint of one pair, however long."""
+    v0, v1, v2, v3 = begin_sip(secret0, secret1)
+    last = _lengths(key_stop - key_start, id_stop - id_start)
+    while key_start < key_stop:
+        v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, _word_at(keys, key_size, key_start, key_stop))
+        key_start += 8
+    while id_start < id_stop:
+        v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, _word_at(ids, id_size, id_start, id_stop))
+        id_start += 8
+    v0, v1, v2, v3 = absorb_word(v0, v1, v2, v3, last)
+    return finish_sip(v0, v1, v2, v3)
+
+
+@register_jitable(forceinline=True)
+def hash_print(low: Any, high: Any) -> Any:
+    """XXH64, seed 0, of the 16 bytes of a fingerprint."""
+    digest = _P5 + _U16
+    digest = _rotate_word(digest ^ _round(_U0, low), _U27) * _P1 + _P4
+    digest = _rotate_word(digest ^ _round(_U0, high), _U27) * _P1 + _P4
+    digest = (digest ^ (digest >> _U33)) * _P2
+    digest = (digest ^ (digest >> _U29)) * _P3
+    return digest ^ (digest >> _U32)
+
+
+@register_jitable(forceinline=True)
+def _hash_lanes(
+    words: Any, counts: Any, state: Any, least: Any, most: Any, secret0: Any, secret1: Any
+) -> None:
+    """Fingerprints and hashes of the messages in `words`, a message a lane, into its first three lines.
+
+    Messages have `least` to `most` words.
+    """
+    v0, v1, v2, v3 = begin_sip(secret0, secret1)
+    for lane in range(LANES):
+        store(state, lane, int64(v0))
+        store(state, LANES + lane, int64(v1))
+        store(state, 2 * LANES + lane, int64(v2))
+        store(state, 3 * LANES + lane, int64(v3))
+    for place in range(most):
+        if place < least:  # no message has ended: nothing to choose
+            for lane in range(LANES):
+                old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
+                old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
+                v0, v1, v2, v3 = absorb_word(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
+                store(state, lane, int64(v0))
+                store(state, LANES + lane, int64(v1))
+                store(state, 2 * LANES + lane, int64(v2))
+                store(state, 3 * LANES + lane, int64(v3))
+            continue
+        for lane in range(LANES):
+            old0, old1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
+            old2, old3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
+            v0, v1, v2, v3 = absorb_word(old0, old1, old2, old3, _WORD(load(words, place * LANES + lane)))
+            taken = _WORD(
+                int64(place - load(counts, lane)) >> 63
+            )  # no bit for a message that has ended: it stays
+            store(state, lane, int64(old0 ^ ((v0 ^ old0) & taken)))
+            store(state, LANES + lane, int64(old1 ^ ((v1 ^ old1) & taken)))
+            store(state, 2 * LANES + lane, int64(old2 ^ ((v2 ^ old2) & taken)))
+            store(state, 3 * LANES + lane, int64(old3 ^ ((v3 ^ old3) & taken)))
+    for lane in range(LANES):
+        v0, v1 = _WORD(load(state, lane)), _WORD(load(state, LANES + lane))
+        v2, v3 = _WORD(load(state, 2 * LANES + lane)), _WORD(load(state, 3 * LANES + lane))
+        low, high = finish_sip(v0, v1, v2, v3)
+        store(words, lane, int64(low))
+        store(words, LANES + lane, int64(high))
+        store(words, 2 * LANES + lane, int64(hash_print(low, high)))
+
+
+@register_jitable
+def _even_words(source: Any, size: Any, bounds: Any, first: Any, words: Any, line: Any) -> Any:
+    """The words of `LANES` values of one width into the lines from `line` on; how many each has, -1 if they are not
+    even or stand too near the end to be read by the word."""
+    base, width = int64(bounds[first]), int64(bounds[first + 1]) - int64(bounds[first])
+    differ = int64(0)
+    for lane in range(LANES):
+        differ |= (int64(bounds[first + lane + 1]) - int64(bounds[first + lane])) ^ width
+    count = (width + 7) >> 3
+    if differ != 0 or base + LANES * width + 8 > size or line + count >= MOST_WORDS:
+        return -1
+    for number in range(count):
+        unwanted = _WORD(64 - 8 * min(8, width - 8 * number))
+        for lane in range(LANES):
+            word = (load_word(source, base + lane * width + 8 * number) << unwanted) >> unwanted
+            store(words, (line + number) * LANES + lane, int64(word))
+    return count
+
+
+@kernel(
+    INT64(
+        READ_BYTES, READ_INT32S, READ_BYTES, READ_INT32S, READ_FLAGS, UINT64, UINT64, INT64, PRINTS, UINT64S
+    )
+)  # fmt: skip
+def fingerprint_pairs(
+    keys: Any,
+    key_bounds: Any,
+    ids: Any,
+    id_bounds: Any,
+    mask: Any,
+    secret0: Any,
+    secret1: Any,
+    row_bits: int,
+    prints: Any,
+    marks: Any,
+) -> Any:
+    """The fingerprint of each masked row's (key, id), low word first, and a mark for it; answers how many.
+
+    No mask at all: every row takes part. Marks have the row in their lowest `row_bits`.
+    """
+    key_source, id_source = pointer(keys), pointer(ids)
+    key_size, id_size, rows = keys.shape[0], ids.shape[0], prints.shape[0]
+    room, state_room = np.zeros(MOST_WORDS * LANES, np.uint64), np.zeros(4 * LANES, np.uint64)
+    lengths = np.zeros(LANES, np.int64)
+    words, state, counts = pointer(room), pointer(state_room), pointer(lengths)
+    row_mask = (np.uint64(1) << np.uint64(row_bits)) - np.uint64(1)
+    found = int64(0)
+    for first in range(0, rows, LANES):
+        have, most, least = min(LANES, rows - first), int64(1), int64(MOST_WORDS)
+        has_long, is_even = False, False
+        if have == LANES:
+            of_keys = _even_words(key_source, key_size, key_bounds, first, words, int64(0))
+            of_ids = int64(-1)
+            if of_keys >= 0:
+                of_ids = _even_words(id_source, id_size, id_bounds, first, words, int64(of_keys))
+            if of_ids >= 0:
+                is_even = True
+                most = least = of_keys + of_ids + 1
+                last = _lengths(
+                    int64(key_bounds[first + 1]) - int64(key_bounds[first]),
+                    int64(id_bounds[first + 1]) - int64(id_bounds[first]),
+                )
+                for lane in range(LANES):
+                    store(words, (most - 1) * LANES + lane, int64(last))
+        for lane in range(0 if is_even else have):
+            row = first + lane
+            start, stop = int64(key_bounds[row]), int64(key_bounds[row + 1])
+            id_start, id_stop = int64(id_bounds[row]), int64(id_bounds[row + 1])
+            count = ((stop - start + 7) >> 3) + ((id_stop - id_start + 7) >> 3) + 1
+            if count > MOST_WORDS:
+                has_long = True
+                continue
+            last = _lengths(stop - start, id_stop - id_start)
+            at = lane
+            while start < stop:
+                store(words, at, int64(_word_at(key_source, key_size, start, stop)))
+                at += LANES
+                start += 8
+            while id_start < id_stop:
+                store(words, at, int64(_word_at(id_source, id_size, id_start, id_stop)))
+                at += LANES
+                id_start += 8
+            store(words, at, int64(last))
+            store(counts, lane, count)
+            most, least = max(most, count), min(least, count)
+        _hash_lanes(words, counts, state, least, most, secret0, secret1)
+        for lane in range(have):
+            row = first + lane
+            if mask.shape[0] > 0 and not mask[row]:
+                continue
+            low, high = _WORD(load(words, lane)), _WORD(load(words, LANES + lane))
+            digest = _WORD(load(words, 2 * LANES + lane))
+            if has_long:
+                start, stop = int64(key_bounds[row]), int64(key_bounds[row + 1])
+                id_start, id_stop = int64(id_bounds[row]), int64(id_bounds[row + 1])
+                if ((stop - start + 7) >> 3) + ((id_stop - id_start + 7) >> 3) >= MOST_WORDS:
+                    low, high = _alone(
+                        key_source, key_size, start, stop,
+                        id_source, id_size, id_start, id_stop, secret0, secret1,
+                    )  # fmt: skip
+                    digest = hash_print(low, high)
+            prints[row, 0] = low
+            prints[row, 1] = high
+            marks[found] = (digest & ~row_mask) | np.uint64(row)
+            found += 1
+    keep(room)
+    keep(state_room)
+    keep(lengths)
+    return found
+
+
+@register_jitable
+def _is_above(source: Any, left: Any, right: Any) -> bool:
+    """Whether the fingerprint of row `left` stands after that of row `right`, by hash and then by bytes."""
+    at, other = PRINT_BYTES * int64(left), PRINT_BYTES * int64(right)
+    own_hash = hash_print(load_word(source, at), load_word(source, at + 8))
+    other_hash = hash_print(load_word(source, other), load_word(source, other + 8))
+    if own_hash != other_hash:
+        return bool(own_hash > other_hash)
+    return bool(compare(source, at, at + PRINT_BYTES, source, other, other + PRINT_BYTES) > 0)
+
+
+@register_jitable
+def _same_print(source: Any, row: Any, other: Any) -> bool:
+    at, before = PRINT_BYTES * row, PRINT_BYTES * other
+    return bool(
+        load_word(source, at) == load_word(source, before)
+        and load_word(source, at + 8) == load_word(source, before + 8)
+    )
+
+
+@kernel(INT64(READ_UINT64S, INT64, READ_BYTES, INT32S, INT32S))
+def arrange_rows(marks: Any, row_bits: int, prints: Any, rows: Any, starts: Any) -> Any:
+    """Rows by ascending marks in the order of runs, and where each identity's rows start; answers how many.
+
+    `starts` has one number more: where the last one's end. Rows of one identity stay as they came. `prints` are the
+    bytes of all fingerprints.
+    """
+    source = pointer(prints)
+    count = marks.shape[0]
+    low_bits = np.uint64(row_bits)
+    row_mask = (np.uint64(1) << low_bits) - np.uint64(1)
+    alike = marks[0] if count > 0 else _U0
+    for place in range(count):
+        mark = marks[place]
+        row = int64(mark & row_mask)
+        rows[place] = np.int32(row)
+        if (mark ^ alike) >> low_bits == _U0 and place > 0:  # is to be compared soon
+            prefetch(source, PRINT_BYTES * row)
+            prefetch(source, PRINT_BYTES * int64(alike & row_mask))
+        alike = mark
+    found, place = int64(0), int64(0)
+    while place < count:
+        starts[found] = place
+        found += 1
+        first = place
+        place += 1
+        if place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
+            while place < count and (marks[place] ^ marks[first]) >> low_bits == _U0:
+                place += 1
+            at = first + 1
+            while at < place and _same_print(source, int64(rows[at]), int64(rows[at - 1])):
+                at += 1
+            if at < place:  # else they are copies of one another, in the order they came
+                sort_rows(rows, first, place, _is_above, source, np.empty(place - first, np.int32))
+                for at in range(first + 1, place):
+                    if not _same_print(source, int64(rows[at]), int64(rows[at - 1])):
+                        starts[found] = at
+                        found += 1
+    starts[found] = count
+    return found
+
+
+@kernel(types.void(READ_INT32S, READ_INT32S, READ_UINT64S, UINT64S, UINT64S))
+def gather_prints(rows: Any, starts: Any, prints: Any, into: Any, hashes: Any) -> None:
+    """The two words of each identity's fingerprint, and its hash."""
+    source, target, digests = pointer(prints), pointer(into), pointer(hashes)
+    groups, room = hashes.shape[0], np.empty(2 * BLOCK, np.uint64)
+    lows = pointer(room)
+    for first in range(0, groups, BLOCK):
+        have = min(BLOCK, groups - first)
+        for at in range(have):
+            row = int64(rows[starts[first + at]])
+            low, high = load(source, 2 * row), load(source, 2 * row + 1)
+            store(target, 2 * (first + at), low)
+            store(target, 2 * (first + at) + 1, high)
+            store(lows, at, low)
+            store(lows, BLOCK + at, high)
+        for at in range(have):
+            digest = hash_print(_WORD(load(lows, at)), _WORD(load(lows, BLOCK + at)))
+            store(digests, first + at, int64(digest))
+    keep(room)
+
+
+# -- decisions -------------------------------------------------------------------------------------
 
 NEW, REPLAY, DUPLICATE, LATE, NO_ID = 0, 1, 2, 3, 4
 NOT_KEPT: Final = -(2**31)

@@ -10,7 +10,7 @@ Folders are read in this order, and a kernel that had to be compiled is written 
 D1  a folder is read even where it cannot be written; where none can be written, kernels live as long as the process.
 D2  compiled kernels are code. The last two folders are used only if they belong to this user and nobody else can write
     to them; so a stranger's files in a shared temporary folder are never run.
-D3  a kernel is used only with the stamp of the sources it was compiled from, and for the processor it was compiled for.
+D3  a kernel is used only with the stamp of the code it was compiled from, and for the processor it was compiled for.
     One that cannot be read is compiled again.
 
 Thread rule: any; numba calls the cache under its own lock.
@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,27 @@ class KernelCache:
     """The cache of one kernel, in numba's interface: `load_overload`, `save_overload`, `flush`, `cache_path`."""
 
     def __init__(
-        self, function: Callable[..., Any], stamp: str, missed: Callable[[Path | None], None]
+        self,
+        function: Callable[..., Any],
+        stamp_of: Callable[[Callable[..., Any]], str],
+        missed: Callable[[Path | None], None],
     ) -> None:
-        """`missed` is called with the folder to write to, before a kernel that no folder has is compiled."""
+        """`missed` is called with the folder to write to, before a kernel that no folder has is compiled.
+
+        `stamp_of` is called when the cache is first used: by then the module's globals are all there.
+        """
         code, name = function.__code__, function.__qualname__.replace("<", "").replace(">", "")
         self.sources = Path(code.co_filename).parent
-        self._stamp = stamp
+        self._function = function
+        self._stamp_of = stamp_of
         self._missed = missed
-        self._file_name = (
-            f"{Path(code.co_filename).stem}.{name}-{code.co_firstlineno}"
-            f".py{sys.version_info[0]}{sys.version_info[1]}"
-        )
+        self._file_name = f"{Path(code.co_filename).stem}.{name}.py{sys.version_info[0]}{sys.version_info[1]}"
         self._code_hash = hashlib.sha256(code.co_code).hexdigest()
         self._is_fixed = function.__closure__ is None  # what a closure holds is in no file and in no stamp
+
+    @cached_property
+    def _stamp(self) -> str:
+        return self._stamp_of(self._function)
 
     @property
     def cache_path(self) -> str:

@@ -1,21 +1,63 @@
-"""Directories of runs merged, chosen from and expanded to rows.
+"""Merge, join, match and split sorted runs.
+
+Merging
+-------
+Directories of runs merged, chosen from and expanded to rows.
 
 The directories of several runs stand behind each other, as their rows do: line i of all has hash `hashes[i]`,
 key i of (`data`, `bounds`) and the rows `row_starts[i]` up to, not including, `row_starts[i + 1]`. Lines of one
 run ascend by (hash, key bytes); earlier lines came from earlier runs.
 
 Callers prove (K2): row starts never fall and count the rows, offsets of keys never fall and end inside the bytes.
+
+Keys of rows
+------------
+The key of every row, out of a directory with one line a key: each key written as often as it has rows.
+
+Callers prove (K2): `starts` never falls, has one number more than there are keys and ends at the number of rows; the
+rows asked for lie inside it; `bounds` never falls and ends inside the keys' bytes; there is room for what comes out.
+
+Rows by bucket
+--------------
+Sorted rows divided by the buckets they lie in.
+
+Rows come as (line, row) pairs: which key of a sorted list of keys, and which row of the columns. What a bucket gets is
+a stretch of both lists, in the order rows had. Columns are then gathered bucket by bucket, one at a time: a loop that
+does one thing is several times as fast as one that fills everything at once.
+
+Callers prove (K2): `order` are rows of `ts`, `lines` are lines of the keys, whose bounds never fall and end inside
+their bytes.
+
+Sorted keys against a run
+-------------------------
+Many sorted keys against a run's sorted directory: which rows of the run belong to one of them.
+
+Both sides ascend by hash, which is uniform. A run about as large as the keys, or smaller, is read from front to back
+(`stream_run`): its hashes are first held against a bitmap of the keys' (32 bits a key, found by the hash's upper
+bits, so the bitmap is read from front to back, too), and only the few that pass are looked for. In a run much larger
+than the keys, each key leaps to its place (`leap_run`).
+
+Callers prove (K2): starts never fall and count the rows; offsets never fall and end inside the bytes.
+
+Identities of two runs
+----------------------
+Two runs walked side by side: which rows of the one have their identity in the other, too.
+
+Both ascend by (hash, key bytes, ts, seq). The walk leaps in whichever run is behind, so a small run finds its rows
+in a large one without reading most of it.
+
+Callers prove (K2): row starts never fall and count the rows, offsets of keys never fall and end inside the bytes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
+from tidegate.kernels.jit import (
     BYTES,
     INT32S,
     INT64,
@@ -23,12 +65,132 @@ from tidegate.kernels.compiling import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    are_equal,
+    compare,
+    copy_key,
+    int64,
     kernel,
+    load,
+    load_word,
+    pointer,
+    prefetch,
+    store,
+    store_word,
 )
-from tidegate.kernels.group_order import READ_UINT64S, UINT64S
-from tidegate.kernels.key_bytes import are_equal, copy_key, int64, load_word, store_word
-from tidegate.kernels.key_order import is_key_above, sort_rows
-from tidegate.kernels.memory import pointer
+from tidegate.kernels.jit import INT64 as INT64_TYPE
+from tidegate.kernels.sorting import UINT64S, is_key_above, sort_rows
+
+# -- keys of rows ----------------------------------------------------------------------------------
+
+
+@kernel(INT64(READ_INT32S, READ_INT32S, INT64, INT64, INT64))
+def count_key_bytes(bounds: Any, starts: Any, line: Any, first: Any, stop: Any) -> Any:
+    """How many bytes the keys of rows first … stop have together; `line` is the key of the first of them."""
+    ends, rows = pointer(bounds), pointer(starts)
+    total: Any = np.int64(0)
+    while first < stop:
+        after = min(load(rows, line + 1), stop)
+        total += (after - first) * (load(ends, line + 1) - load(ends, line))
+        first = after
+        line += 1
+    return total
+
+
+@kernel(INT64(READ_BYTES, READ_INT32S, READ_INT32S, INT64, INT64, INT64, BYTES, INT32S))
+def spread_keys(
+    data: Any, bounds: Any, starts: Any, line: Any, first: Any, stop: Any, target: Any, target_bounds: Any
+) -> Any:
+    """Write the keys of rows first … stop one after the other, and where each begins and the last ends."""
+    source, ends, rows = pointer(data), pointer(bounds), pointer(starts)
+    into, into_bounds = pointer(target), pointer(target_bounds)
+    at: Any = np.int64(0)
+    row: Any = np.int64(0)
+    store(into_bounds, 0, 0)
+    while first < stop:
+        after = min(load(rows, line + 1), stop)
+        begin = load(ends, line)
+        length = load(ends, line + 1) - begin
+        for _ in range(after - first):
+            copy_key(into, at, source, begin, length)
+            at += length
+            row += 1
+            store(into_bounds, row, at)
+        first = after
+        line += 1
+    return at
+
+
+# -- rows by bucket --------------------------------------------------------------------------------
+
+READ_UINT64S = types.Array(types.uint64, 1, "C", readonly=True)
+AHEAD: Final = 24  # rows between the one at hand and the one whose time is fetched
+
+
+@register_jitable
+def _ascends(source: Any, bounds: Any, hashes: Any, line: Any) -> bool:
+    """Whether a line stands after the one before it."""
+    if hashes[line - 1] != hashes[line]:
+        return bool(hashes[line - 1] < hashes[line])
+    start, middle, stop = int64(bounds[line - 1]), int64(bounds[line]), int64(bounds[line + 1])
+    return bool(compare(source, start, middle, source, middle, stop) < 0)
+
+
+@kernel(INT64(READ_UINT64S, READ_BYTES, READ_INT32S))
+def first_disorder(hashes: Any, data: Any, bounds: Any) -> Any:
+    """The first line that does not ascend by (hash, key), or how many there are."""
+    source = pointer(data)
+    for line in range(1, hashes.shape[0]):
+        if not _ascends(source, bounds, hashes, line):
+            return int64(line)
+    return int64(hashes.shape[0])
+
+
+@kernel(INT64(READ_INT32S, READ_INT32S, READ_INT64S, INT64, INT64, INT32S, INT64S))
+def count_buckets(lines: Any, order: Any, ts: Any, width: int, lowest: int, buckets: Any, counts: Any) -> Any:
+    """The number of each row's bucket, from the one that starts at `lowest` on, and how many rows each gets.
+
+    `counts` comes as zeros. Answers the first row that does not ascend by (line, ts), or how many rows there are.
+    """
+    times = pointer(ts)
+    before, time_before = int64(-1), int64(0)
+    for at in range(order.shape[0]):
+        if at + AHEAD < order.shape[0]:
+            prefetch(times, int64(order[at + AHEAD]))
+        line, time = int64(lines[at]), ts[order[at]]
+        if line < before or (line == before and time <= time_before):
+            return int64(at)
+        before, time_before = line, time
+        bucket = int64(np.uint64(time - lowest) // np.uint64(width))
+        buckets[at] = bucket
+        counts[bucket] += 1
+    return int64(order.shape[0])
+
+
+@kernel(types.void(READ_INT32S, READ_INT32S, READ_INT32S, INT64S, INT32S, INT32S))
+def divide_rows(lines: Any, order: Any, buckets: Any, places: Any, into_lines: Any, into_order: Any) -> None:
+    """Put the pairs of each bucket side by side; `places` says where each bucket's begin."""
+    for at in range(order.shape[0]):
+        bucket = buckets[at]
+        place = places[bucket]
+        places[bucket] = place + 1
+        into_lines[place] = lines[at]
+        into_order[place] = order[at]
+
+
+@kernel(INT64(READ_INT32S, INT32S))
+def list_starts(lines: Any, starts: Any) -> Any:
+    """Where each line's rows begin among lines side by side, and one more: their end; answers how many lines."""
+    found, before = int64(0), int64(-1)
+    for at in range(lines.shape[0]):
+        line = int64(lines[at])
+        starts[found] = at  # overwritten by the next unless a line begins here
+        found += line != before
+        before = line
+    starts[found] = lines.shape[0]
+    return found
+
+
+# -- merging ---------------------------------------------------------------------------------------
 
 INT64_PAIR = types.UniTuple(types.int64, 2)
 READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
@@ -243,3 +405,219 @@ def gather_halves(values: Any, rows: Any, into: Any) -> None:
     """`into[i]` = `values[rows[i]]`, for values of four bytes."""
     for place in range(rows.shape[0]):
         into[place] = values[rows[place]]
+
+
+# -- sorted keys against a run ---------------------------------------------------------------------
+
+BITS_A_KEY: Final = 32
+BLOCK: Final = 16
+BLOCKS: Final = 8
+_U3, _U7 = np.uint64(3), np.uint64(7)
+
+
+@kernel(types.void(READ_UINT64S, INT64, BYTES))
+def mark_hashes(hashes: Any, shift: int, bits: Any) -> None:
+    """Set the bit of every hash: the one its bits from `shift` on name."""
+    target, right = pointer(bits), np.uint64(shift)
+    for at in range(hashes.shape[0]):
+        bit = hashes[at] >> right
+        byte = int64(bit >> _U3)
+        store(target, byte, load(target, byte) | (1 << int64(bit & _U7)))
+
+
+@register_jitable
+def leap(hashes: Any, at: Any, wanted: Any) -> Any:
+    """The first place from `at` on whose hash is not below `wanted`, by steps that double."""
+    stop = hashes.shape[0]
+    if at >= stop or hashes[at] >= wanted:
+        return at
+    step = int64(1)
+    while at + step < stop and hashes[at + step] < wanted:
+        at += step
+        step += step
+    low, high = at + 1, min(at + step, stop)
+    while low < high:
+        middle = (low + high) >> 1
+        if hashes[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@register_jitable
+def walk(hashes: Any, at: Any, wanted: Any) -> Any:
+    """What `leap` answers, where it is mostly near: whole blocks are compared, which no branch can guess wrong."""
+    stop = hashes.shape[0]
+    for _ in range(BLOCKS):
+        if at + BLOCK > stop:
+            break
+        if hashes[at + BLOCK - 1] >= wanted:
+            below = int64(0)
+            for place in range(BLOCK):
+                below += hashes[at + place] < wanted
+            return at + below
+        at += BLOCK
+    return leap(hashes, at, wanted)
+
+
+@register_jitable
+def _is_same(source: Any, bounds: Any, key: Any, other: Any, other_bounds: Any, line: Any) -> bool:
+    """Whether a key and the run's key in a line are the same bytes."""
+    start, stop = int64(bounds[key]), int64(bounds[key + 1])
+    return are_equal(source, start, stop, other, int64(other_bounds[line]), int64(other_bounds[line + 1]))
+
+
+@register_jitable
+def _put_rows(
+    key: Any, low: Any, high: Any, ts: Any, first_ts: Any, last_ts: Any, keys: Any, rows: Any, count: Any
+) -> Any:
+    """Note a key's rows inside the bounds, as far as there is room; how many were found by now."""
+    for row in range(low, high):
+        if first_ts <= ts[row] <= last_ts:
+            if count < keys.shape[0]:
+                keys[count] = key
+                rows[count] = row
+            count += 1
+    return count
+
+
+_JOIN = (
+    READ_UINT64S, READ_BYTES, READ_INT32S,
+    READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT64S,
+    INT64, INT64, INT32S, INT32S,
+)  # fmt: skip
+
+
+@kernel(INT64(READ_BYTES, INT64, *_JOIN))
+def stream_run(
+    bits: Any,
+    shift: int,
+    hashes: Any,
+    data: Any,
+    bounds: Any,
+    run_hashes: Any,
+    run_data: Any,
+    run_bounds: Any,
+    starts: Any,
+    ts: Any,
+    first_ts: int,
+    last_ts: int,
+    keys: Any,
+    rows: Any,
+) -> Any:
+    """(key, row) of every row of the run with `first_ts` ≤ ts ≤ `last_ts` that belongs to one of the keys.
+
+    Answers how many there are; with more than there is room for, call again. `bits` are those of `mark_hashes`.
+    """
+    marks, source, other, right = pointer(bits), pointer(data), pointer(run_data), np.uint64(shift)
+    near, count, stop = int64(0), int64(0), hashes.shape[0]
+    for line in range(run_hashes.shape[0]):
+        wanted = run_hashes[line]
+        bit = wanted >> right
+        if (load(marks, int64(bit >> _U3)) >> int64(bit & _U7)) & 1 == 0:
+            continue
+        near = walk(hashes, near, wanted)
+        key = near
+        while key < stop and hashes[key] == wanted:
+            if _is_same(source, bounds, key, other, run_bounds, line):
+                low, high = int64(starts[line]), int64(starts[line + 1])
+                count = _put_rows(key, low, high, ts, first_ts, last_ts, keys, rows, count)
+                break
+            key += 1
+    return count
+
+
+@kernel(INT64(*_JOIN))
+def leap_run(
+    hashes: Any,
+    data: Any,
+    bounds: Any,
+    run_hashes: Any,
+    run_data: Any,
+    run_bounds: Any,
+    starts: Any,
+    ts: Any,
+    first_ts: int,
+    last_ts: int,
+    keys: Any,
+    rows: Any,
+) -> Any:
+    """What `stream_run` answers, for a run much larger than the keys."""
+    source, other = pointer(data), pointer(run_data)
+    near, count, stop = int64(0), int64(0), run_hashes.shape[0]
+    for key in range(hashes.shape[0]):
+        near = leap(run_hashes, near, hashes[key])
+        line = near
+        while line < stop and run_hashes[line] == hashes[key]:
+            if _is_same(source, bounds, key, other, run_bounds, line):
+                low, high = int64(starts[line]), int64(starts[line + 1])
+                count = _put_rows(key, low, high, ts, first_ts, last_ts, keys, rows, count)
+                break
+            line += 1
+    return count
+
+
+# -- identities of two runs ------------------------------------------------------------------------
+
+
+@kernel(
+    INT64_TYPE(
+        READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S,
+        READ_UINT64S, READ_BYTES, READ_INT32S, READ_INT32S, READ_INT64S, READ_INT64S,
+        INT32S, INT32S,
+    )
+)  # fmt: skip
+def match_runs(
+    hashes: Any,
+    data: Any,
+    bounds: Any,
+    starts: Any,
+    ts: Any,
+    seq: Any,
+    other_hashes: Any,
+    other_data: Any,
+    other_bounds: Any,
+    other_starts: Any,
+    other_ts: Any,
+    other_seq: Any,
+    rows: Any,
+    other_rows: Any,
+) -> Any:
+    """Pairs of rows with one identity, ascending; answers how many. Room for the smaller run's rows is enough."""
+    source, other_source = pointer(data), pointer(other_data)
+    found, line, other = int64(0), int64(0), int64(0)
+    lines, other_lines = hashes.shape[0], other_hashes.shape[0]
+    while line < lines and other < other_lines:
+        if hashes[line] < other_hashes[other]:
+            line = leap(hashes, line, other_hashes[other])
+            continue
+        if other_hashes[other] < hashes[line]:
+            other = leap(other_hashes, other, hashes[line])
+            continue
+        order = compare(
+            source, int64(bounds[line]), int64(bounds[line + 1]),
+            other_source, int64(other_bounds[other]), int64(other_bounds[other + 1]),
+        )  # fmt: skip
+        if order < 0:
+            line += 1
+            continue
+        if order > 0:
+            other += 1
+            continue
+        at, stop = int64(starts[line]), int64(starts[line + 1])
+        place, last = int64(other_starts[other]), int64(other_starts[other + 1])
+        while at < stop and place < last:
+            if ts[at] < other_ts[place] or (ts[at] == other_ts[place] and seq[at] < other_seq[place]):
+                at += 1
+            elif ts[at] > other_ts[place] or seq[at] > other_seq[place]:
+                place += 1
+            else:
+                rows[found] = at
+                other_rows[found] = place
+                found += 1
+                at += 1
+                place += 1
+        line += 1
+        other += 1
+    return found

@@ -1,4 +1,8 @@
-"""Stream time, record by record: the largest event time of each source partition so far, and the least of those.
+"""Stream time record by record, statistics by cell of time, and columns without the rows filtered out.
+
+Stream time
+-----------
+Stream time, record by record: the largest event time of each source partition so far, and the least of those.
 
 A record without a key, with a time before the epoch, or further ahead than the guard allows moves no clock.
 
@@ -6,6 +10,22 @@ A record without a key, with a time before the epoch, or further ahead than the 
     floor[0]         what no partition is behind any more: the least clock of those that are not idle; never falls
     stream_time[i]   the clock of record i's partition, with record i
     judged[i]        what record i is judged with: its stream time, or the floor where that is higher
+
+Cells of time
+-------------
+Which offsets speak of which cell of time: a count, the first and the last offset of each.
+
+Time is cut into segments, and a segment into `per_segment` cells of `width`, the last one shorter where that does not
+come out even; cells are numbered through. Offsets ascend.
+
+Filtering columns
+-----------------
+Columns without the rows that are not wanted: what stays moves up, in the order it has.
+
+`flags` has a byte for each row, not 0 where it stays. Few rows mostly go: bytes of values behind each other are copied
+in one go.
+
+Callers prove (K2): there is room for all that stays; bounds of values never fall and end inside their bytes.
 """
 
 from __future__ import annotations
@@ -15,17 +35,25 @@ from typing import Any
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
+from tidegate.kernels.jit import (
     BYTES,
+    INT32S,
     INT64,
     INT64S,
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    copy,
+    int64,
     kernel,
+    load,
+    load_word,
+    pointer,
+    store,
+    store_word,
 )
-from tidegate.kernels.key_bytes import int64
-from tidegate.kernels.memory import load, pointer, store
+
+# -- stream time -----------------------------------------------------------------------------------
 
 GOOD, NO_KEY, NEGATIVE, FUTURE = 0, 1, 2, 3
 UNGUARDED = 2**63 - 1  # as `latest`: no record is too far ahead
@@ -162,3 +190,100 @@ def advance_clocks(
         row += 1
     floor[0] = least
     return int(ts.shape[0])
+
+
+# -- cells of time ---------------------------------------------------------------------------------
+
+
+@kernel(
+    types.void(READ_INT64S, READ_INT64S, INT64, INT64, INT64, INT64, INT64S, INT64S, INT64S)
+)  # fmt: skip
+def note_cells(
+    ts: Any,
+    offsets: Any,
+    segment: int,
+    per_segment: int,
+    width: int,
+    first_number: int,
+    counts: Any,
+    lows: Any,
+    highs: Any,
+) -> None:
+    """Add every record to its cell; the arrays begin at cell `first_number`, with counts of 0. Times are 0 or later."""
+    begin, end, cell = 0, 0, 0  # the cell of the record before: divisions are dear, times alike
+    for row in range(ts.shape[0]):
+        time = ts[row]
+        if time < begin or time >= end:
+            number = time // segment
+            inside = (time - number * segment) // width
+            begin = number * segment + inside * width
+            end = min(begin + width, (number + 1) * segment)
+            cell = number * per_segment + inside - first_number
+        if counts[cell] == 0:
+            lows[cell] = offsets[row]
+        counts[cell] += 1
+        highs[cell] = offsets[row]
+
+
+# -- filtering columns -----------------------------------------------------------------------------
+
+
+@kernel(types.void(READ_BYTES, READ_INT64S, INT64S))
+def filter_words(flags: Any, values: Any, into: Any) -> None:
+    """The values of eight bytes that stay; `into` has room for one more."""
+    source, target = pointer(values), pointer(into)
+    place = int64(0)
+    for row in range(flags.shape[0]):
+        store(target, place, load(source, row))
+        place += flags[row] != 0
+
+
+@kernel(types.void(READ_BYTES, READ_INT32S, INT32S))
+def filter_halves(flags: Any, values: Any, into: Any) -> None:
+    """The values of four bytes that stay; `into` has room for one more."""
+    source, target = pointer(values), pointer(into)
+    place = int64(0)
+    for row in range(flags.shape[0]):
+        store(target, place, load(source, row))
+        place += flags[row] != 0
+
+
+@kernel(INT64(READ_BYTES, READ_INT32S, INT32S))
+def filter_bounds(flags: Any, bounds: Any, into: Any) -> Any:
+    """Where the values that stay begin once they have moved up, and where the last one ends, which is answered."""
+    place, at = int64(0), int64(0)
+    for row in range(flags.shape[0]):
+        into[place] = at
+        if flags[row] != 0:
+            at += int64(bounds[row + 1]) - int64(bounds[row])
+            place += 1
+    into[place] = at
+    return at
+
+
+@kernel(types.void(READ_BYTES, READ_INT32S, READ_BYTES, BYTES))
+def filter_bytes(flags: Any, bounds: Any, data: Any, into: Any) -> None:
+    """The bytes of the values that stay."""
+    source, target = pointer(data), pointer(into)
+    row, at, rows = int64(0), int64(0), flags.shape[0]
+    while row < rows:
+        while row < rows and flags[row] == 0:
+            row += 1
+        first = row
+        while row < rows and flags[row] != 0:
+            row += 1
+        start, length = int64(bounds[first]), int64(bounds[row]) - int64(bounds[first])
+        copy(target, at, source, start, length)
+        at += length
+
+
+@kernel(types.void(READ_BYTES, READ_BYTES, INT64, INT64, BYTES))
+def filter_even(flags: Any, data: Any, first: int, width: int, into: Any) -> None:
+    """The bytes of values of one width, 8 to 16 bytes, of which row 0 has those at `first`; room for one more."""
+    source, target, last = pointer(data), pointer(into), width - 8
+    at = int64(0)
+    for row in range(flags.shape[0]):
+        start = first + width * row
+        store_word(target, at, load_word(source, start))
+        store_word(target, at + last, load_word(source, start + last))
+        at += width if flags[row] != 0 else 0

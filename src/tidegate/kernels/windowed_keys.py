@@ -12,7 +12,7 @@ from typing import Any, Final
 from numba import types
 from numba.extending import register_jitable
 
-from tidegate.kernels.compiling import (
+from tidegate.kernels.jit import (
     BYTES,
     INT32S,
     INT64,
@@ -20,9 +20,12 @@ from tidegate.kernels.compiling import (
     READ_BYTES,
     READ_INT32S,
     READ_INT64S,
+    copy,
     kernel,
+    load,
+    pointer,
+    store,
 )
-from tidegate.kernels.memory import copy, load, pointer, store
 
 READ_FLAGS = types.Array(types.boolean, 1, "C", readonly=True)
 

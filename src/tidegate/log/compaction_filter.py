@@ -59,8 +59,8 @@ from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.key_hash import fingerprint_keys, get_prints, move_prints, put_prints
-from tidegate.kernels.record_filter import GROWTH_BYTES, REBUILD_ROW, copy_kept
+from tidegate.kernels.hashing import fingerprint_keys, get_prints, move_prints, put_prints
+from tidegate.kernels.record_batch import GROWTH_BYTES, REBUILD_ROW, copy_kept
 from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     CODEC_MASK,

@@ -44,7 +44,7 @@ from tidegate.log.fetch import (
 )
 from tidegate.log.format.batch import BatchHeader, Buffer, RecordFacts
 from tidegate.log.indexes import AbortedTxn, TimestampOffset
-from tidegate.log.partition_state import Hooks, PartitionState, Reshaping
+from tidegate.log.partition_state import Hooks, PartitionState
 from tidegate.log.producer_state import Origin, ProducerEntry, check_batch
 from tidegate.log.recovery import Loader, Ports, Recovery, recovery_named
 from tidegate.log.segment import LogSegment
@@ -71,7 +71,6 @@ class PartitionLog:
         self.topic, self.partition = (state.folder.name, 0) if name is None else name
         self.topic_id = topic_id
         self._state = state
-        self._reshaping = Reshaping(state)
 
     @classmethod
     def open(
@@ -285,7 +284,7 @@ class PartitionLog:
             )
         segment = state.view.segments.last
         if roll_reason(segment, prepared, state.config, now_ms) is not None:
-            segment = self._reshaping.roll(prepared.first_offset)
+            segment = self._state.roll(prepared.first_offset)
         if origin is Origin.CLIENT and prepared.headers[0].has_producer:
             known = state.producers.duplicate_of(prepared.headers[0])
             if known is not None:
@@ -348,19 +347,19 @@ class PartitionLog:
         """Finish the active segment and start a new one at the log end."""
         with self._state.lock:
             self._state.require_writable()
-            return self._reshaping.roll()
+            return self._state.roll()
 
     def truncate_to(self, offset: int) -> bool:
         """Drop every batch that reaches `offset` or beyond; whether there was one."""
         with self._state.lock:
             self._state.require_writable()
-            return self._reshaping.truncate_to(offset)
+            return self._state.truncate_to(offset)
 
     def truncate_fully(self, offset: int) -> None:
         """Drop everything and start anew at `offset`."""
         with self._state.lock:
             self._state.require_writable()
-            self._reshaping.truncate_fully(offset)
+            self._state.truncate_fully(offset)
 
     def delete_records_before(self, offset: int) -> int:
         """Raise the log start to `offset` (−1: the high watermark); where it is now. Retention frees the files."""
@@ -373,13 +372,13 @@ class PartitionLog:
         """Let the oldest segments go (unlinked after `file.delete.delay.ms`); how many."""
         with self._state.lock:
             self._state.require_writable()
-            return self._reshaping.delete_segments(segments, reason)
+            return self._state.delete_segments(segments, reason)
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Swap finished and synced `.cleaned` segments in for `old` ones; `ConflictError` if one has left."""
         with self._state.lock:
             self._state.require_writable()
-            self._reshaping.replace_segments(new, old)
+            self._state.replace_segments(new, old)
 
     def remove_expired_producers(self, now_ms: int) -> int:
         """Forget producers that were silent for too long; how many."""

@@ -1,8 +1,8 @@
 """The mutable state of one partition: its view, its offsets, its hooks, and changes of its list of segments.
 
 `PartitionState` keeps log start, high watermark, last stable offset, log end and durable point in order, and
-calls the hooks when they move. `Reshaping` rolls, cuts the end, drops the start and swaps in compacted
-segments; its callers (`segment_roll`, `retention`, `compaction`) decide which segments.
+calls the hooks when they move. It rolls, cuts the end, drops the start and swaps in compacted segments; its callers
+(`segment_roll`, `retention`, `compaction`) decide which segments. These changes run under the lock.
 
 A roll makes the new segment before it finishes the old one, and dropping old segments only renames, so that a
 full disk leaves a working log. Cutting and swapping change several files: one that fails half-way leaves the
@@ -36,6 +36,9 @@ from tidegate.log.recovery import LoadedLog, Ports
 from tidegate.log.segment import LogSegment, SegmentList
 from tidegate.log.segment_swap import Retirement
 from tidegate.log.topic_config import TopicConfig
+
+TRUNCATION = "truncation"
+COMPACTION = "compaction"
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class PartitionState:
         self.read_only = loaded.read_only
         self.is_closed = False
         self.is_progress_told = True
+        self._is_sync_planned = False
         self.retirement = Retirement(folder, self.producers, files=ports.files, scheduler=ports.scheduler)
         self.finished: list[LogSegment] = []  # rolled, not synced since
         active = loaded.segments.last
@@ -233,50 +237,36 @@ class PartitionState:
     def _is_current(self, segment: LogSegment) -> bool:
         return self.view.segments.get(segment.base_offset) is segment
 
-
-TRUNCATION = "truncation"
-COMPACTION = "compaction"
-
-
-class Reshaping:
-    """The segment list of one partition, changed."""
-
-    def __init__(self, state: PartitionState) -> None:
-        self._state = state
-        self._is_sync_planned = False
-
     # -- rolling ---------------------------------------------------------------------------------
 
     def roll(self, first_offset: int = 0) -> LogSegment:
         """Finish the active segment; the new one starts at the log end, or at `first_offset` beyond it."""
-        state = self._state
-        view = state.view
+        view = self.view
         active, base = view.segments.last, max(first_offset, view.end.offset)
         if active.base_offset > base or (active.base_offset == base and active.size > 0):
-            raise InvalidError(f"{state.where}: a log segment at {base} cannot follow {active}")
+            raise InvalidError(f"{self.where}: a log segment at {base} cannot follow {active}")
         if active.base_offset == base:
-            with state.changing_names():
+            with self.changing_names():
                 fresh = self._recreate(active)
             segments = view.segments.with_segments([fresh])
         else:
             fresh = self._follow(active, base)
             segments = view.segments.appended(fresh)
-        state.set_segments(segments, view.end.offset)
+        self.set_segments(segments, view.end.offset)
         if active.base_offset != base:
-            state.finished.append(active)
+            self.finished.append(active)
             self._plan_sync()
-            for hook in state.hooks.on_roll:
+            for hook in self.hooks.on_roll:
                 hook(active)
-        state.producers.update_map_end_offset(base)
-        state.producers.take_snapshot(sync=False)
+        self.producers.update_map_end_offset(base)
+        self.producers.take_snapshot(sync=False)
         return fresh
 
     def _follow(self, active: LogSegment, base: int) -> LogSegment:
-        state = self._state
         for kind in (LOG, *INDEX_SUFFIXES):
-            leftover = offset_file(state.folder, base, kind)
-            if state.ports.files.exists(leftover):
-                state.ports.files.unlink(leftover, missing_ok=True)
+            leftover = offset_file(self.folder, base, kind)
+            if self.ports.files.exists(leftover):
+                self.ports.files.unlink(leftover, missing_ok=True)
         fresh = self._create(base)
         try:
             active.become_inactive()
@@ -287,22 +277,21 @@ class Reshaping:
 
     def _recreate(self, empty: LogSegment) -> LogSegment:
         """An empty segment whose index is full (it may have been cut to nothing) makes room for itself."""
-        state = self._state
         empty.change_suffix(DELETED)
         try:
             fresh = self._create(empty.base_offset)
         except BaseException:
             empty.change_suffix("")
             raise
-        state.retirement.retire([empty], state.config.file_delete_delay_ms, keep_snapshots=True)
+        self.retirement.retire([empty], self.config.file_delete_delay_ms, keep_snapshots=True)
         return fresh
 
     def _create(self, base: int) -> LogSegment:
-        state, ports = self._state, self._state.ports
+        ports = self.ports
         return LogSegment(
-            state.folder,
+            self.folder,
             base,
-            state.config,
+            self.config,
             files=ports.files,
             clock=ports.clock,
             randomness=ports.randomness,
@@ -312,26 +301,24 @@ class Reshaping:
         """Schedule a sync of finished segments, independently of acknowledgements."""
         if not self._is_sync_planned:
             self._is_sync_planned = True
-            self._state.ports.scheduler.after(0, self._sync_finished, "flush-log")
+            self.ports.scheduler.after(0, self._sync_finished, "flush-log")
 
     def _sync_finished(self) -> None:
         self._is_sync_planned = False
-        state = self._state
-        if state.finished and not state.is_closed and state.commit.failure is None:
-            state.flush()
+        if self.finished and not self.is_closed and self.commit.failure is None:
+            self.flush()
 
     # -- cutting the end -------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> bool:
         """Drop every batch that reaches `offset` or beyond; whether there was one. The log then ends there."""
-        state = self._state
-        view = state.view
+        view = self.view
         if offset < 0:
-            raise InvalidError(f"{state.where} cannot be cut at {offset}")
+            raise InvalidError(f"{self.where} cannot be cut at {offset}")
         if offset >= view.end.offset:
-            state.epochs.truncate_from_end(view.end.offset)
+            self.epochs.truncate_from_end(view.end.offset)
             return False
-        with state.whole_or_read_only(f"cutting it at offset {offset}"), state.changing_names():
+        with self.whole_or_read_only(f"cutting it at offset {offset}"), self.changing_names():
             if offset < view.segments.first.base_offset:
                 self._restart(offset)
             else:
@@ -340,97 +327,91 @@ class Reshaping:
 
     def truncate_fully(self, offset: int) -> None:
         """Drop everything; the log starts and ends at `offset`."""
-        state = self._state
-        with state.whole_or_read_only(f"restarting it at offset {offset}"), state.changing_names():
+        with self.whole_or_read_only(f"restarting it at offset {offset}"), self.changing_names():
             self._restart(offset)
 
     def _cut(self, offset: int) -> None:
-        state = self._state
-        view = state.view
+        view = self.view
         gone = [segment for segment in view.segments if segment.base_offset > offset]
         segments = view.segments.without(gone)
-        state.retirement.retire(gone, state.config.file_delete_delay_ms)
+        self.retirement.retire(gone, self.config.file_delete_delay_ms)
         segments.last.truncate_to(offset)
-        state.ports.files.sync_folder(state.folder)
-        state.epochs.truncate_from_end(offset)
-        state.set_segments(segments, offset)
+        self.ports.files.sync_folder(self.folder)
+        self.epochs.truncate_from_end(offset)
+        self.set_segments(segments, offset)
         log_start = min(offset, view.log_start)
         self._rebuild_producers(segments, log_start, offset)
-        state.restart_at(log_start)
+        self.restart_at(log_start)
         self._tell_removed(gone, TRUNCATION)
-        for hook in state.hooks.on_truncate:
+        for hook in self.hooks.on_truncate:
             hook(segments.last)
 
     def _restart(self, offset: int) -> None:
-        state = self._state
-        old = state.view.segments.segments
-        delay_ms = state.config.file_delete_delay_ms
+        old = self.view.segments.segments
+        delay_ms = self.config.file_delete_delay_ms
         for segment in old:
             segment.change_suffix(DELETED)
         segments = SegmentList([self._create(offset)])
-        state.retirement.retire(old, delay_ms)
-        state.ports.files.sync_folder(state.folder)
-        state.epochs.clear()
-        state.producers.truncate_fully_and_start_at(offset)
-        state.set_segments(segments, offset)
-        state.view = state.view._replace(high_watermark=state.view.end)
+        self.retirement.retire(old, delay_ms)
+        self.ports.files.sync_folder(self.folder)
+        self.epochs.clear()
+        self.producers.truncate_fully_and_start_at(offset)
+        self.set_segments(segments, offset)
+        self.view = self.view._replace(high_watermark=self.view.end)
         self._rebuild_producers(segments, offset, offset)
-        state.restart_at(offset)
+        self.restart_at(offset)
         self._tell_removed(old, TRUNCATION)
-        for hook in state.hooks.on_truncate:
+        for hook in self.hooks.on_truncate:
             hook(segments.last)
 
     def _rebuild_producers(self, segments: SegmentList, log_start: int, end: int) -> None:
-        state = self._state
         rebuild_producers(
-            state.producers,
+            self.producers,
             segments,
             log_start=log_start,
             end=end,
             clean=False,
-            now_ms=state.ports.clock.now_ms(),
+            now_ms=self.ports.clock.now_ms(),
         )
 
     # -- dropping the start, swapping ------------------------------------------------------------
 
     def delete_segments(self, segments: Sequence[LogSegment], reason: str) -> int:
         """Let the oldest segments go; how many. If those are all, an empty one is rolled first."""
-        state = self._state
-        going = [segment for segment in segments if state.view.segments.get(segment.base_offset) is segment]
+        going = [segment for segment in segments if self.view.segments.get(segment.base_offset) is segment]
         if not going:
             return 0
-        if len(going) == len(state.view.segments):
+        if len(going) == len(self.view.segments):
             self.roll()
             # An empty active segment was made anew by that, at the same base.
-            going = [segment for segment in going if state.view.segments.get(segment.base_offset) is segment]
+            going = [segment for segment in going if self.view.segments.get(segment.base_offset) is segment]
         count = len(going)
         if going:
-            survivors = state.view.segments.without(going)
-            state.raise_log_start(survivors.first.base_offset)
-            state.set_segments(survivors, state.view.end.offset)
-            with state.changing_names():
-                state.retirement.retire(going, state.config.file_delete_delay_ms, is_urgent=False)
+            survivors = self.view.segments.without(going)
+            self.raise_log_start(survivors.first.base_offset)
+            self.set_segments(survivors, self.view.end.offset)
+            with self.changing_names():
+                self.retirement.retire(going, self.config.file_delete_delay_ms, is_urgent=False)
             self._tell_removed(going, reason)
         return count
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
         """Put finished `.cleaned` segments where `old` ones were."""
-        state = self._state
-        current = state.view.segments
+        current = self.view.segments
         if any(current.get(segment.base_offset) is not segment for segment in old):
             raise ConflictError(
-                f"{state.where}: a log segment to be replaced has left the log meanwhile; clean again"
+                f"{self.where}: a log segment to be replaced has left the log meanwhile; clean again"
             )
-        state.retirement.stage(new)
-        with state.whole_or_read_only("swapping in compacted segments"), state.changing_names():
-            state.retirement.swap(new, old, state.config.file_delete_delay_ms)
-            state.set_segments(current.without(old).with_segments(new), state.view.end.offset)
+        self.retirement.stage(new)
+        with self.whole_or_read_only("swapping in compacted segments"), self.changing_names():
+            self.retirement.swap(new, old, self.config.file_delete_delay_ms)
+            self.set_segments(current.without(old).with_segments(new), self.view.end.offset)
         self._tell_removed(old, COMPACTION)
         for segment in new:
-            for hook in state.hooks.on_segment_added:
+            for hook in self.hooks.on_segment_added:
                 hook(segment)
 
     def _tell_removed(self, segments: Sequence[LogSegment], reason: str) -> None:
         for segment in segments:
-            for hook in self._state.hooks.on_segment_removed:
+            for hook in self.hooks.on_segment_removed:
                 hook(segment, reason)

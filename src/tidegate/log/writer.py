@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError
-from tidegate.kernels.murmur2 import murmur2, partitions_of_keys
+from tidegate.kernels.hashing import murmur2, partitions_of_keys
 from tidegate.log.append_validation import (
     LOG_APPEND_TIME,
     AppendInfo,

@@ -29,11 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.run_join import BITS_A_KEY, leap_run, mark_hashes, stream_run
-from tidegate.kernels.run_lookup import UNKNOWN, point_lookup, search_runs
-from tidegate.kernels.run_order import PATCH, lay_out, order_rows, scatter_stretches
-from tidegate.kernels.run_point import point_read
-from tidegate.kernels.run_table import (
+from tidegate.kernels.run_lookup import (
     COMPLETE,
     DELETED,
     DELETED_OFFSET,
@@ -44,14 +40,23 @@ from tidegate.kernels.run_table import (
     MAX_TS,
     MIN_TS,
     PARTIAL,
+    PATCH,
     ROLE,
     ROWS,
     SEQ,
     STARTS,
     STORED,
     TS,
+    UNKNOWN,
     WIDTH,
+    lay_out,
+    order_rows,
+    point_lookup,
+    point_read,
+    scatter_stretches,
+    search_runs,
 )
+from tidegate.kernels.run_merge import BITS_A_KEY, leap_run, mark_hashes, stream_run
 from tidegate.storage.index import Bucket, RunEntry, StoredRef
 from tidegate.storage.memory.scratch import ScratchLimiter
 from tidegate.storage.pack import PackCache

@@ -33,7 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.even_steps import halves_in_steps, words_in_steps
+from tidegate.kernels.sorting import halves_are_even, words_are_even
 from tidegate.storage.backends.base import Part
 from tidegate.storage.backends.sealed import ALIGNMENT, padding
 from tidegate.storage.runs.columns import hash_keys
@@ -78,9 +78,9 @@ def step_of(numbers: np.ndarray[Any, Any]) -> tuple[int, int] | None:
     if value(count // 2) != first + step * (count // 2) or value(count - 1) != first + step * (count - 1):
         return None
     if numbers.dtype == np.int64 and numbers.flags.aligned and abs(step) < 1 << 62:
-        same = words_in_steps(numbers, step)
+        same = words_are_even(numbers, step)
     elif numbers.dtype == np.int32 and numbers.flags.aligned:
-        same = halves_in_steps(numbers, step)
+        same = halves_are_even(numbers, step)
     else:
         same = bool((numbers[1:] - numbers[:-1] == step).all())
     return (first, step) if same else None

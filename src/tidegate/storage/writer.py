@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError, OverloadError
-from tidegate.kernels.run_matching import match_runs
+from tidegate.kernels.run_merge import match_runs
 from tidegate.storage.index import AppendBatch, BucketIndex, BucketIndexState, HotCopy, Pruned, RunEntry
 from tidegate.storage.memory.scratch import Scratch
 from tidegate.storage.parts import AttachedStore, StorageParts, TaskStorage

@@ -30,12 +30,12 @@ import pyarrow as pa
 
 from tidegate.durations import DurationLike, MomentLike, moment_ms
 from tidegate.errors import CommitGoneError, TidegateWarning, UnsupportedError
-from tidegate.tables.commit_follower import TRIES
-from tidegate.tables.queries.reading import LATEST, KeyEnds
-from tidegate.tables.queries.results import RowForm, Rows
+from tidegate.tables.commits import TRIES
+from tidegate.tables.queries import LATEST, KeyEnds
+from tidegate.tables.rows import RowForm, Rows
 
 if TYPE_CHECKING:
-    from tidegate.tables.queries.changes import Subscription
+    from tidegate.tables.changes import Subscription
 
 Answer = TypeVar("Answer")
 Positions: TypeAlias = "Mapping[int, int] | None"
@@ -245,13 +245,13 @@ class Table(ABC):
 
     def sql(self, query: str) -> pa.Table:
         """Ask in SQL: the rows are the table `rows`, or `this`. Needs DuckDB (the `sql` extra)."""
-        from tidegate.tables.queries.sql import ask
+        from tidegate.tables.export import ask
 
         return self._read(lambda source: ask(query, _schema(source), _typed_batches(source)))
 
     def export(self, path: str | Path) -> int:
         """Write all rows into a Parquet file, complete or not at all; how many there were."""
-        from tidegate.tables.queries.export import write_parquet
+        from tidegate.tables.export import write_parquet
 
         return self._read(lambda source: write_parquet(Path(path), _schema(source), _typed_batches(source)))
 

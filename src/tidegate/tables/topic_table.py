@@ -1,9 +1,15 @@
-"""A table over a topic as its users hold it: builder or reader, commits, changes, explanations.
+"""A table over a topic as its users hold it, and the tables of a state folder.
+
+A table over a topic as its users hold it: builder or reader, commits, changes, explanations.
 
 The process that got the lease builds the table (`role` "builder") and reads its own rows as they come. Every other
 one is a "reader": it shows the last commit and moves on as new ones appear, without a lock and without reading the
 topic. When the builder is gone, a reader that follows the table, or waits for more of it, becomes the builder; one
 that was opened with `read_only=True` never does.
+
+Tables as they lie in a state folder: which there are, and each as a commit left it, without its log.
+
+For looking around and for tools; an application opens its table with the log it is built from.
 
 Thread rule: queries from any thread; `catch_up`, `commit` and `close` from one at a time.
 """
@@ -14,33 +20,40 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tidegate.clock import Clock
 from tidegate.durations import DurationLike, MomentLike, milliseconds, moment_ms
 from tidegate.errors import InvalidError, UnavailableError, UnsupportedError
-from tidegate.tables.building.commits import Commit, load_commits
-from tidegate.tables.building.partition_state import Counts
-from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import StoredCommit, StoredCommits, StoredSnapshot, TableSource
-from tidegate.tables.building.successor import Successor
-from tidegate.tables.commit_follower import LOOK_AGAIN_MS, CommitFollower, PinnedCommit
-from tidegate.tables.queries.stored_rows import StoredRows
+from tidegate.tables.commits import (
+    LOOK_AGAIN_MS,
+    Commit,
+    CommitFollower,
+    PinnedCommit,
+    Successor,
+    load_commits,
+    stored_tables,
+)
+from tidegate.tables.options import Consumed, TableRules, TableShape
+from tidegate.tables.queries import StoredRows
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.json import Json
+from tidegate.tables.snapshot import Counts, StoredCommit, StoredCommits, StoredSnapshot, TableSource
 from tidegate.tables.table import DEFAULT_TIMEOUT, Positions, Table
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
-    from tidegate.tables.building.claim import Claim
-    from tidegate.tables.building.materialiser import Materialiser
-    from tidegate.tables.queries.changes import Subscription
-    from tidegate.tables.queries.explain import Explanation
+    from tidegate.tables.changes import Subscription
+    from tidegate.tables.explain import Explanation
+    from tidegate.tables.ingest.materializer import Claim, Materialiser
+
+
+# --- topic table
 
 _EXPLAINED = {"window": (True, False), "session": (True, True), "key": (False, False)}
 _SAID = {"window": ", start", "session": ", start, end", "key": ""}
-
 logger = logging.getLogger(__name__)
-
-
 Follower: TypeAlias = "CommitFollower[StoredCommit, StoredSnapshot] | PinnedCommit[StoredSnapshot]"
 
 
@@ -81,7 +94,7 @@ class TableAt(Table):
 
     def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
         """This commit as a Spark DataFrame; with `columns`, only they are read."""
-        from tidegate.tables.queries.spark_frame import spark_frame
+        from tidegate.tables.export import spark_frame
 
         return spark_frame(spark, self._snapshot.backend, self.rules, self.commit.number, columns=columns)
 
@@ -134,13 +147,13 @@ class TopicTable(Table):
         return f"{type(self).__name__}({shape.name!r} over {shape.topic!r}, {self.role})"
 
     def _repr_html_(self) -> str:
-        from tidegate.tables.queries.html import table_html
+        from tidegate.tables.rows import table_html
 
         return table_html(self)
 
     def show(self) -> None:
         """Print the first rows: those of one batch of a scan."""
-        from tidegate.tables.queries.html import rows_text, some_rows
+        from tidegate.tables.rows import rows_text, some_rows
 
         shown = some_rows(self)
         print(repr(self) if shown is None else rows_text(shown, None))
@@ -254,7 +267,7 @@ class TopicTable(Table):
 
         What this process has seen and not committed is not in it: `commit()` first.
         """
-        from tidegate.tables.queries.spark_frame import spark_frame
+        from tidegate.tables.export import spark_frame
 
         self._check_open()
         return spark_frame(spark, self._backend, self.rules, None, columns=columns)
@@ -274,7 +287,7 @@ class TopicTable(Table):
     ) -> Explanation:
         """Which records made this key's value (this window's, this session's), what was left out and why, and what it
         still waits for."""
-        from tidegate.tables.queries.explain import explain
+        from tidegate.tables.explain import explain
 
         kind = self.rules.shape.kind
         if _EXPLAINED[kind] != (start is not None, end is not None):
@@ -383,3 +396,61 @@ def _reached(position: Mapping[int, int], targets: Mapping[int, int]) -> bool:
 def _require(at_least: Positions, position: Mapping[int, int], remedy: str) -> None:
     if at_least and not _reached(position, at_least):
         raise UnavailableError(f"seen is {dict(position)}, asked for is {dict(at_least)}: {remedy}")
+
+
+# --- stored
+
+_ALL: tuple[Any, ...] = (Bytes(), String(), Int(), Long(), Double(), Json())
+SERDES: dict[str, Serde[Any]] = {serde.name: serde for serde in _ALL}
+
+
+def open_committed(
+    backend: StorageBackend,
+    name: str,
+    *,
+    clock: Clock,
+    number: int | None = None,
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+) -> TableAt:
+    """A stored table as its last commit, or the one of this number, left it: no log is needed."""
+    found = load_commits(backend, name)
+    if found is None:
+        known = ", ".join(stored_tables(backend)) or "none"
+        raise InvalidError(f"there is no table {name!r} here; there are {known}")
+    shape, commits = found[0].shape, found[0].commits
+    if not commits:
+        raise UnavailableError(f"table {name} has no commit yet; try again when its builder has made one")
+    chosen = next((each for each in reversed(commits) if number in (None, each.number)), None)
+    if chosen is None:
+        raise InvalidError(
+            f"commit {number} of table {name} is not kept; there are {commits[0].number} to {commits[-1].number}"
+        )
+    rules_of = partial(stored_rules, key=key, value=value)
+    only = StoredCommits(backend, name, rules_of, clock=clock, only=(shape, chosen))
+    return TableAt(CommitFollower(only, clock))
+
+
+def follow_stored(
+    backend: StorageBackend, name: str, *, clock: Clock
+) -> CommitFollower[StoredCommit, StoredSnapshot]:
+    """A stored table at its newest commit, also where it is made anew as another kind of table."""
+    return CommitFollower(StoredCommits(backend, name, stored_rules, clock=clock), clock)
+
+
+def table_at(snapshot: StoredSnapshot) -> TableAt:
+    """The queries of a snapshot that is pinned."""
+    return TableAt(PinnedCommit(snapshot))
+
+
+def stored_rules(
+    shape: TableShape, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None
+) -> TableRules:
+    """How a table is read by somebody who knows no more than its list of commits says."""
+    key, value = key or serde_named(shape.key_serde), value or serde_named(shape.value_serde)
+    return TableRules(shape, key, value, Consumed(), "fail")
+
+
+def serde_named(written: str) -> Serde[Any]:
+    """The serde that a table was made with, where its name says all; bytes for every other."""
+    return {repr(serde): serde for serde in SERDES.values()}.get(written, SERDES["bytes"])

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from tidegate.pipeline.reading.result_table import ResultTable
     from tidegate.storage.backends.base import StorageBackend
-    from tidegate.tables.building.commits import Commit
-    from tidegate.tables.building.shape import TableShape
-    from tidegate.tables.versions.record import TableVersion, VersionList
+    from tidegate.tables.commits import Commit
+    from tidegate.tables.options import TableShape
+    from tidegate.tables.versions.catalog import TableVersion, VersionList
 
 
 # -- the interface ---------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def known_tables(site: Site) -> list[str]:
     """The names of all tables: apps' first."""
     from tidegate.errors import TidegateError
     from tidegate.pipeline.reading.recorded import recorded_tables
-    from tidegate.tables.building.commits import stored_tables
+    from tidegate.tables.commits import stored_tables
     from tidegate.tables.versions.catalog import versioned_tables
 
     backend = site.backend
@@ -149,7 +149,7 @@ def asked(site: Site, name: str, as_of: int | None, look: Callable[[Opened], Ans
 @contextmanager
 def opened(site: Site, name: str, as_of: int | None = None, *, anew: bool = False) -> Iterator[Opened]:
     """The table, as its last commit or an earlier one has it; `anew` looks whether there is a newer one now."""
-    from tidegate.tables.building.stored import table_at
+    from tidegate.tables.topic_table import table_at
     from tidegate.tables.versions.catalog import load_versions
 
     backend = site.require_backend()
@@ -379,7 +379,7 @@ def _late(row: dict[str, Any]) -> LateShown:
 
 def newest_of(backend: StorageBackend, name: str) -> tuple[TableShape, Commit]:
     """What the table is, and its last commit."""
-    from tidegate.tables.building.commits import load_commits
+    from tidegate.tables.commits import load_commits
 
     try:
         found = load_commits(backend, name)
@@ -393,14 +393,14 @@ def newest_of(backend: StorageBackend, name: str) -> tuple[TableShape, Commit]:
 
 
 def open_stored_table(backend: StorageBackend, name: str, number: int, clock: Clock) -> Any:
-    from tidegate.tables.building.stored import open_committed
+    from tidegate.tables.topic_table import open_committed
 
     newest_of(backend, name)
     return open_committed(backend, name, clock=clock, number=number)
 
 
 def follow_stored_table(backend: StorageBackend, name: str, clock: Clock) -> Any:
-    from tidegate.tables.building.stored import follow_stored
+    from tidegate.tables.topic_table import follow_stored
 
     newest_of(backend, name)
     return follow_stored(backend, name, clock=clock)
@@ -408,7 +408,7 @@ def follow_stored_table(backend: StorageBackend, name: str, clock: Clock) -> Any
 
 def stored_commits(backend: StorageBackend, name: str) -> list[CommitOf]:
     """The commits of a table that is kept over a topic; it need not be open."""
-    from tidegate.tables.building.commits import load_commits
+    from tidegate.tables.commits import load_commits
 
     found = load_commits(backend, name)
     if found is None:
@@ -465,7 +465,7 @@ class StoredTable(Opened):
         return [], sum(state.counts.expired for state in self._table.source.partitions)
 
     def explain(self, log: Any, key: str, start: int | None, end: int | None, most: int) -> ExplainDocument:
-        from tidegate.tables.queries.explain import explain
+        from tidegate.tables.explain import explain
 
         if self.kind != "key" and start is None:
             raise InvalidError(
@@ -542,7 +542,7 @@ def shown_version(backend: StorageBackend, name: str, number: int | None) -> int
 
 
 def open_pushed_table(backend: StorageBackend, name: str, number: int, clock: Clock) -> Any:
-    from tidegate.tables.versions.reading import VersionedTable
+    from tidegate.tables.versions.reader import VersionedTable
 
     return VersionedTable(backend, name, number=number, clock=clock)
 
@@ -579,6 +579,6 @@ def _known(backend: StorageBackend, name: str) -> VersionList:
 
 
 def _ready(backend: StorageBackend, name: str) -> list[Any]:
-    from tidegate.tables.versions.record import State
+    from tidegate.tables.versions.catalog import State
 
     return [each for each in _known(backend, name).versions if each.state is State.READY]

@@ -81,7 +81,7 @@ def _list_python(site: Site) -> str:
         "from tidegate.pipeline.reading.recorded import recorded_tables",
         "from tidegate.pipeline.rounds.ways_out import list_apps",
         "from tidegate.storage import open_backend",
-        "from tidegate.tables.building.commits import stored_tables",
+        "from tidegate.tables.commits import stored_tables",
         "",
         f"backend = open_backend({str(site.state_path)!r})",
         "for app in list_apps(backend):",
@@ -249,7 +249,7 @@ def _diff_python(site: Site, name: str, key: Any, question: DiffQuestion, *, is_
     return "\n".join(
         (
             "from tidegate.storage import open_backend",
-            "from tidegate.tables.building.commits import load_commits",
+            "from tidegate.tables.commits import load_commits",
             "",
             f"print(load_commits(open_backend({state!r}), {name!r}))",
         )

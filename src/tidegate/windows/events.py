@@ -20,12 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.compressing import (
-    compress_bounds,
-    compress_bytes,
-    compress_even,
-    compress_halves,
-    compress_words,
+from tidegate.kernels.stream_time import (
+    filter_bounds,
+    filter_bytes,
+    filter_even,
+    filter_halves,
+    filter_words,
 )
 from tidegate.storage.runs.columns import binary_parts, even_width, numbers_column
 
@@ -150,9 +150,9 @@ def _numbers(values: npt.NDArray[Any], marks: Bytes, count: int) -> npt.NDArray[
     """Values of four or eight bytes."""
     into = np.empty(count + 1, values.dtype)
     if values.dtype.itemsize == 8:
-        compress_words(marks, np.ascontiguousarray(values).view(np.int64), into.view(np.int64))
+        filter_words(marks, np.ascontiguousarray(values).view(np.int64), into.view(np.int64))
     else:
-        compress_halves(marks, np.ascontiguousarray(values).view(np.int32), into.view(np.int32))
+        filter_halves(marks, np.ascontiguousarray(values).view(np.int32), into.view(np.int32))
     return into[:count]
 
 
@@ -167,12 +167,12 @@ def _column(column: pa.Array, flags: Flags, marks: Bytes, count: int) -> pa.Arra
             data, bounds = binary_parts(column.view(pa.binary()))
             if width := even_width(bounds):
                 room = np.empty((count + 1) * width, np.uint8)
-                compress_even(marks, data, int(bounds[0]), width, room)
+                filter_even(marks, data, int(bounds[0]), width, room)
                 even = np.arange(0, count * width + 1, width, dtype=np.int32)
                 buffers = [None, pa.py_buffer(even), pa.py_buffer(room[: count * width])]
                 return pa.Array.from_buffers(type_, count, buffers, 0)
             ends = np.empty(count + 1, np.int32)
-            content = np.empty(compress_bounds(marks, bounds, ends), np.uint8)
-            compress_bytes(marks, bounds, data, content)
+            content = np.empty(filter_bounds(marks, bounds, ends), np.uint8)
+            filter_bytes(marks, bounds, data, content)
             return pa.Array.from_buffers(type_, count, [None, pa.py_buffer(ends), pa.py_buffer(content)], 0)
     return column.filter(pa.array(flags))

@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError, TidegateWarning, WindowedKeyFormatError
 from tidegate.kernels import windowed_keys as kernels
-from tidegate.kernels.murmur2 import partitions_of_keys
+from tidegate.kernels.hashing import partitions_of_keys
 
 # --- buffers of binary columns
 

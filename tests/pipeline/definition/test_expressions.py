@@ -159,6 +159,15 @@ def test_values_that_do_not_fit_say_how_to_get_null() -> None:
     assert project(batch, x="TRY_CAST(user AS INTEGER)")["x"].null_count == 5
 
 
+@pytest.mark.parametrize("failing", ["10 // (n - n)", "9223372036854775807 + 1 + n"])
+def test_what_cannot_be_computed_says_how_to_get_null_with_what_can_be_typed(failing: str) -> None:
+    batch = events(5)
+    with pytest.raises(tg.InvalidError, match=r"TRY\(…\) gives null") as raised:
+        project(batch, x=failing)
+    assert "SET " not in str(raised.value), "there is no session of the user's to set anything in"
+    assert project(batch, x=f"TRY({failing})")["x"].null_count == 5
+
+
 def test_an_answer_of_another_type_than_promised_is_refused() -> None:
     def fickle(batch: pa.RecordBatch) -> pa.Array:
         return batch["user"] if batch.num_rows else batch["n"]

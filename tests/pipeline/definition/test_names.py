@@ -10,7 +10,7 @@ import pytest
 import tidegate as tg
 from tidegate.errors import InvalidError
 from tidegate.pipeline.rounds.records import app_folder
-from tidegate.tables.versions.pushing import PushPlan
+from tidegate.tables.versions.push import PushPlan
 from tidegate.windows.kinds import Tumbling
 
 REFUSED = ["", ".", "..", ".shop", "a" * 151, "sho p", "a/b", "a~", "ä", "a\n", None, 7]

@@ -18,7 +18,7 @@ from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.collecting import Collector
 from tidegate.pipeline.rounds.records import KEPT, Records
 from tidegate.storage import open_backend
-from tidegate.tables.commit_follower import PinnedCommit
+from tidegate.tables.commits import PinnedCommit
 from tidegate.web.open_tables import Opened, asked, opened
 from tidegate.web.site import Site
 from tidegate.windows.operators.windows import WindowOperator

@@ -17,8 +17,8 @@ from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, KeyBy, Source, Step, To
 from tidegate.pipeline.rounds.orders import Tick
 from tidegate.storage import StorageConfig
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, WindowKind
 from tidegate.windows.operators.windowed_operator import Emit

@@ -26,8 +26,8 @@ from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import TEMPORARY
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

@@ -23,8 +23,8 @@ from tidegate.pipeline.rounds.generation import Generation
 from tidegate.pipeline.rounds.records import Records
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import open_backend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 
 RACERS = 4
 RACES = 50

@@ -19,7 +19,7 @@ from task_rig import TaskRig
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, Source, To
 from tidegate.storage import StorageConfig
-from tidegate.tables.serdes.plain import Bytes, Long
+from tidegate.tables.serdes.base import Bytes, Long
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Session, Tumbling
 

@@ -27,8 +27,8 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.folder import FolderBackend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

@@ -24,8 +24,8 @@ from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run, Summary
 from tidegate.storage import open_backend
-from tidegate.tables.building.lease import Held, read_lease
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.commits import Held, read_lease
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

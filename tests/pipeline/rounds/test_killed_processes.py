@@ -20,8 +20,8 @@ from tidegate.pipeline.definition.app import App
 from tidegate.pipeline.rounds.records import Records
 from tidegate.pipeline.rounds.run import Run
 from tidegate.storage import open_backend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Tumbling

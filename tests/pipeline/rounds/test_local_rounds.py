@@ -43,8 +43,8 @@ from tidegate.randomness import SeededRandomness
 from tidegate.storage import StorageConfig, open_backend
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.aggregates.definitions import sum as sum_of
 from tidegate.windows.kinds import Tumbling

@@ -25,7 +25,7 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.storage import open_backend
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import count
 from tidegate.windows.kinds import Tumbling
 

@@ -29,8 +29,8 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.worker import Worker
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Long, String
+from tidegate.tables.serdes.base import Long, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Tumbling
 

@@ -12,7 +12,7 @@ from tidegate.errors import CorruptError
 from tidegate.pipeline.tasks.letters import chain_of, read_letters, write_letters
 from tidegate.pipeline.tasks.source_state import SourceState, encode_state
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 
 ROWS = pa.record_batch(
     [

@@ -29,9 +29,8 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.pipeline.rounds.orders import SourceOrder, SourceResult, Tick
 from tidegate.pipeline.tasks.letters import read_letters
 from tidegate.pipeline.tasks.source_state import SourceState, decode_state, encode_state
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Long, String
-from tidegate.tables.serdes.windowed import windowed
+from tidegate.tables.serdes.base import Long, String, windowed
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.keys import KeyFormat, encode_keys
 from tidegate.windows.kinds import Deduplicate, Tumbling

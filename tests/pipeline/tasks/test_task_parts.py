@@ -16,7 +16,7 @@ from task_rig import TaskRig
 from tidegate.clock import ManualClock
 from tidegate.errors import CorruptError, InternalError, InvalidError
 from tidegate.integrity import ChainState
-from tidegate.kernels.murmur2 import murmur2
+from tidegate.kernels.hashing import murmur2
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, AsTable, Dedupe, KeyBy, Sink, Source, Step, To
 from tidegate.pipeline.rounds.orders import Tick
@@ -29,8 +29,8 @@ from tidegate.pipeline.tasks.setup import WorkerSetup
 from tidegate.pipeline.tasks.timing import Timings
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_name
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Long, String
+from tidegate.tables.serdes.base import Long, String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.events import EventBatch
 from tidegate.windows.keys import KeyFormat

@@ -18,8 +18,8 @@ from tidegate.pipeline.tasks.changelog import sender_guid
 from tidegate.pipeline.tasks.parcels import Batches, read_parcel, write_parcel
 from tidegate.storage.backends.folder import FolderBackend
 from tidegate.storage.backends.memory import MemoryBackend
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import String
+from tidegate.tables.serdes.base import String
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates import definitions as agg
 from tidegate.windows.kinds import Deduplicate, Session, Tumbling
 from tidegate.windows.operators.windowed_operator import Emit

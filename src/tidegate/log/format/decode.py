@@ -31,21 +31,24 @@ from fastcrc.crc32 import iscsi as crc32c
 from numpy.typing import NDArray
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.headers import (
+from tidegate.kernels.record_batch import (
     BAD_LENGTH,
     BAD_MAGIC,
     HEADER_ROW,
+    LARGEST_INT64,
+    MEASURED_ROW,
     NEGATIVE_COUNT,
     NEGATIVE_DELTA,
     NEGATIVE_OFFSET,
     OFFSET_OVERFLOW,
     TOO_MANY_RECORDS,
     UNKNOWN_CODEC,
+    Measured,
     choose_batches,
     count_batches,
+    measure_records,
     read_headers,
 )
-from tidegate.kernels.measuring import LARGEST_INT64, MEASURED_ROW, Measured, measure_records
 from tidegate.log.format.batch import (
     ATTRIBUTES_POSITION,
     CODEC_MASK,
@@ -250,7 +253,7 @@ class Place:
 class BodyRun:
     """Batches whose records lie, plain, in one array of bytes.
 
-    `rows` say where (see `kernels/headers.py`); `positions` are the batches' in the buffer they came from.
+    `rows` say where (see `kernels/record_batch.py`); `positions` are the batches' in the buffer they came from.
     `done` is the share of that buffer that ends with them. An `inflated` run's bytes are only there until the
     next run is asked for.
     """

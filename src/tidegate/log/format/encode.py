@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.encoding import (
+from tidegate.kernels.record_encoding import (
     LARGEST_INT64,
     SIZES_ROW,
     BinarySource,

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.decoding import (
+from tidegate.kernels.record_batch import (
     DONE,
     FULL_HEADER_KEYS,
     FULL_HEADER_VALUES,

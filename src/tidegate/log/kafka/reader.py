@@ -29,7 +29,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import InvalidError, OffsetOutOfRangeError, TidegateError, UnavailableError
-from tidegate.kernels.client_messages import (
+from tidegate.kernels.librdkafka import (
     HEADER_ROW,
     MESSAGE_ROW,
     NONE,

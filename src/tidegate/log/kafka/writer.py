@@ -23,8 +23,17 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.durations import SizeLike, size_bytes
 from tidegate.errors import InvalidError, UnavailableError
-from tidegate.kernels.client_messages import DELIVERY_ROW, HEADER_ROW, NONE, look_at_deliveries
-from tidegate.kernels.client_sending import FLAGS, MOST_UNITS, TOPIC, UNIT_WORDS, send_rows
+from tidegate.kernels.librdkafka import (
+    DELIVERY_ROW,
+    FLAGS,
+    HEADER_ROW,
+    MOST_UNITS,
+    NONE,
+    TOPIC,
+    UNIT_WORDS,
+    look_at_deliveries,
+    send_rows,
+)
 from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.kafka.client import ClientError, Library, library, translated
 from tidegate.log.writer import Written

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.files import File, Files
-from tidegate.kernels.headers import HEADER_ROW
+from tidegate.kernels.record_batch import HEADER_ROW
 from tidegate.log.batch_file import next_sound_batch
 from tidegate.log.dump.records import WINDOW_BYTES
 from tidegate.log.format.partition_files import INDEX, offset_file

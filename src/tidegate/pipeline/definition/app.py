@@ -31,8 +31,7 @@ from tidegate.pipeline.definition.steps import OnError, Sink, Source, sink_name
 from tidegate.pipeline.definition.stream import Stream
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import check_state_name
-from tidegate.tables.serdes.plain import Serde, String
-from tidegate.tables.serdes.windowed import windowed
+from tidegate.tables.serdes.base import Serde, String, windowed
 from tidegate.windows.operators.windowed_operator import Emit
 
 if TYPE_CHECKING:
@@ -43,12 +42,9 @@ if TYPE_CHECKING:
     from tidegate.pipeline.rounds.progress import Progress
     from tidegate.pipeline.rounds.run import Run, Summary
     from tidegate.storage.backends.base import StorageBackend
-    from tidegate.tables.key_table import KeyTable
-    from tidegate.tables.sessioned_table import SessionedTable
-    from tidegate.tables.versions.catalog import Versions
-    from tidegate.tables.versions.reading import VersionedTable
-    from tidegate.tables.versions.report import PushReport
-    from tidegate.tables.windowed_table import WindowedTable
+    from tidegate.tables.factories import KeyTable, SessionedTable, WindowedTable
+    from tidegate.tables.versions.catalog import PushReport, Versions
+    from tidegate.tables.versions.reader import VersionedTable
 
 LOCAL = "local"
 RENAMED = {"read": "open_table"}
@@ -358,7 +354,7 @@ class App:
         Size and serdes need not be given for what the app itself makes. Settings are those of
         `tidegate.windowed_table`.
         """
-        from tidegate.tables.windowed_table import windowed_table
+        from tidegate.tables.factories import windowed_table
 
         known_topics.check_kind(self._flows, topic, "windowed_table")
         size = known_topics.window_size(self._flows, topic, window_size)
@@ -369,7 +365,7 @@ class App:
         self, topic: str, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None, **settings: Any
     ) -> SessionedTable:
         """A topic of sessions as a table over this app's log, kept in its state; see `tidegate.sessioned_table`."""
-        from tidegate.tables.sessioned_table import sessioned_table
+        from tidegate.tables.factories import sessioned_table
 
         known_topics.check_kind(self._flows, topic, "sessioned_table")
         return sessioned_table(self._reading(), topic, **self._table(topic, key, value, settings))
@@ -378,7 +374,7 @@ class App:
         self, topic: str, *, key: Serde[Any] | None = None, value: Serde[Any] | None = None, **settings: Any
     ) -> KeyTable:
         """The last value of each key of a topic as a table over this app's log; see `tidegate.table`."""
-        from tidegate.tables.key_table import table
+        from tidegate.tables.factories import table
 
         known_topics.check_kind(self._flows, topic, "table")
         return table(self._reading(), topic, **self._table(topic, key, value, settings))
@@ -419,7 +415,7 @@ class App:
         value: Serde[Any] | None = None,
     ) -> VersionedTable:
         """A table that is pushed, as its current version shows it, and later ones as they are swapped in."""
-        from tidegate.tables.versions.reading import VersionedTable
+        from tidegate.tables.versions.reader import VersionedTable
 
         return VersionedTable(self._versions_state(), table, number=version, key=key, value=value)
 

@@ -52,8 +52,7 @@ from tidegate.pipeline.definition.steps import (
 from tidegate.pipeline.definition.values import ValueFormat
 from tidegate.pipeline.tasks.names import component
 from tidegate.storage.backends.base import MAX_COMPONENT_BYTES
-from tidegate.tables.serdes.plain import Serde
-from tidegate.tables.serdes.windowed import require_raw
+from tidegate.tables.serdes.base import Serde, require_raw
 from tidegate.windows.aggregates.folds import RETRACTABLE, resolve
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.dedupe import check_columns

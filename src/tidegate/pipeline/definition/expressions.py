@@ -29,7 +29,7 @@ from tidegate.errors import CorruptError, InvalidError
 from tidegate.pipeline.definition import sql
 from tidegate.pipeline.definition.inferring import EVENT_TIME, unknown_column, visible_schema
 from tidegate.pipeline.definition.steps import ArrowFunction, Expression
-from tidegate.tables.serdes.plain import Serde, String
+from tidegate.tables.serdes.base import Serde, String
 from tidegate.windows.events import EventBatch
 
 _NO_FIELD = re.compile(r"No match for FieldRef\.Name\(([^)]*)\)")

@@ -36,8 +36,8 @@ from tidegate.pipeline.definition.steps import (
     Validate,
 )
 from tidegate.tables.serdes.avro import Avro
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.windowed import WindowedSerde
+from tidegate.tables.serdes.base import WindowedSerde
+from tidegate.tables.serdes.json import Json
 from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.layout import dedupe_layout, window_layout

@@ -31,7 +31,7 @@ from tidegate.pipeline.definition.steps import (
     sink_name,
 )
 from tidegate.pipeline.definition.values import ValueFormat
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
 from tidegate.windows.kinds import Session, as_table
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.steps import Source
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, Serde, String
+from tidegate.tables.serdes.json import Json
 
 EVENT_TIME = pa.timestamp("ms", tz="UTC")
 BOUNDS = ("window_start", "window_end")

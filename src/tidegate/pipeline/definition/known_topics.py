@@ -15,8 +15,8 @@ from tidegate.durations import DurationLike, duration_ms, format_duration
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Aggregate, To, WindowKind
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.serdes.plain import Serde, String
+from tidegate.tables.options import Consumed
+from tidegate.tables.serdes.base import Serde, String
 from tidegate.windows.kinds import Hopping, Session, Sliding, Unlimited
 from tidegate.windows.operators.windowed_operator import Emit
 

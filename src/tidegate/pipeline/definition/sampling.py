@@ -30,8 +30,8 @@ from tidegate.pipeline.definition.inferring import nearest
 from tidegate.pipeline.definition.steps import Aggregate, Dedupe, Filter, KeyBy, Lookup, Map, Select, Step
 from tidegate.storage import open_backend
 from tidegate.tables.serdes.avro import Avro
-from tidegate.tables.serdes.json_fields import is_optional
-from tidegate.tables.serdes.json_serde import Json
+from tidegate.tables.serdes.json import Json
+from tidegate.tables.serdes.json_values import is_optional
 from tidegate.windows.events import EventBatch
 from tidegate.windows.kinds import Hopping
 

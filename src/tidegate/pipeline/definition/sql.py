@@ -98,6 +98,9 @@ def evaluate(
         raise InvalidError(
             f"{what}: {_first_line(error)}; TRY_CAST(… AS …) gives null for what cannot be converted"
         ) from None
+    except (duckdb.InvalidInputException, duckdb.OutOfRangeException) as error:
+        said = _first_line(error).partition(". Use TRY")[0].rstrip("!.")
+        raise InvalidError(f"{what}: {said}; TRY(…) gives null for what cannot be computed") from None
     except duckdb.Error as error:
         raise InvalidError(f"{what}: {_first_line(error)}") from None
     finally:

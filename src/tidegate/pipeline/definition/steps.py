@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.integrity.state import DEFAULT_MAX_AGE_MS
-from tidegate.tables.serdes.plain import Serde
-from tidegate.tables.serdes.windowed import WindowedSerde
+from tidegate.tables.serdes.base import Serde, WindowedSerde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings

@@ -43,7 +43,7 @@ from tidegate.pipeline.definition.steps import (
     Validate,
     WindowKind,
 )
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
 from tidegate.windows.aggregates.definitions import AggregateDefinition
 from tidegate.windows.aggregates.definitions import count as count_records
 from tidegate.windows.kinds import Deduplicate

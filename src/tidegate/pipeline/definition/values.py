@@ -20,9 +20,8 @@ import pyarrow as pa
 from tidegate.errors import InvalidError
 from tidegate.pipeline.definition.inferring import VALUE, described, is_object, nearest, require_writable
 from tidegate.pipeline.definition.steps import Aggregate, To
-from tidegate.tables.serdes.json_serde import Json, encode_objects
-from tidegate.tables.serdes.plain import Bytes, Long, Serde
-from tidegate.tables.serdes.windowed import require_raw
+from tidegate.tables.serdes.base import Bytes, Long, Serde, require_raw
+from tidegate.tables.serdes.json import Json, encode_objects
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from tidegate.durations import MomentLike, moment_ms
 from tidegate.errors import InvalidError, OffsetOutOfRangeError
 from tidegate.integrity.columns import read_columns
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.pipeline.definition.inferring import value_schema
 from tidegate.pipeline.definition.steps import Dedupe
 from tidegate.pipeline.reading.result_table import ResultTable

@@ -16,8 +16,8 @@ from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.pipeline.tasks.letters import read_letters
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.commit_follower import TRIES
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.commits import TRIES
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 
 
 def late_rows(snapshot: FlowSnapshot) -> pa.Table:

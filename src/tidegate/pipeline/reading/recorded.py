@@ -45,9 +45,9 @@ from tidegate.pipeline.reading.result_table import ResultTable
 from tidegate.pipeline.rounds.records import FlowLine, Records
 from tidegate.pipeline.rounds.ways_out import list_apps
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.json_fields import field_of
-from tidegate.tables.serdes.json_serde import Json
-from tidegate.tables.serdes.plain import Bytes, Double, Int, Long, String
+from tidegate.tables.serdes.base import Bytes, Double, Int, Long, String
+from tidegate.tables.serdes.json import Json
+from tidegate.tables.serdes.json_values import field_of
 from tidegate.windows.aggregates.definitions import AggregateDefinition, Reducer
 from tidegate.windows.kinds import Deduplicate, Hopping, Session, Sliding, Tumbling, Unlimited
 from tidegate.windows.operators.late import LateSettings

@@ -31,9 +31,9 @@ from tidegate.pipeline.reading.snapshot import AppCommits, FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord
 from tidegate.storage import StorageConfig
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.commit_follower import CommitFollower, PinnedCommit
-from tidegate.tables.queries.results import Rows
-from tidegate.tables.queries.spark_frame import address_for_spark
+from tidegate.tables.commits import CommitFollower, PinnedCommit
+from tidegate.tables.export import address_for_spark
+from tidegate.tables.rows import Rows
 from tidegate.tables.table import Positions, Table
 
 _SMALL_BYTES: Final = 4 << 20  # state that can be looked at whenever somebody displays the table

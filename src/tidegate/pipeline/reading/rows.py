@@ -22,8 +22,8 @@ from tidegate.pipeline.reading.late import dead_letters, late_rows
 from tidegate.pipeline.reading.snapshot import FlowSnapshot
 from tidegate.pipeline.rounds.records import CommitRecord, Records
 from tidegate.pipeline.tasks.chain import WindowOperators
-from tidegate.tables.queries.reading import KeyEnds
-from tidegate.tables.queries.results import Row
+from tidegate.tables.queries import KeyEnds
+from tidegate.tables.rows import Row
 from tidegate.windows.keys import SessionWindow, TimeWindow, partitions_of_inner_keys
 from tidegate.windows.kinds import LATEST, Session, Sliding
 from tidegate.windows.operators.base import WindowRows

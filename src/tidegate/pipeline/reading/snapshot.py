@@ -23,7 +23,7 @@ from tidegate.pipeline.tasks.stateless import Around
 from tidegate.randomness import SystemRandomness
 from tidegate.storage import StorageConfig, WorkerStorageRuntime
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.source import Snapshot
+from tidegate.tables.snapshot import Snapshot
 from tidegate.windows.operators.dedupe import DedupeOperator
 
 

@@ -30,7 +30,7 @@ from tidegate.pipeline.rounds.records import Records
 from tidegate.randomness import Randomness
 from tidegate.scheduling import Scheduler
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.lease import Lease, read_lease
+from tidegate.tables.commits import Lease, read_lease
 
 PAUSE_MS: Final = 100
 

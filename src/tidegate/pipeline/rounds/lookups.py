@@ -27,14 +27,11 @@ from tidegate.pipeline.rounds.heads import Heads
 from tidegate.pipeline.tasks.lookups import lookup_key, newest_commits, require_key, table_commits
 from tidegate.randomness import Randomness
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.claim import Claim
-from tidegate.tables.building.commits import CommitList, load_commits
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.lease import DEFAULT_TTL_MS
-from tidegate.tables.building.materialiser import Cadence, Materialiser
-from tidegate.tables.building.shape import TableRules, table_rules
-from tidegate.tables.serdes.named import serde_from
-from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.tables.commits import DEFAULT_TTL_MS, CommitList, load_commits
+from tidegate.tables.ingest.materializer import Cadence, Claim, Materialiser
+from tidegate.tables.options import Consumed, TableRules, table_rules
+from tidegate.tables.serdes.base import Bytes, Serde
+from tidegate.tables.serdes.json import serde_from
 
 REFRESH_MS: Final = 1000
 IDLE_MS: Final = 10_000

@@ -30,7 +30,7 @@ from tidegate.pipeline.rounds.records import CommitRecord, FlowLine, Loss, Recor
 from tidegate.pipeline.rounds.stops import acknowledged, new_faults, read_once, stopped_of
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage.backends.base import ObjectInfo, StorageBackend
-from tidegate.tables.building.lease import DEFAULT_TTL_MS, read_lease
+from tidegate.tables.commits import DEFAULT_TTL_MS, read_lease
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.integrity.columns import IntegrityColumns, read_columns
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.kafka.writer import KafkaWriter
 from tidegate.pipeline.rounds.orders import Section

@@ -24,7 +24,7 @@ from fastcrc.crc32 import iscsi as crc32c
 from tidegate.errors import CorruptError
 from tidegate.pipeline.tasks.source_state import decode_state
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.dead_letters import DEAD_LETTER_SCHEMA
+from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 
 MAGIC: Final = b"TGDL"
 VERSION: Final = 1

@@ -27,13 +27,12 @@ from tidegate.pipeline.definition.expressions import Projection, shown
 from tidegate.pipeline.definition.inferring import key_serde_for
 from tidegate.pipeline.definition.steps import Lookup
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.commits import CommitList, load_commits
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.shape import TableRules
-from tidegate.tables.building.source import StoredSnapshot, stored_snapshot, task_of
-from tidegate.tables.queries.reading import rows_of_keys
-from tidegate.tables.serdes.named import serde_from
-from tidegate.tables.serdes.plain import Bytes, Serde
+from tidegate.tables.commits import CommitList, load_commits
+from tidegate.tables.options import Consumed, TableRules
+from tidegate.tables.queries import rows_of_keys
+from tidegate.tables.serdes.base import Bytes, Serde
+from tidegate.tables.serdes.json import serde_from
+from tidegate.tables.snapshot import StoredSnapshot, stored_snapshot, task_of
 from tidegate.windows.events import EventBatch
 
 _PLAIN_KEYS: Final = frozenset({"bytes", "string", "int", "long", "double"})

@@ -24,7 +24,7 @@ from tidegate.pipeline.definition.steps import Filter, KeyBy, Lookup, Map, Selec
 from tidegate.pipeline.rounds.orders import BadRecord
 from tidegate.pipeline.tasks.lookups import LookupStage
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
 from tidegate.windows.events import EventBatch, RowChanges
 
 Stage: TypeAlias = Callable[[EventBatch], EventBatch]

@@ -34,7 +34,7 @@ from tidegate.integrity.validator import (
     reasons_of,
 )
 from tidegate.integrity.verdicts import Finding, Verdict, tolerance_of
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.pipeline.definition.flow import Flow
 from tidegate.pipeline.definition.steps import Validate
 

@@ -50,7 +50,7 @@ from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import WorkerStorageRuntime, open_backend
 from tidegate.storage.backends.base import StorageBackend
 from tidegate.storage.runs.columns import list_bytes
-from tidegate.tables.building.source import kept_open
+from tidegate.tables.snapshot import kept_open
 from tidegate.windows.events import EventBatch, RowChanges
 from tidegate.windows.keys import partitions_of_inner_keys
 from tidegate.windows.operators.base import RESULT_COPIES, Moment, Rows, WindowRows, rows_that_fit

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.tables.serdes.json_serde import Json, encode_objects
-from tidegate.tables.serdes.named import require_serde
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.serdes.base import Serde
+from tidegate.tables.serdes.json import Json, encode_objects, require_serde
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

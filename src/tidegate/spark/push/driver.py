@@ -26,10 +26,9 @@ from tidegate.spark.push.progress import PushProgress, Watcher
 from tidegate.spark.push.sending import ANSWER_DDL, Answer, SendOrder, answer_of, send_in_task
 from tidegate.spark.rounds.failures import Failure, describe, rebuild
 from tidegate.storage import open_backend, state_key_id
-from tidegate.tables.versions.ingesting import Ingested, ingest_partition
-from tidegate.tables.versions.pushing import PushPlan, VersionPush, Watch
-from tidegate.tables.versions.record import Fault, PartitionResult, TableVersion
-from tidegate.tables.versions.report import PushReport
+from tidegate.tables.versions.catalog import Fault, PartitionResult, PushReport, TableVersion
+from tidegate.tables.versions.ingest import Ingested, ingest_partition
+from tidegate.tables.versions.push import PushPlan, VersionPush, Watch
 from tidegate.waiting import waiting
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.clock import Clock
-from tidegate.tables.versions.pushing import PushPlan
-from tidegate.tables.versions.record import TableVersion
+from tidegate.tables.versions.catalog import TableVersion
+from tidegate.tables.versions.push import PushPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,7 +28,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.integrity.columns import IntegrityColumns, joined, read_columns
 from tidegate.integrity.control_records import stable_guid
 from tidegate.integrity.sender import CHECKSUMS, ChainLimits, Chains, ChainState, Outlet, outlet_of
-from tidegate.kernels.integrity_headers import MANAGED
+from tidegate.kernels.integrity import MANAGED
 from tidegate.log.format.records import RecordColumns, coerce
 from tidegate.log.kafka.log import KafkaLog
 from tidegate.log.log import Log

@@ -26,7 +26,7 @@ from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import LATEST, TIMESTAMP, check_columns, sparks_type
 from tidegate.spark.tables.rows import as_timestamps
 from tidegate.storage.backends.base import MissingObjectError, StorageBackend
-from tidegate.tables.building.commits import stored_tables
+from tidegate.tables.commits import stored_tables
 
 _TIMES = frozenset({"window_start", "window_end", "timestamp"})
 

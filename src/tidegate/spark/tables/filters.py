@@ -34,8 +34,8 @@ from pyspark.sql.datasource import (
 )
 
 from tidegate.spark.tables.plan import EVERYTHING, LARGEST_MS, RowBounds
-from tidegate.tables.building.shape import TableRules
-from tidegate.tables.serdes.plain import Serde
+from tidegate.tables.options import TableRules
+from tidegate.tables.serdes.base import Serde
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY_TYPES = {"bytes": bytes, "string": str, "int": int, "long": int}

@@ -26,7 +26,7 @@ from tidegate.spark.options import GivenOptions
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
-    from tidegate.tables.serdes.plain import Serde
+    from tidegate.tables.serdes.base import Serde
 
 NAMES = (
     *("state", "path", "table", "key", "value", "columns"),
@@ -95,8 +95,8 @@ class TableOptions:
 
     def serde(self, option: str, stored: str) -> Serde[Any]:
         """The serde asked for, else the stored one where its name says all, else bytes."""
-        from tidegate.tables.serdes.named import require_serde, serde_from
-        from tidegate.tables.serdes.plain import Bytes
+        from tidegate.tables.serdes.base import Bytes
+        from tidegate.tables.serdes.json import require_serde, serde_from
 
         asked = self.key if option == "key" else self.value
         return require_serde(asked, option) if asked is not None else serde_from(stored) or Bytes()

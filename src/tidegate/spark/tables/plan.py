@@ -20,9 +20,8 @@ from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, UnavailableError
 from tidegate.spark.tables.options import TableOptions
 from tidegate.storage.backends.base import StorageBackend
-from tidegate.tables.building.commits import Commit, CommitList, load_commits, stored_tables
-from tidegate.tables.building.consumed import Consumed
-from tidegate.tables.building.shape import TableRules, TableShape
+from tidegate.tables.commits import Commit, CommitList, load_commits, stored_tables
+from tidegate.tables.options import Consumed, TableRules, TableShape
 
 LATEST: Final = 2**63 - 1
 LARGEST_MS: Final = (2**63 - 1) // 1000

@@ -24,11 +24,10 @@ from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import LARGEST_MS, LATEST, TIMESTAMP, RowBounds, rules_of
 from tidegate.storage import Time
 from tidegate.storage.backends.base import MissingObjectError
-from tidegate.tables.building.commits import CommitList
-from tidegate.tables.building.partition_state import EARLIEST
-from tidegate.tables.building.shape import TableRules, TableShape
-from tidegate.tables.building.source import TableSource, stored_snapshot, task_of
-from tidegate.tables.queries.reading import rows_of_keys
+from tidegate.tables.commits import CommitList
+from tidegate.tables.options import TableRules, TableShape
+from tidegate.tables.queries import rows_of_keys
+from tidegate.tables.snapshot import EARLIEST, TableSource, stored_snapshot, task_of
 
 KEYS_AT_ONCE: Final = 1024
 _TIMES: Final = frozenset({"window_start", "window_end", "timestamp"})

@@ -28,8 +28,8 @@ from tidegate.errors import InvalidError
 from tidegate.spark.tables.options import TableOptions
 from tidegate.spark.tables.plan import EVERYTHING, chosen_commit, rules_of, table_schema
 from tidegate.spark.workers import freeze_once
-from tidegate.tables.building.commits import CommitList, stored_tables
-from tidegate.tables.building.shape import TableRules
+from tidegate.tables.commits import CommitList, stored_tables
+from tidegate.tables.options import TableRules
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,21 +29,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.exact_sum import (
+from tidegate.kernels.aggregates import (
     HEADER,
+    MOST_BITS,
+    MOST_DIGITS,
     NO_POSITION,
     add_doubles,
+    add_narrow,
+    add_numbers,
     add_sums,
+    add_wide,
     count_malformed,
+    count_rows,
     lay_out,
+    pick_rows,
     round_sums,
     settle,
     span_doubles,
+    span_exponents,
     span_sums,
+    write_narrow,
     write_sums,
 )
-from tidegate.kernels.folding import add_numbers, add_wide, count_rows, pick_rows
-from tidegate.kernels.narrow_sum import MOST_BITS, MOST_DIGITS, add_narrow, span_exponents, write_narrow
 from tidegate.storage.runs.columns import (
     NO_NUMBERS,
     Int32s,

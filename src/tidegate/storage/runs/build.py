@@ -24,10 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.group_order import arrange_rows, mark_rows, number_places
-from tidegate.kernels.grouping import sort_cursors
-from tidegate.kernels.run_merge import gather_words
-from tidegate.kernels.run_spread import count_buckets, divide_rows, first_disorder, list_starts
+from tidegate.kernels.run_merge import count_buckets, divide_rows, first_disorder, gather_words, list_starts
+from tidegate.kernels.sorting import arrange_rows, mark_rows, number_places, sort_cursors
 from tidegate.storage.runs.columns import (
     NO_NUMBERS,
     Int32s,

@@ -19,17 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.mark_sort import SPARE_BITS, UNSORTED, sort_marks
-from tidegate.kernels.row_keys import count_key_bytes, spread_keys
+from tidegate.kernels.hashing import hash_values
 from tidegate.kernels.run_merge import (
     copy_even_keys,
     copy_keys,
+    count_key_bytes,
     gather_halves,
     gather_words,
     measure_keys,
     measure_lines,
+    spread_keys,
 )
-from tidegate.kernels.xxh64 import hash_values
+from tidegate.kernels.sorting import SPARE_BITS, UNSORTED, radix_sort
 from tidegate.storage.memory.scratch import COPIES, SMALL_BYTES, SORT_BYTES
 from tidegate.storage.runs.run import DIRECTORY, Int64s, Run
 
@@ -85,7 +86,7 @@ def hash_parts(parts: BinaryParts) -> UInt64s:
 def sorted_marks(marks: UInt64s, leading_bits: int, row_bits: int) -> UInt64s:
     """Ascending: numbers of `leading_bits`, then bits of a hash, then the row, in whose order they come; used up."""
     other = np.empty(len(marks), np.uint64)
-    where = sort_marks(marks, other, leading_bits + row_bits + SPARE_BITS)
+    where = radix_sort(marks, other, leading_bits + row_bits + SPARE_BITS)
     if where == UNSORTED:
         marks.sort()
     return other if where == 1 else marks

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.grouping import mark_identities, sort_cursors
 from tidegate.kernels.run_merge import (
     choose_lines,
     drop_rows,
@@ -29,6 +28,7 @@ from tidegate.kernels.run_merge import (
     merge_lines,
     settle_keys,
 )
+from tidegate.kernels.sorting import mark_identities, sort_cursors
 from tidegate.storage.memory.scratch import COPIES, ScratchLimiter
 from tidegate.storage.runs.columns import (
     Int32s,

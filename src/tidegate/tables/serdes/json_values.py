@@ -1,23 +1,180 @@
-"""JSON one row at a time: slow, and exact about everything the kernel leaves alone.
+"""JSON values one at a time, exactly: declared fields, values, texts and objects.
+
+JSON one row at a time: slow, and exact about everything the kernel leaves alone.
 
 The standard library's parser reads the text; numbers stay the text they are until the declared type is known, so
 nothing is rounded on the way. A field that occurs twice has its last value, as in every common parser; `NaN` and
 `Infinity` are not JSON; half a surrogate pair is no text; a name that is not declared is ignored.
 
 `Refused` carries why a row is bad, in words.
+
+What a JSON value is declared to hold: named fields with Arrow types, written the way people write them.
+
+| written | Arrow type | JSON it is read from |
+|---|---|---|
+| `string` | string | a string |
+| `int`, `long`, `int32`, `uint8`, … | that integer | a number in range, without fraction and exponent |
+| `double`, `float64` | double | any number that a double can hold; the nearest double |
+| `bool` | bool | true, false |
+| `decimal(18,2)` | decimal128 | a number, or a string that is one; refused if it has more places |
+| `timestamp`, `timestamp[us]` | in UTC | an ISO 8601 string with its offset, or a whole number in the type's unit |
+| `date` | date32 | a string like 2026-01-31 |
+| `list<…>`, `struct<a: …, b: …>` | list, struct | the same inside |
+| an Arrow type or field, `field("double", optional=True)` | itself | as above |
+
+ISO 8601 is read as Python, Java and JavaScript write it: `T` or a blank, seconds and fraction or none, `Z`, `+02:00`,
+`+0200`, `+02`, and the name of a zone in brackets behind the offset, which changes nothing. Digits of a fraction beyond
+the type's unit are cut off. A moment without an offset could be in any zone, and is refused; declared as
+`pa.timestamp("ms")` it is taken for UTC. `timestamp` counts milliseconds.
+
+`"string not null"`, or an Arrow field that is not nullable, refuses null and absent; everything else may be null.
+Values only.
+
+A column of JSON texts, one value each, to one typed Arrow column: decimals, moments, lists and structs.
+
+Arrow converts whole columns where its rules are ours; where it refuses a column, or might read some text more
+generously than declared, the values are read one by one (`json_values`). Texts come from the kernel, so each one is
+valid JSON. A row that is not as declared becomes null and its reason is told.
+
+Columns to JSON objects: numbers by a kernel, everything else as texts that Arrow makes, one pass over all rows.
+
+Whole numbers and doubles are most of what results consist of, and the kernel writes them straight into the objects.
+Doubles that it leaves alone (`kernels/json_rows`) and columns of other types come as texts.
+
+Thread rule: pure functions.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as arrow_json
 
-from tidegate.tables.serdes.json_fields import is_flat
+from tidegate.errors import InvalidError
+from tidegate.kernels import json_rows as kernel
+from tidegate.windows.keys import Bytes, binary_column, make_binary, present_rows, room_for
+
+# --- json fields
+
+Declared: TypeAlias = "str | pa.DataType | pa.Field"
+_NAMED: Final = {
+    "string": pa.string(), "str": pa.string(), "text": pa.string(),
+    "int": pa.int64(), "long": pa.int64(), "bigint": pa.int64(),
+    "int64": pa.int64(), "int32": pa.int32(), "int16": pa.int16(), "int8": pa.int8(),
+    "uint32": pa.uint32(), "uint16": pa.uint16(), "uint8": pa.uint8(),
+    "double": pa.float64(), "float64": pa.float64(),
+    "bool": pa.bool_(), "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("ms", tz="UTC"), "date": pa.date32(), "date32": pa.date32(),
+}  # fmt: skip
+_NOT_NULL: Final = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
+_DECIMAL: Final = re.compile(r"decimal(?:128)?\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)$")
+_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)\]$")
+DEEPEST: Final = 16
+OPTIONAL: Final = b"tidegate.optional"
+
+
+def field(declared: str | pa.DataType, *, optional: bool = False) -> pa.Field:
+    """One field of a value: `Json(amount=field("double", optional=True))`.
+
+    A field that state depends on, and that no record of a sample has, stops an app's start: it is misspelt, most of the
+    time. `optional` says that it may be missing in all of them.
+    """
+    made = field_of("optional", declared)
+    return made.with_metadata({OPTIONAL: b"true"}) if optional else made
+
+
+def is_optional(declared: pa.Field) -> bool:
+    """Whether it was said that records may all be without this field."""
+    return OPTIONAL in (declared.metadata or {})
+
+
+def field_of(name: str, declared: Declared) -> pa.Field:
+    """The Arrow field of one declaration."""
+    if isinstance(declared, pa.Field):
+        kind = _checked(name, declared.type, 0)
+        return pa.field(name, kind, nullable=declared.nullable, metadata=declared.metadata)
+    if isinstance(declared, pa.DataType):
+        return pa.field(name, _checked(name, declared, 0))
+    if not isinstance(declared, str):
+        raise TypeError(f"field {name!r} is declared by a {type(declared).__name__}; write a type's name")
+    written = _NOT_NULL.sub("", declared)
+    return pa.field(name, _checked(name, parse_type(written, name), 0), nullable=written == declared)
+
+
+def parse_type(written: str, name: str) -> pa.DataType:
+    """The Arrow type that a text names."""
+    text = written.strip()
+    lower = text.lower()
+    if lower in _NAMED:
+        return _NAMED[lower]
+    if found := _DECIMAL.match(lower):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if found := _TIMESTAMP.match(lower):
+        return pa.timestamp(found[1], tz="UTC")
+    if lower.startswith("list<") and text.endswith(">"):
+        return pa.list_(parse_type(text[5:-1], name))
+    if lower.startswith("struct<") and text.endswith(">"):
+        parts = [_member(part, name) for part in _split(text[7:-1])]
+        return pa.struct(parts)
+    raise InvalidError(
+        f"field {name!r} is declared {written!r}, which is no type known here; write one of"
+        f" {', '.join(sorted(set(_NAMED)))}, decimal(18,2), timestamp[us], list<string>, struct<a: int>"
+    )
+
+
+def _member(part: str, name: str) -> tuple[str, pa.DataType]:
+    inner, colon, written = part.partition(":")
+    if not colon or not inner.strip():
+        raise InvalidError(f"field {name!r}: {part!r} is no member of a struct; write `name: type`")
+    return inner.strip(), parse_type(written, name)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are in no brackets."""
+    parts, depth, start = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter in "<([") - (letter in ">)]")
+        if letter == "," and depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+    return [*parts, text[start:]]
+
+
+def _checked(name: str, kind: pa.DataType, depth: int) -> pa.DataType:
+    """The type, if JSON can be read into it exactly."""
+    if depth > DEEPEST:
+        raise InvalidError(f"field {name!r} is nested deeper than {DEEPEST}")
+    if pa.types.is_list(kind):
+        _checked(name, kind.value_type, depth + 1)
+    elif pa.types.is_struct(kind):
+        for index in range(kind.num_fields):
+            _checked(name, kind.field(index).type, depth + 1)
+    elif pa.types.is_float32(kind) or pa.types.is_float16(kind):
+        raise InvalidError(
+            f"field {name!r}: numbers would be rounded twice on their way to {kind}; use double"
+        )
+    elif not (
+        is_flat(kind) or pa.types.is_decimal128(kind) or pa.types.is_timestamp(kind) or kind == pa.date32()
+    ):
+        raise InvalidError(f"field {name!r}: JSON is not read into {kind}")
+    return kind
+
+
+def is_flat(kind: pa.DataType) -> bool:
+    """Whether the kernel reads this type by itself."""
+    whole = pa.types.is_integer(kind) and kind != pa.uint64()
+    return bool(whole or kind in (pa.float64(), pa.bool_(), pa.string()))
+
+
+# --- json values
 
 SHOWN: Final = 40
 ZONE_NAME: Final = r"\[[A-Za-z0-9_+/:-]+\]$"  # behind an offset, as Java's ZonedDateTime is written
@@ -224,3 +381,205 @@ def _show(value: Any) -> str:
         return "a list"
     text = str(value) if isinstance(value, Number) else json.dumps(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
+
+
+# --- json texts
+
+# Arrow takes digits before a point only, and the point not last; a JSON number is always like that.
+_NUMBER: Final = r"^-?[0-9]+(\.[0-9]+)?$"
+_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
+_MOMENT: Final = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?"
+    r"((Z|[+-][0-9]{2}(:?[0-9]{2})?)(\[[A-Za-z0-9_+/:-]+\])?)?$"
+)
+_INTEGER: Final = r"^-?(0|[1-9][0-9]{0,17})$"
+_NESTED_LEAVES: Final = {pa.int64(), pa.string(), pa.bool_()}
+
+
+def convert_texts(texts: pa.StringArray, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    """The typed column, and the rows that are not as declared with their reasons."""
+    if texts.null_count == len(texts):
+        return pa.nulls(len(texts), field.type), {}
+    try:
+        whole = _whole_column(texts, field.type)
+    except pa.ArrowInvalid:
+        whole = None
+    return (whole, {}) if whole is not None else _row_by_row(texts, field)
+
+
+def _whole_column(texts: pa.StringArray, kind: pa.DataType) -> pa.Array | None:
+    """The column converted by Arrow, or None where its rules are not ours."""
+    if pa.types.is_list(kind) or pa.types.is_struct(kind):
+        return _nested(texts, kind) if _is_plain(kind) else None
+    bare = pc.utf8_trim(texts, characters='"')
+    is_quoted = pc.starts_with(texts, '"')
+    if pa.types.is_decimal128(kind):
+        return bare.cast(kind) if _all_match(bare, _NUMBER) else None
+    if pc.all(is_quoted).as_py():
+        if pa.types.is_date32(kind):
+            return bare.cast(kind) if _all_match(bare, _DATE) else None
+        return _moments(bare, kind) if _all_match(bare, _MOMENT) else None
+    if pa.types.is_timestamp(kind) and _all_match(texts, _INTEGER):
+        return texts.cast(pa.int64()).cast(kind)
+    return None
+
+
+def _moments(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Moments as Arrow reads them; once more without what it does not: names of zones, digits beyond the unit."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        plain = pc.replace_substring_regex(texts, ZONE_NAME, "")
+        return pc.replace_substring_regex(plain, *beyond_unit(kind)).cast(kind)
+
+
+def _all_match(texts: pa.StringArray, pattern: str) -> bool:
+    return bool(pc.all(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow's JSON reader gives this type exactly what the text says, or refuses it."""
+    if pa.types.is_list(kind):
+        return kind.value_field.nullable and _is_plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return all(one.nullable and _is_plain(one.type) for one in fields)
+    return kind in _NESTED_LEAVES
+
+
+def _nested(texts: pa.StringArray, kind: pa.DataType) -> pa.Array:
+    """Lists and structs, through Arrow's reader of lines; line breaks inside a value are only blanks."""
+    filled = pc.replace_substring(texts.fill_null("null"), "\n", " ")
+    lines = pc.binary_join_element_wise('{"v":', pc.replace_substring(filled, "\r", " "), "}\n", "")
+    joined = lines.buffers()[2]
+    table = arrow_json.read_json(
+        pa.BufferReader(joined),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(1, joined.size)),
+        parse_options=arrow_json.ParseOptions(
+            explicit_schema=pa.schema([("v", kind)]), unexpected_field_behavior="ignore"
+        ),
+    )
+    found = table["v"].combine_chunks()
+    if len(found) != len(texts):
+        raise pa.ArrowInvalid(f"{len(found)} values read from {len(texts)} texts")
+    return found
+
+
+def _row_by_row(texts: pa.StringArray, field: pa.Field) -> tuple[pa.Array, dict[int, str]]:
+    values: list[Any] = [None] * len(texts)
+    refused: dict[int, str] = {}
+    for row in np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        try:
+            values[row] = convert(parse(texts[row].as_py().encode()), field, field.name)
+        except Refused as reason:
+            refused[row] = str(reason)
+    return as_array(values, field.type), refused
+
+
+# --- json objects
+
+Texts: TypeAlias = "Callable[[pa.Array, str], pa.StringArray]"
+Int64s = npt.NDArray[np.int64]
+_LEAST = -(2**63)
+
+
+class _Fields:
+    """What the kernel is given, put together field by field."""
+
+    def __init__(self, rows: int, texts: Texts) -> None:
+        self._rows, self._texts = rows, texts
+        self.names: list[bytes] = []
+        self.kinds: list[int] = []
+        self.slots: list[int] = []
+        self.cursors: list[int] = []
+        self.numbers: list[Int64s] = []
+        self.powers: list[Bytes] = []
+        self.valid: list[Bytes] = []
+        self.pieces: list[pa.StringArray] = []
+        self.text_count = 0
+
+    def add(self, name: str, column: pa.Array) -> None:
+        opening = "{" if not self.names else ","
+        self.names.append((opening + json.dumps(name, ensure_ascii=False) + ":").encode())
+        self.valid.append(present_rows(column).view(np.uint8))
+        if pa.types.is_integer(column.type) and column.type != pa.uint64():
+            numbers = _filled(column.cast(pa.int64()), 0)
+            if not len(numbers) or int(numbers.min()) > _LEAST:
+                self._put(kernel.INTEGER, numbers, np.zeros(0, np.uint8), None)
+                return
+        elif pa.types.is_floating(column.type):
+            self._add_doubles(name, column.cast(pa.float64()))
+            return
+        self._put(kernel.TEXTS, np.zeros(0, np.int64), np.zeros(0, np.uint8), self._texts(column, name))
+
+    def _add_doubles(self, name: str, column: pa.Array) -> None:
+        values = _filled(column, 0.0)
+        numbers, powers = np.empty(self._rows, np.int64), np.empty(self._rows, np.uint8)
+        texts = None
+        if kernel.find_decimals(values, kernel.TENS, numbers, powers):
+            rows = np.flatnonzero(powers == kernel.NO_POWER)
+            texts = self._texts(column.take(pa.array(rows)), name)
+        self._put(kernel.DECIMAL, numbers, powers, texts)
+
+    def _put(self, kind: int, numbers: Int64s, powers: Bytes, texts: pa.StringArray | None) -> None:
+        self.kinds.append(kind)
+        self.slots.append(len(self.numbers))
+        self.cursors.append(self.text_count)
+        if kind != kernel.TEXTS:
+            self.numbers.append(numbers)
+            self.powers.append(powers if len(powers) else np.zeros(self._rows, np.uint8))
+        if texts is not None:
+            self.pieces.append(texts)
+            self.text_count += len(texts)
+
+
+def write_objects(batch: pa.RecordBatch, texts: Texts) -> pa.BinaryArray:
+    """One object a row; `texts` makes the JSON texts of a column, and refuses what JSON cannot say."""
+    rows, made = batch.num_rows, _Fields(batch.num_rows, texts)
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        made.add(field.name, column)
+    column = binary_column(_joined(made.pieces))
+    name_bytes = sum(map(len, made.names))
+    numbers = sum(kind != kernel.TEXTS for kind in made.kinds)
+    room = (
+        rows * (name_bytes + 1 + 4 * len(made.names) + kernel.LONGEST_NUMBER * numbers) + column.total_bytes
+    )
+    ends = np.empty(rows + 1, np.int32)
+    # From Arrow's pool, whose pages are reused: fresh ones cost as much as writing into them.
+    content = np.frombuffer(pa.allocate_buffer(room_for(room, "a column of JSON")), np.uint8)
+    size = kernel.write_json_objects(
+        rows,
+        np.frombuffer(b"".join(made.names), np.uint8),
+        np.cumsum([0, *map(len, made.names)], dtype=np.int32),
+        np.array(made.kinds, np.int32),
+        np.array(made.slots, np.int32),
+        _behind(made.numbers, np.int64),
+        _behind(made.powers, np.uint8),
+        _behind(made.valid, np.uint8),
+        column.content,
+        np.ascontiguousarray(column.bounds),
+        kernel.NULL,
+        np.array(made.cursors, np.int64),
+        ends,
+        content,
+    )
+    return make_binary(ends, content[:size], None)
+
+
+def _joined(pieces: Sequence[pa.StringArray]) -> pa.StringArray:
+    """The texts of all columns behind each other; the texts of a single column are not copied."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+
+
+def _filled(column: pa.Array, instead: float) -> npt.NDArray[Any]:
+    if column.null_count:
+        column = pc.fill_null(column, instead)
+    return np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
+
+
+def _behind(arrays: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+    if len(arrays) == 1:
+        return np.ascontiguousarray(arrays[0])
+    return np.concatenate(arrays) if arrays else np.zeros(0, kind)

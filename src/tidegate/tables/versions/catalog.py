@@ -1,4 +1,6 @@
-"""The catalog of a table's versions: one published record, changed by compare-and-swap only.
+"""Versions of a table: their record, the catalog that publishes it, and why one failed.
+
+The catalog of a table's versions: one published record, changed by compare-and-swap only.
 
     versions = Versions(backend, "users")
     versions.swap(3); versions.rollback(); versions.list().current
@@ -10,23 +12,443 @@ C1  every change is one publish: a pure function of the record as it is, made ag
     A swap and a rollback therefore take as long as one small write, whatever the versions' size.
 C2  reading takes no lock, and sees the record before or after a change.
 
-Thread rule: from any thread.
+What is known of a table's versions, as one small value, and every change that may be made to it.
+
+Owns the shape of the published record `tables/T/versions` and the rules of its changes, as pure functions; who
+publishes it is `catalog`'s.
+
+    pushing ──► ingesting ──► ready ──► retired ──► (gone)
+        └───────────┴──► failed ──────────┘
+
+V1  only a `ready` version is ever current, and the current one is never retired: readers never see a half version.
+V2  a number is given out once, also when its version is gone.
+V3  a state goes forward along the arrows only; `failed` is final. A push that was given up for dead finds its version
+    failed, and can no longer bring it in.
+
+The record's bytes are msgpack of `VersionList`, by field names; `version` is that of the format.
+
+Why a version failed, in words: which record of which producer is missing, changed or late, and what to look at.
+
+Owns turning a finding of the validator into a `Fault`. A gap is looked into: the records that are missing may stand
+further back in the partition, and then they are late and not lost.
+
+Thread rules:
+
+- catalog: from any thread.
+- record: values and pure functions.
+- report: pure but for reading the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.errors import ConflictError, CorruptError, InvalidError
-from tidegate.tables.versions import record
-from tidegate.tables.versions.record import State, TableVersion, VersionList
+from tidegate.errors import ConflictError, CorruptError, IntegrityError, InvalidError
+from tidegate.integrity.columns import IntegrityColumns, read_columns
+from tidegate.integrity.state import PartitionState
+from tidegate.integrity.verdicts import Finding, Rule, Verdict
+from tidegate.kernels.integrity import MANAGED
+from tidegate.tables.options import TableShape
 
 if TYPE_CHECKING:
     from tidegate.storage.backends.base import StorageBackend
+
+
+# --- record
+
+VERSION: Final = 1
+KEPT_SWAPS: Final = 100
+"""Swaps that are remembered; of older ones only the order of versions is left."""
+
+
+class State(StrEnum):
+    """Where a version stands."""
+
+    PUSHING = "pushing"
+    INGESTING = "ingesting"
+    READY = "ready"
+    FAILED = "failed"
+    RETIRED = "retired"
+
+
+_NEXT: Final = {
+    State.PUSHING: {State.INGESTING, State.FAILED},
+    State.INGESTING: {State.READY, State.FAILED},
+    State.READY: {State.RETIRED},
+    State.FAILED: {State.RETIRED},
+    State.RETIRED: set[State](),
+}
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a partition (or, with partition -1, the whole push) failed: what, where, whose, and what to look at."""
+
+    partition: int
+    kind: str
+    """A verdict in small letters, as `missing` and `corrupt`; or the name of the error."""
+    message: str
+    offset: int = -1
+    producer: str = ""
+
+
+class PartitionResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One partition after its ingest: `next_offset` is the one after the last record that is in the version."""
+
+    partition: int
+    rows: int = 0
+    records: int = 0
+    next_offset: int = 0
+    end_of_push: int = -1
+    verdicts: dict[str, int] = {}
+    is_complete: bool = False
+
+
+class TableVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version: its topic, its push, where it stands and what was found. Times are 0 where they are not yet."""
+
+    number: int
+    topic: str
+    push: str
+    state: State
+    partitions: int
+    key_serde: str
+    value_serde: str
+    source: str = ""
+    created_ms: int = 0
+    pushed_ms: int = 0
+    ended_ms: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    repeated_keys: int = 0
+    """Rows of the source that another one with the same key stood for."""
+    without_key: int = 0
+    verdicts: dict[str, int] = {}
+    results: tuple[PartitionResult, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What the version is called: the name of its topic."""
+        return self.topic
+
+    def shape(self, partition: int) -> TableShape:
+        """One partition of the version, as the table that is kept in storage: it has its own lease and commits."""
+        return TableShape(
+            kind="key",
+            name=partition_table(self.topic, partition),
+            topic=self.topic,
+            partitions=(partition,),
+            key_format="",
+            size_ms=0,
+            retention_ms=0,
+            key_serde=self.key_serde,
+            value_serde=self.value_serde,
+        )
+
+
+class Swap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One change of what readers see; 0 for no version."""
+
+    at_ms: int
+    before: int
+    after: int
+    reason: str
+
+
+class VersionList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All versions of one table, oldest first. `current` is what readers see, `previous` what a rollback shows."""
+
+    version: int
+    table: str
+    next_number: int = 1
+    current: int = 0
+    previous: int = 0
+    versions: tuple[TableVersion, ...] = ()
+    swaps: tuple[Swap, ...] = ()
+
+    def get(self, number: int) -> TableVersion:
+        """The version of this number, or an `InvalidError` that says which there are."""
+        for each in self.versions:
+            if each.number == number:
+                return each
+        known = ", ".join(str(each.number) for each in self.versions) or "none"
+        raise InvalidError(f"table {self.table} has no version {number}; there are {known}")
+
+    @property
+    def current_version(self) -> TableVersion | None:
+        return self.get(self.current) if self.current else None
+
+
+def topic_of(table: str, number: int) -> str:
+    """The topic of a version, which is also its name."""
+    return f"{table}_v{number}"
+
+
+def partition_table(topic: str, partition: int) -> str:
+    """The name of the stored table that one partition of a version is."""
+    return f"{topic}-{partition}"
+
+
+# -- changes -----------------------------------------------------------------------------------------
+
+
+def created(known: VersionList, push: str, now_ms: int, **fields: object) -> VersionList:
+    """With one more version, of the next number (V2)."""
+    number = known.next_number
+    made = TableVersion(
+        number=number,
+        topic=topic_of(known.table, number),
+        push=push,
+        state=State.PUSHING,
+        created_ms=now_ms,
+        **fields,  # type: ignore[arg-type]
+    )
+    return replace(known, next_number=number + 1, versions=(*known.versions, made))
+
+
+def marked(known: VersionList, number: int, state: State, **fields: object) -> VersionList:
+    """With one version in another state (V1, V3), and what else became known of it."""
+    found = known.get(number)
+    if state is not found.state and state not in _NEXT[found.state]:
+        raise ConflictError(
+            f"version {number} of table {known.table} is {found.state.value} and cannot become {state.value}"
+            + ("; push again for a new one" if found.state is State.FAILED else "")
+        )
+    if state is State.RETIRED and number == known.current:
+        raise ConflictError(
+            f"version {number} of table {known.table} is the one readers see; swap another in first"
+        )
+    return _with(known, replace(found, state=state, **fields))
+
+
+def swapped(known: VersionList, number: int, reason: str, now_ms: int) -> VersionList:
+    """With another version shown (V1); the one before is what a rollback shows again."""
+    found = known.get(number)
+    if found.state is not State.READY:
+        raise ConflictError(
+            f"version {number} of table {known.table} is {found.state.value}; only a version that is ready can be shown"
+        )
+    if number == known.current:
+        return known
+    swap = Swap(now_ms, known.current, number, reason)
+    return replace(known, current=number, previous=known.current, swaps=(*known.swaps, swap)[-KEPT_SWAPS:])
+
+
+def rolled_back(known: VersionList, now_ms: int) -> VersionList:
+    """With the version before shown again; a second rollback returns to the one before that call."""
+    if not known.previous:
+        raise ConflictError(
+            f"table {known.table} showed no other version before; there is nothing to go back to"
+        )
+    return swapped(known, known.previous, "rollback", now_ms)
+
+
+def forgotten(known: VersionList, number: int) -> VersionList:
+    """Without a version whose files are gone."""
+    if known.get(number).state is not State.RETIRED:
+        raise ConflictError(f"version {number} of table {known.table} is not retired; retire it first")
+    left = tuple(each for each in known.versions if each.number != number)
+    return replace(known, versions=left, previous=0 if known.previous == number else known.previous)
+
+
+def superfluous(known: VersionList, retain: int) -> list[int]:
+    """The versions that may go when `retain` ready ones are kept: the current and the previous one always stay, and of
+    failed ones the newest, to be looked at."""
+    if retain < 1:
+        raise InvalidError(f"retain={retain}: keep at least 1 version")
+    kept = {known.current, known.previous} - {0}
+    ready = [each.number for each in known.versions if each.state is State.READY]
+    for number in reversed(ready):
+        if len(kept & set(ready)) >= retain:
+            break
+        kept.add(number)
+    # A newer version that nobody shows yet waits for its swap.
+    kept |= {number for number in ready if number > known.current}
+    failed = [each.number for each in known.versions if each.state is State.FAILED]
+    return sorted({*ready, *failed[:-1]} - kept)
+
+
+def _with(known: VersionList, changed: TableVersion) -> VersionList:
+    versions = tuple(changed if each.number == changed.number else each for each in known.versions)
+    return replace(known, versions=versions)
+
+
+# --- report
+
+UNFINISHED: Final = "unfinished"
+LATE: Final = "late"
+UNLISTED: Final = "unlisted"
+COMPACTED: Final = "compacted"
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push came to. `current` is the version that readers see now, 0 for none."""
+
+    table: str
+    version: TableVersion
+    is_current: bool
+    current: int
+    log: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs: the version as it is recorded, and what readers see."""
+        found: dict[str, Any] = {"table": self.table, "is_current": self.is_current, "current": self.current}
+        found |= msgspec.to_builtins(self.version)
+        if self.version.faults:
+            found["look_closer"] = look_closer(self.version, self.version.faults, self.log)
+        return found
+
+    def __str__(self) -> str:
+        version = self.version
+        if version.faults:
+            shown = f"version {self.current} is still shown" if self.current else "nothing is shown yet"
+            told = [f"{version.name} failed and is not shown; {shown}."]
+            told += [
+                f"partition {fault.partition}: {fault.kind}: {fault.message}" for fault in version.faults
+            ]
+            return "\n".join([*told, "Look closer with:", *look_closer(version, version.faults, self.log)])
+        state = "is shown now" if self.is_current else f"is ready; version {self.current or 'none'} is shown"
+        return f"{version.name} {state}: {version.rows} rows in {version.partitions} partitions, all as they were sent"
+
+
+class PushFailedError(IntegrityError):
+    """A push whose version failed and is not shown; `report` says why."""
+
+    def __init__(self, report: PushReport) -> None:
+        fault = report.version.faults[0]
+        super().__init__(
+            str(report),
+            topic=report.version.topic,
+            partition=fault.partition,
+            offset=fault.offset,
+            producer=fault.producer or None,
+            kind=fault.kind,
+        )
+        self.report = report
+
+
+def fault_of(
+    log: Any, version: TableVersion, partition: int, state: PartitionState, finding: Finding | None
+) -> Fault:
+    """What stopped a partition; without a finding, its end of push never came."""
+    place = f"{version.topic}-{partition}"
+    if finding is None:
+        said = (
+            f"{place} has no end of push up to offset {state.next_offset}: its last records are missing, or the push "
+            "was not finished"
+        )
+        return Fault(partition, UNFINISHED, said, state.next_offset)
+    kind, said = finding.verdict.label, str(finding)
+    if finding.verdict is Verdict.MISSING and finding.rule is not Rule.M1 and finding.stamp is not None:
+        gap, late_at = _gap(finding), None
+        if gap is not None:
+            late_at = _found_later(log, finding, *gap)
+            first, last = gap
+            which = f"sequence {first}" if first == last else f"sequences {first} to {last}"
+            said = (
+                f"{which} of chain {finding.stamp.chain} of producer {finding.producer} "
+                f"{'is' if first == last else 'are'} missing in front of offset {finding.offset}; {said}"
+            )
+        if late_at is not None:
+            kind = LATE
+            said = f"came late, at offset {late_at}, out of its producer's order: {said}"
+    elif finding.verdict is Verdict.CORRUPT:
+        said = f"changed on the way: {said}"
+    return Fault(partition, kind, said, finding.offset, finding.producer or "")
+
+
+def lone_repeat(
+    log: Any, topic: str, partition: int, repeats: IntegrityColumns, offsets: NDArray[np.int64]
+) -> int | None:
+    """The offset of a repeat whose first copy is not in the partition any more; None where every one is.
+
+    Compaction keeps the last record of a key. Where that is a repeat, which nobody takes, the key would be lost
+    unseen; and whether a later value went with the first copy, nobody can say.
+    """
+    wanted, place = np.unique(_identities(repeats), return_index=True)
+    own = offsets[place]
+    seen = own.copy()
+    with log.reader(topic, [partition], stop={partition: int(own.max())}, control_records=True) as reader:
+        for batch in reader:
+            found = _identities(read_columns(batch.column("headers")))
+            at = np.minimum(np.searchsorted(wanted, found), len(wanted) - 1)
+            same = wanted[at] == found
+            np.minimum.at(seen, at[same], batch.column("offset").to_numpy()[same])
+    alone = own[seen == own]
+    return int(alone.min()) if len(alone) else None
+
+
+def _identities(columns: IntegrityColumns) -> NDArray[Any]:
+    """What tells records of senders apart: producer, chain and sequence, as values that can be compared."""
+    rows = np.zeros(len(columns), [(name, ">u8") for name in ("high", "low", "chain", "sequence")])
+    rows["high"], rows["low"] = columns.guid_high, columns.guid_low
+    rows["chain"], rows["sequence"] = columns.chain, columns.sequence
+    return rows.view("S32")
+
+
+def look_closer(version: TableVersion, faults: Sequence[Fault], log: str) -> list[str]:
+    """The commands that show more of each fault."""
+    where = shlex.quote(log)
+    commands = [f"tidegate verify {version.topic} --log {where}"]
+    for fault in faults:
+        if fault.partition >= 0 and fault.offset >= 0:
+            start = max(0, fault.offset - 2)
+            commands.append(
+                f"tidegate consume {version.topic} --log {where} -p {fault.partition} --offset {start} -n 5 "
+                "--control-records --format jsonl"
+            )
+    return commands
+
+
+def _gap(finding: Finding) -> tuple[int, int] | None:
+    """The sequences that are missing, where they are all of the record's own chain."""
+    stamp = finding.stamp
+    if stamp is None:
+        return None
+    if finding.previous_chain == stamp.chain and finding.previous_sequence is not None:
+        return finding.previous_sequence + 1, stamp.sequence - 1
+    return (0, stamp.sequence - 1) if stamp.sequence else None
+
+
+def _found_later(log: Any, finding: Finding, first: int, last: int) -> int | None:
+    """The offset of the first missing record behind the gap, if it is there."""
+    stamp = finding.stamp
+    if stamp is None:
+        return None
+    high, low = np.frombuffer(stamp.guid, ">u8")
+    start = {finding.partition: finding.offset}
+    with log.reader(finding.topic, [finding.partition], start=start, control_records=True) as reader:
+        end = reader.end_offsets()[finding.partition]
+        while reader.positions()[finding.partition] < end:
+            batch = reader.poll(1000)
+            if batch is None:
+                continue
+            columns = read_columns(batch.column("headers"))
+            wanted = (
+                (columns.state == MANAGED)
+                & (columns.guid_high == high)
+                & (columns.guid_low == low)
+                & (columns.chain == stamp.chain)
+                & (columns.sequence >= first)
+                & (columns.sequence <= last)
+            )
+            if wanted.any():
+                return int(batch.column("offset")[int(np.flatnonzero(wanted)[0])].as_py())
+    return None
+
+
+# --- catalog
 
 TRIES: Final = 64
 _SUFFIX: Final = "/versions"
@@ -58,10 +480,10 @@ def load_versions(backend: StorageBackend, table: str) -> tuple[VersionList, str
             f"the versions of table {table} cannot be read ({error}); restore {versions_name(table)} from a copy, or "
             "push the table anew into another state folder"
         ) from None
-    if known.version != record.VERSION or known.table != table:
+    if known.version != VERSION or known.table != table:
         raise CorruptError(
             f"{versions_name(table)} is of table {known.table!r} and format {known.version}; this release reads format "
-            f"{record.VERSION} of table {table!r}"
+            f"{VERSION} of table {table!r}"
         )
     return known, version
 
@@ -95,7 +517,7 @@ class Versions:
     def list(self) -> VersionList:
         """All versions, as they are now; an empty list where nothing was ever pushed."""
         found = load_versions(self.backend, self.table)
-        return VersionList(record.VERSION, self.table) if found is None else found[0]
+        return VersionList(VERSION, self.table) if found is None else found[0]
 
     @property
     def exists(self) -> bool:
@@ -111,17 +533,17 @@ class Versions:
 
     def create(self, push: str, **fields: Any) -> TableVersion:
         """A new version that is being pushed. Needs `partitions`, `key_serde`, `value_serde`."""
-        changed = self._change(lambda known: record.created(known, push, self._clock.now_ms(), **fields))
+        changed = self._change(lambda known: created(known, push, self._clock.now_ms(), **fields))
         return changed.versions[-1]
 
     def mark(self, number: int, state: State, **fields: Any) -> TableVersion:
         """Bring a version into its next state, with what else became known of it."""
-        return self._change(lambda known: record.marked(known, number, state, **fields)).get(number)
+        return self._change(lambda known: marked(known, number, state, **fields)).get(number)
 
     def swap(self, number: int, *, reason: str = "swap") -> VersionList:
         """Show this version from now on; one publish (C1)."""
         self.require()
-        return self._change(lambda known: record.swapped(known, number, reason, self._clock.now_ms()))
+        return self._change(lambda known: swapped(known, number, reason, self._clock.now_ms()))
 
     def swap_if_newer(self, number: int, *, reason: str = "push") -> bool:
         """Show this version, unless a newer one is shown already; whether it is shown now."""
@@ -129,30 +551,30 @@ class Versions:
         def change(known: VersionList) -> VersionList:
             if number < known.current:
                 return known
-            return record.swapped(known, number, reason, self._clock.now_ms())
+            return swapped(known, number, reason, self._clock.now_ms())
 
         return self._change(change).current == number
 
     def rollback(self) -> VersionList:
         """Show the version again that was shown before; one publish (C1)."""
         self.require()
-        return self._change(lambda known: record.rolled_back(known, self._clock.now_ms()))
+        return self._change(lambda known: rolled_back(known, self._clock.now_ms()))
 
     def retire(self, number: int) -> VersionList:
         """Take a version out of service; `deleting.delete_version` removes it."""
         return self.mark_list(number, State.RETIRED, ended_ms=self._clock.now_ms())
 
     def mark_list(self, number: int, state: State, **fields: Any) -> VersionList:
-        return self._change(lambda known: record.marked(known, number, state, **fields))
+        return self._change(lambda known: marked(known, number, state, **fields))
 
     def forget(self, number: int) -> VersionList:
         """Drop a retired version whose files are gone from the list."""
-        return self._change(lambda known: record.forgotten(known, number))
+        return self._change(lambda known: forgotten(known, number))
 
     def _change(self, change: Callable[[VersionList], VersionList]) -> VersionList:
         for attempt in range(TRIES):
             found = load_versions(self.backend, self.table)
-            known, version = found if found is not None else (VersionList(record.VERSION, self.table), None)
+            known, version = found if found is not None else (VersionList(VERSION, self.table), None)
             changed = change(known)
             if changed == known and found is not None:
                 return known

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from tidegate.log.writer import partitions_of_column
 from tidegate.storage import Time
-from tidegate.tables.building.source import task_of
-from tidegate.tables.queries.reading import LATEST
-from tidegate.tables.versions.reading import VersionSnapshot, view_version
-from tidegate.tables.versions.record import TableVersion
+from tidegate.tables.queries import LATEST
+from tidegate.tables.snapshot import task_of
+from tidegate.tables.versions.catalog import TableVersion
+from tidegate.tables.versions.reader import VersionSnapshot, view_version
 
 if TYPE_CHECKING:
     from tidegate.clock import Clock

@@ -10,7 +10,7 @@ Equal means: −0.0 and 0.0 are one value, all NaN are one value, text and bytes
 The sketch has 4096 registers (12 bits of the value's XXH64 choose one, it keeps the longest run of zeros met in the
 other 52), a standard error of 1.04 / √4096 = 1.6 %, and is read with Ertl's improved estimator, which has no bias to
 correct at small or large numbers (O. Ertl, New cardinality estimation algorithms for HyperLogLog sketches, 2017).
-Its bytes, canonical for the set of values (layout: `kernels/hyperloglog.py`), are kept for ever: so is the hash.
+Its bytes, canonical for the set of values (layout: `kernels/aggregates.py`), are kept for ever: so is the hash.
 
 Thread rule: pure values.
 """
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.hyperloglog import LARGEST, REGISTERS, estimate_sketches, merge_sketches, sketch_hashes
+from tidegate.kernels.aggregates import LARGEST, REGISTERS, estimate_sketches, merge_sketches, sketch_hashes
 from tidegate.storage.runs.aggregates import input_column, order_keys
 from tidegate.storage.runs.columns import BinaryParts, UInt64s, binary_parts, hash_parts, int64_column, words
 from tidegate.windows.keys import make_binary, room_for

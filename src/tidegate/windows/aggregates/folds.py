@@ -37,8 +37,8 @@ import pyarrow.compute as pc
 
 from tidegate.durations import format_moment
 from tidegate.errors import InvalidError, TidegateError, is_transient
-from tidegate.kernels.assignment import note_in_order, note_records, rise_by_one
-from tidegate.kernels.folding import add_numbers
+from tidegate.kernels.aggregates import add_numbers
+from tidegate.kernels.windows import note_in_order, note_records, rise_by_one
 from tidegate.storage import Count, First, Last, Max, Mean, Min, Sum
 from tidegate.storage.runs.aggregates import Aggregate, input_column, order_keys
 from tidegate.storage.runs.columns import int64_column, words

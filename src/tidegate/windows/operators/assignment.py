@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidegate.kernels.assignment import assign_panes, list_late
 from tidegate.kernels.stream_time import GOOD
+from tidegate.kernels.windows import assign_panes, list_late
 from tidegate.windows.events import Int64s
 from tidegate.windows.keys import Bytes, Int32s
 from tidegate.windows.kinds import Hopping, Unlimited

@@ -19,7 +19,7 @@ partitions that meet in one task (a re-keyed stream) come in an order that the l
 (`pipeline.tasks.held_events`).
 
 Kept are D + grace of stream time: nothing older is ever asked for. State: a window store, key = fingerprint of the
-identity (`kernels/fingerprints.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
+identity (`kernels/dedupe.py`), ts = t, payload = offset (inverted for a refresh) and source partition. 128 bits
 under a secret drawn for each operator, which is in the checkpoint: two identities meet by chance only (about n²/2^129
 of n), and nobody who chooses ids can make them meet.
 
@@ -50,8 +50,20 @@ import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, milliseconds
 from tidegate.errors import CorruptError, InvalidError
-from tidegate.kernels.dedupe import DUPLICATE, LATE, NEW, NO_ID, REPLAY, decide, list_chosen, list_kept
-from tidegate.kernels.fingerprints import PRINT_BYTES, arrange_rows, fingerprint_pairs, gather_prints
+from tidegate.kernels.dedupe import (
+    DUPLICATE,
+    LATE,
+    NEW,
+    NO_ID,
+    PRINT_BYTES,
+    REPLAY,
+    arrange_rows,
+    decide,
+    fingerprint_pairs,
+    gather_prints,
+    list_chosen,
+    list_kept,
+)
 from tidegate.randomness import Randomness, SystemRandomness
 from tidegate.storage import (
     BucketIndexState,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from tidegate.durations import DurationLike, duration_ms
 from tidegate.errors import InvalidError
-from tidegate.kernels.assignment import admit_sizes
+from tidegate.kernels.windows import admit_sizes
 from tidegate.storage import EarlierShape, Merge, RuntimeContext, StoreSpec
 from tidegate.storage.runs.columns import int64_column
 from tidegate.windows.events import EventBatch, Int64s

@@ -2,7 +2,7 @@
 
 A window over ordered rows is a stretch of places. Where windows overlap a lot, merging each one's rows would merge
 every row once for each window it is in; instead neighbours are merged two by two, level over level, and a window is the
-few nodes that hold exactly its rows (`kernels/neighbours.py`): of a thousand rows about twenty.
+few nodes that hold exactly its rows (`kernels/windows.py`): of a thousand rows about twenty.
 
 Thread rule: pure.
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.kernels.grouping import place_rows, sort_cursors
-from tidegate.kernels.neighbours import list_nodes
+from tidegate.kernels.sorting import place_rows, sort_cursors
+from tidegate.kernels.windows import list_nodes
 from tidegate.storage import ScratchLimiter
 from tidegate.storage.runs.columns import list_bytes, merge_needs
 from tidegate.windows.aggregates.folds import Folds

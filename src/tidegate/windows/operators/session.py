@@ -4,7 +4,7 @@
                      payload: the states of the aggregates
 
 For every batch the sessions that its keys have are read in one plan; one kernel joins records to sessions in the
-order the records came (`kernels/sessions.py`); states are merged by what ended up together; sessions that grew or
+order the records came (`kernels/windows.py`); states are merged by what ended up together; sessions that grew or
 were joined are written under their new bounds, and those that are no more under their old ones as deleted.
 
 A session is final once stream time has passed its end + gap + grace: on update as on close, and however long
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.kernels.sessions import merge_sessions
 from tidegate.kernels.stream_time import GOOD
+from tidegate.kernels.windows import merge_sessions
 from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.columns import int64_column, merge_need, merge_needs, window_words, words

@@ -9,7 +9,7 @@ it, [time + 1, time + 1 + difference], if that holds a record; none starts befor
 the earliest end of a window that takes it.
 
 For every batch the records near its own, of its keys, are read in one plan; a kernel finds the windows that changed
-(`kernels/sliding.py`), and since these overlap they are put together from merged neighbours (`neighbours`).
+(`kernels/windows.py`), and since these overlap they are put together from merged neighbours (`neighbours`).
 
 Kafka Streams derives each new window from neighbouring ones; it forgets a record that arrives when all windows
 it has at that moment have closed, though windows that are made later should hold it. Here they do. Streams without such
@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tidegate.kernels.sliding import find_windows
 from tidegate.kernels.stream_time import GOOD
+from tidegate.kernels.windows import find_windows
 from tidegate.storage import Merge, RuntimeContext, StoreSpec, WorkerStorageRuntime
 from tidegate.storage.runs.aggregates import Aggregate
 from tidegate.storage.runs.columns import int64_column, window_words, words

@@ -31,9 +31,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import InvalidError
-from tidegate.kernels.assignment import list_windows
-from tidegate.kernels.hops import list_hops, reach_of_hops
 from tidegate.kernels.stream_time import GOOD
+from tidegate.kernels.windows import list_hops, list_windows, reach_of_hops
 from tidegate.storage import (
     Merge,
     MergedRows,

@@ -1,0 +1,698 @@
+"""How kernels are compiled and cached, and the intrinsics they are written with.
+
+Reading and writing memory through pointers
+-------------------------------------------
+Reading, writing and copying inside kernels, through plain pointers.
+
+`pointer(array)` is taken once, at the top of a kernel; from then on nothing counts references, which would
+otherwise cost more than the work itself. Compiled, each function here is one machine operation without any
+check (a kernel proves its positions first, K2). In plain Python, which is how `kernel.py_func` runs, a
+pointer is the array itself and each function refuses to leave it. So it is in kernels compiled with
+`NUMBA_BOUNDSCHECK=1`, which is how the whole of the tests can ask whether K2 holds.
+
+A pointer holds nothing. Arguments outlive the kernel; an array that the kernel makes itself is let go behind its last
+mention, and its memory is then anybody's, while a pointer to it goes on. So it is mentioned once more, by `keep`,
+behind the last use of its pointer (`tests/kernels/test_memory.py` looks for it).
+
+Arithmetic on 64-bit words
+--------------------------
+Arithmetic on whole 64-bit words inside kernels: counting zero bits, and products of 128 bits.
+
+Words are unsigned numpy numbers, compiled or not. Compiled, each function is one machine operation; in plain
+Python it computes with numbers of any size and cuts them.
+
+Words and keys in byte arrays
+-----------------------------
+Whole words out of bytes, keys copied and compared, inside kernels.
+
+Compiled, `load_word` and `store_word` are one access of any alignment without a check (a kernel proves its positions
+first, K2); in plain Python they refuse to leave the array, as `memory` does.
+
+Memory by address
+-----------------
+Reading and copying memory at an address, inside kernels.
+
+Arrays that come and go in large, changing sets (the columns of many runs) cannot each be an argument of a
+kernel. They are handed over as a table of addresses; whoever fills that table keeps the arrays alive beside it
+until the kernel is done. Compiled, each function here is one load without any check. In plain Python the same
+memory is read through ctypes.
+
+Calls of C functions
+--------------------
+Calling functions of C by their address, inside kernels.
+
+Arguments and results are 64-bit words: numbers, or addresses of what the caller keeps alive. A result that the function
+declares narrower has its upper bits undefined, so whoever calls such a function looks at what it wrote instead. In
+plain Python the same function is called through ctypes.
+
+Compilation and caching
+-----------------------
+How a kernel is compiled and cached, and the names its signature is written in.
+
+numba keeps a compiled kernel until the file that defines it changes, and ignores the functions that it calls. Here a
+kernel is stamped by its own bytecode and that of everything it calls (`stamp_of`): an edited `read_varint` recompiles
+`decode_records`, and nothing that does not call it. `kernel_cache` says where compiled kernels are kept. With
+`NUMBA_BOUNDSCHECK=1` in the environment kernels are compiled with checks of every index; `NUMBA_CACHE_DIR`
+then keeps them apart from the others.
+
+A kernel is loaded when it is called first, or when a kernel that calls it is compiled: whoever imports a room does not
+wait for loops it never runs (5 ms and 0.3 MiB each; a command line runs a few of them, not a hundred).
+
+Thread rule: any. Loading happens once, under numba's own lock, because a user's compiled function may be what asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import from_dtype, njit
+from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import register_jitable
+
+from tidegate.kernels import compile_progress, kernel_cache
+
+# -- reading and writing memory through pointers ---------------------------------------------------
+
+# numba's own annotations do not describe what its decorators make of a function
+types: Any = numba.types
+type_callable: Any = numba.extending.type_callable
+lower_builtin: Any = numba.extending.lower_builtin
+memcpy: Any = cgutils.raw_memcpy
+INTRINSICS: dict[Callable[..., Any], list[Callable[..., Any]]] = {}
+"""What `lowered` compiles each function to: part of the stamp of every kernel that calls it."""
+CHECKED = bool(numba.config.BOUNDSCHECK)  # type: ignore[attr-defined]
+
+
+def lowered(function: Callable[..., Any], signature: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Compile calls of `function` to what the decorated generator emits, in place.
+
+    `signature` gives numba's signature for the types of the arguments.
+    """
+
+    def register(generate: Any) -> Any:
+        INTRINSICS.setdefault(function, []).extend((signature, generate))
+        type_callable(function)(lambda context: signature)
+        lower_builtin(function, types.VarArg(types.Any))(generate)
+        return generate
+
+    return register
+
+
+def place(context: Any, builder: Any, kind: Any, value: Any, index: Any, length: Any = 1) -> Any:
+    """The address of element `index` of a pointer, or of an array, which must have `length` elements from there on."""
+    if isinstance(kind, types.Buffer):
+        array = context.make_array(kind)(context, builder, value)
+        word = ir.IntType(64)
+        count = word(length) if isinstance(length, int) else length
+        is_inside = builder.icmp_signed(
+            "<=", index, builder.sub(builder.extract_value(array.shape, 0), count)
+        )
+        for number in (index, count):
+            is_inside = builder.and_(is_inside, builder.icmp_signed(">=", number, word(0)))
+        with cgutils.if_unlikely(builder, builder.not_(is_inside)):
+            context.call_conv.return_user_exc(builder, IndexError, ("an index outside of its array",))
+        value = array.data
+    return builder.gep(value, [index])
+
+
+def pointer(array: Any) -> Any:
+    """Where the elements of `array` lie."""
+    return array
+
+
+def keep(array: Any) -> None:
+    """An array of the kernel's own is there until here, for whoever has a pointer to it."""
+
+
+def load(source: Any, index: int) -> int:
+    """Element `index`, as a 64-bit number."""
+    if not 0 <= index < len(source):
+        raise IndexError(f"load of element {index} of {len(source)}")
+    return int(source[index])
+
+
+def store(target: Any, index: int, value: int) -> None:
+    """Write the low bits of `value` to element `index`."""
+    if not 0 <= index < len(target):
+        raise IndexError(f"store of element {index} of {len(target)}")
+    width = target.itemsize
+    low_bits = int(value) & ((1 << 8 * width) - 1)
+    target[index : index + 1].view("u1")[:] = list(low_bits.to_bytes(width, "little"))
+
+
+def copy(target: Any, into: int, source: Any, out_of: int, length: int) -> None:
+    """Copy `length` bytes between two places that do not overlap."""
+    if length < 0 or not (0 <= into <= len(target) - length and 0 <= out_of <= len(source) - length):
+        raise IndexError(f"copy of {length} bytes, from {out_of} of {len(source)} to {into} of {len(target)}")
+    target[into : into + length] = source[out_of : out_of + length]
+
+
+def prefetch(array: Any, index: int) -> None:
+    """Have element `index` brought into the cache. It may lie outside: a hint reads nothing, and never fails."""
+
+
+@lowered(pointer, lambda array: (array if CHECKED else types.CPointer(array.dtype))(array))
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    if CHECKED:
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+    return context.make_array(signature.args[0])(context, builder, arguments[0]).data
+
+
+@lowered(keep, lambda array: types.void(array))
+def _keep(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return context.get_dummy_value()
+
+
+@lowered(load, lambda source, index: types.int64(source, types.int64))
+def _load(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = signature.args[0]
+    element = builder.load(place(context, builder, kind, *arguments))
+    if element.type.width == 64:
+        return element
+    extend = builder.sext if kind.dtype.signed else builder.zext
+    return extend(element, ir.IntType(64))
+
+
+@lowered(store, lambda target, index, value: types.void(target, types.int64, types.int64))
+def _store(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, index, value = arguments
+    kind = signature.args[0]
+    width = kind.dtype.bitwidth
+    element = value if width == 64 else builder.trunc(value, ir.IntType(width))
+    builder.store(element, place(context, builder, kind, target, index))
+    return context.get_dummy_value()
+
+
+@lowered(
+    copy,
+    lambda target, into, source, out_of, length: types.void(
+        target, types.int64, source, types.int64, types.int64
+    ),
+)
+def _copy(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, into, source, out_of, length = arguments
+    destination = place(context, builder, signature.args[0], target, into, length)
+    origin = place(context, builder, signature.args[2], source, out_of, length)
+    memcpy(builder, destination, origin, length, 1)
+    return context.get_dummy_value()
+
+
+@lowered(prefetch, lambda array, index: types.void(array, types.int64))
+def _prefetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind, start = signature.args[0], arguments[0]
+    if isinstance(kind, types.Buffer):
+        start = context.make_array(kind)(context, builder, start).data
+    word = ir.IntType(32)
+    where = builder.bitcast(builder.gep(start, [arguments[1]]), cgutils.voidptr_t)
+    hint_type = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+    hint = builder.module.declare_intrinsic("llvm.prefetch", (cgutils.voidptr_t,), hint_type)
+    builder.call(hint, [where, word(0), word(3), word(1)])  # to read (or write); into all caches; data
+    return context.get_dummy_value()
+
+
+# -- arithmetic on 64-bit words --------------------------------------------------------------------
+
+_MASK = (1 << 64) - 1
+
+
+def trailing_zeros(word: Any) -> int:
+    """How many bits below the lowest one; 64 for no ones at all."""
+    number = int(word)
+    return (number & -number).bit_length() - 1 if number else 64
+
+
+def leading_zeros(word: Any) -> int:
+    """How many bits above the highest one; 64 for no ones at all."""
+    return 64 - int(word).bit_length()
+
+
+def multiply_high(left: Any, right: Any) -> Any:
+    """The upper half of the product."""
+    return np.uint64(int(left) * int(right) >> 64)
+
+
+def multiply_low(left: Any, right: Any) -> Any:
+    """The lower half of the product."""
+    return np.uint64(int(left) * int(right) & _MASK)
+
+
+def add_words(left: Any, right: Any) -> Any:
+    """The sum, without what does not fit."""
+    return np.uint64((int(left) + int(right)) & _MASK)
+
+
+def subtract_words(left: Any, right: Any) -> Any:
+    """The difference, beginning again from the top below zero."""
+    return np.uint64((int(left) - int(right)) & _MASK)
+
+
+def _counted(word: Any) -> Any:
+    return types.int64(types.uint64)
+
+
+def _combined(left: Any, right: Any) -> Any:
+    return types.uint64(types.uint64, types.uint64)
+
+
+@lowered(trailing_zeros, _counted)
+def _trailing_zeros(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+
+@lowered(leading_zeros, _counted)
+def _leading_zeros(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+
+@lowered(multiply_high, _combined)
+def _multiply_high(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    wide = ir.IntType(128)
+    product = builder.mul(builder.zext(arguments[0], wide), builder.zext(arguments[1], wide))
+    return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+
+@lowered(multiply_low, _combined)
+def _multiply_low(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.mul(*arguments)
+
+
+@lowered(add_words, _combined)
+def _add_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.add(*arguments)
+
+
+@lowered(subtract_words, _combined)
+def _subtract_words(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    return builder.sub(*arguments)
+
+
+# -- words and keys in byte arrays -----------------------------------------------------------------
+
+int64: Any = np.int64  # an index in kernels, whatever its width in memory; annotated as `memory` takes it
+
+
+def load_word(source: Any, index: int) -> Any:
+    """The eight bytes from `index` on, little-endian, as an unsigned number."""
+    if not 0 <= index <= len(source) - 8:
+        raise IndexError(f"word at {index} of {len(source)} bytes")
+    return np.uint64(int.from_bytes(bytes(source[index : index + 8]), "little"))
+
+
+def store_word(target: Any, index: int, word: Any) -> None:
+    """Write eight bytes from `index` on, little-endian."""
+    if not 0 <= index <= len(target) - 8:
+        raise IndexError(f"word at {index} of {len(target)} bytes")
+    target[index : index + 8] = list(int(word).to_bytes(8, "little"))
+
+
+def store_half(target: Any, index: int, number: int) -> None:
+    """Write the low four bytes of a number from `index` on, little-endian."""
+    if not 0 <= index <= len(target) - 4:
+        raise IndexError(f"half a word at {index} of {len(target)} bytes")
+    target[index : index + 4] = list((int(number) & 0xFFFFFFFF).to_bytes(4, "little"))
+
+
+@lowered(load_word, lambda source, index: types.uint64(source, types.int64))
+def _load_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
+    return builder.load(builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
+
+
+@lowered(store_word, lambda target, index, word: types.void(target, types.int64, types.uint64))
+def _store_word(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 8)
+    builder.store(arguments[2], builder.bitcast(where, ir.IntType(64).as_pointer()), align=1)
+    return context.get_dummy_value()
+
+
+@lowered(store_half, lambda target, index, number: types.void(target, types.int64, types.int64))
+def _store_half(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    half = ir.IntType(32)
+    where = place(context, builder, signature.args[0], arguments[0], arguments[1], 4)
+    builder.store(builder.trunc(arguments[2], half), builder.bitcast(where, half.as_pointer()), align=1)
+    return context.get_dummy_value()
+
+
+@register_jitable
+def copy_key(target: Any, into: Any, source: Any, out_of: Any, length: Any) -> None:
+    """Copy a key between two places that do not overlap: most are a few words, which no call is worth."""
+    if length > 32:
+        copy(target, into, source, out_of, length)
+    elif length >= 8:
+        last = length - 8  # words from both ends, which may meet
+        if length > 16:
+            store_word(target, into + 8, load_word(source, out_of + 8))
+            store_word(target, into + last - 8, load_word(source, out_of + last - 8))
+        store_word(target, into, load_word(source, out_of))
+        store_word(target, into + last, load_word(source, out_of + last))
+    else:
+        for place in range(length):
+            store(target, into + place, load(source, out_of + place))
+
+
+@register_jitable
+def are_equal(
+    left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any
+) -> bool:
+    """Whether left[left_start:left_stop] and right[right_start:right_stop] are the same bytes."""
+    length = left_stop - left_start
+    if right_stop - right_start != length:
+        return False
+    at = 0
+    while length - at >= 8:
+        if load_word(left, left_start + at) != load_word(right, right_start + at):
+            return False
+        at += 8
+    if at > 0:  # the last word, which the one before may reach into
+        return bool(at == length or load_word(left, left_stop - 8) == load_word(right, right_stop - 8))
+    while at < length:
+        if load(left, left_start + at) != load(right, right_start + at):
+            return False
+        at += 1
+    return True
+
+
+@register_jitable
+def compare(left: Any, left_start: Any, left_stop: Any, right: Any, right_start: Any, right_stop: Any) -> Any:
+    """Below, at or above zero as the left bytes sort before, with or after the right ones; a prefix sorts first."""
+    left_length, right_length = left_stop - left_start, right_stop - right_start
+    shorter = min(left_length, right_length)
+    at = 0
+    while shorter - at >= 8 and load_word(left, left_start + at) == load_word(right, right_start + at):
+        at += 8
+    while at < shorter:
+        difference = load(left, left_start + at) - load(right, right_start + at)
+        if difference != 0:
+            return difference
+        at += 1
+    return left_length - right_length
+
+
+# -- memory by address -----------------------------------------------------------------------------
+
+
+def address_of(array: Any) -> int:
+    """Where the elements of `array` lie; it must outlive whoever is told."""
+    return int(array.ctypes.data)
+
+
+def word_at(address: int, index: int) -> int:
+    """The signed 64-bit number `index` of an array at `address`."""
+    return ctypes.c_int64.from_address(int(address) + 8 * int(index)).value
+
+
+def unsigned_at(address: int, index: int) -> Any:
+    """The unsigned 64-bit number `index` of an array at `address`."""
+    return np.uint64(ctypes.c_uint64.from_address(int(address) + 8 * int(index)).value)
+
+
+def half_at(address: int, index: int) -> int:
+    """The signed 32-bit number `index` of an array at `address`, as a 64-bit one."""
+    return ctypes.c_int32.from_address(int(address) + 4 * int(index)).value
+
+
+def byte_at(address: int, index: int) -> int:
+    """The byte `index` of an array at `address`, as a 64-bit number."""
+    return ctypes.c_uint8.from_address(int(address) + int(index)).value
+
+
+def copy_at(target: Any, into: int, address: int, length: int) -> None:
+    """Copy `length` bytes from `address` into `target` (a `pointer` of `memory`), from its byte `into` on."""
+    if length < 0 or not 0 <= into <= len(target) - length:
+        raise IndexError(f"copy of {length} bytes to {into} of {len(target)}")
+    target[into : into + length] = np.frombuffer(ctypes.string_at(int(address), int(length)), np.uint8)
+
+
+def _compile_reader(function: Any, bits: int, result: Any, *, signed: bool = False) -> None:
+    @lowered(function, lambda address, index: result(types.int64, types.int64))
+    def read(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+        value = builder.load(builder.gep(start, [arguments[1]]), align=1)
+        if bits == 64:
+            return value
+        extend = builder.sext if signed else builder.zext
+        return extend(value, ir.IntType(64))
+
+
+_compile_reader(word_at, 64, types.int64)
+_compile_reader(unsigned_at, 64, types.uint64)
+_compile_reader(half_at, 32, types.int64, signed=True)
+_compile_reader(byte_at, 8, types.int64)
+
+
+@lowered(
+    copy_at,
+    lambda target, into, address, length: types.void(target, types.int64, types.int64, types.int64),
+)
+def _copy_at(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    target, into, address, length = arguments
+    destination = place(context, builder, signature.args[0], target, into, length)
+    memcpy(builder, destination, builder.inttoptr(address, destination.type), length, 1)
+    return context.get_dummy_value()
+
+
+@lowered(address_of, lambda array: types.int64(array))
+def _address_of(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    start = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    return builder.ptrtoint(start, ir.IntType(64))
+
+
+# -- calls of C functions --------------------------------------------------------------------------
+
+_WORD = ir.IntType(64)
+
+
+def call(function: int, first: int) -> int:
+    """`function(first)`."""
+    return int(_plain(function, 1)(first))
+
+
+def call_pair(function: int, first: int, second: int) -> int:
+    """`function(first, second)`."""
+    return int(_plain(function, 2)(first, second))
+
+
+def call_three(function: int, first: int, second: int, third: int) -> int:
+    """`function(first, second, third)`."""
+    return int(_plain(function, 3)(first, second, third))
+
+
+def call_five(function: int, first: int, second: int, third: int, fourth: int, fifth: int) -> int:
+    """`function` of five words."""
+    return int(_plain(function, 5)(first, second, third, fourth, fifth))
+
+
+def _plain(function: int, words: int) -> Any:
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * words)(int(function))
+
+
+def _generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    kind = ir.FunctionType(_WORD, [_WORD] * (len(arguments) - 1))
+    return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+
+def _words(count: int) -> Any:
+    return types.int64(*[types.int64] * count)
+
+
+lowered(call, lambda function, first: _words(2))(_generate)
+lowered(call_pair, lambda function, first, second: _words(3))(_generate)
+lowered(call_three, lambda function, first, second, third: _words(4))(_generate)
+lowered(call_five, lambda function, first, second, third, fourth, fifth: _words(6))(_generate)
+
+
+# -- compilation and caching -----------------------------------------------------------------------
+
+INT64 = types.int64
+READ_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
+BYTES = types.Array(types.uint8, 1, "C")
+INT32S = types.Array(types.int32, 1, "C")
+READ_INT32S = types.Array(types.int32, 1, "C", readonly=True)
+INT64S = types.Array(types.int64, 1, "C")
+READ_INT64S = types.Array(types.int64, 1, "C", readonly=True)
+_COMPILERS = frozenset({"numba", "llvmlite", "numpy"})
+_kernels: list[Any] = []  # of all modules that were imported
+
+
+def rows_of(dtype: np.dtype[Any]) -> Any:
+    """The signature type of an array of such rows."""
+    return types.Array(from_dtype(dtype), 1, "C")
+
+
+def kernel(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function compiled for this one signature, or taken from the cache, at its first call."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        dispatcher: Any = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+        dispatcher._cache = kernel_cache.KernelCache(
+            function, stamp_of, lambda folder: _begin(dispatcher, folder)
+        )
+        dispatcher.where = lambda: dispatcher._cache.find(signature)
+        _load_when_asked(dispatcher, signature)
+        _kernels.append(dispatcher)
+        return dispatcher
+
+    return compiled
+
+
+def load_kernels(module: ModuleType) -> None:
+    """Have a module's kernels ready now rather than at their first calls."""
+    for value in vars(module).values():
+        if isinstance(value, Dispatcher) and hasattr(value, "load"):
+            value.load()
+
+
+def kernels_to_compile() -> list[list[tuple[str, str]]]:
+    """The kernels that no cache has, as (module, name), in groups that call none of each other; largest first.
+
+    A kernel is compiled with the kernels that it calls, so these are in its group: no two processes compile one twice.
+    """
+    missing = {each.py_func: each for each in _kernels if each.where() is None}
+    groups: list[tuple[set[Any], int]] = []
+    for function in missing:
+        called: set[Any] = set()
+        size = sum(map(len, _parts(function, called)))
+        members = called & missing.keys()
+        apart = []
+        for others, their_size in groups:
+            if members & others:
+                members |= others
+                size += their_size
+            else:
+                apart.append((others, their_size))
+        groups = [*apart, (members, size)]
+    groups.sort(key=lambda group: -group[1])
+    return [[(each.__module__, each.__name__) for each in members] for members, _ in groups]
+
+
+def compile_kernels(names: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Compile some kernels into the cache, silently; their names."""
+    compile_progress.listen(lambda _: None)
+    for module, name in names:
+        getattr(import_module(module), name).load()
+    return names
+
+
+def all_kernels() -> list[Any]:
+    """The kernels of all modules that were imported. `kernel.where()` is the folder that has it compiled, or None."""
+    return _kernels
+
+
+def _load_when_asked(dispatcher: Any, signature: Any) -> None:
+    """Stand in for the two ways in which numba asks for a compiled version: a call, and a caller being compiled.
+
+    Left to itself it would compile for the types it meets there, one version for each.
+    """
+
+    def loaded() -> None:
+        with global_compiler_lock:
+            if dispatcher._can_compile:
+                _load_kernel(dispatcher, signature)
+                dispatcher.disable_compile()
+                del dispatcher._compile_for_args, dispatcher.get_call_template
+
+    def called(*_: Any) -> Any:
+        """What numba is to call with the same arguments: the kernel again, which now compares their types."""
+        loaded()
+        return dispatcher
+
+    def compiled_into(types_of_arguments: Any, keywords: Any) -> Any:
+        loaded()
+        return dispatcher.get_call_template(types_of_arguments, keywords)
+
+    dispatcher.load = loaded
+    dispatcher._compile_for_args, dispatcher.get_call_template = called, compiled_into
+
+
+def _load_kernel(dispatcher: Any, signature: Any) -> None:
+    """Take a kernel from the cache; else compile it, and tell that before and after."""
+    try:
+        dispatcher.compile(signature)
+    finally:
+        if dispatcher._cache_misses:
+            compile_progress.finish()
+
+
+def _begin(dispatcher: Any, folder: Path | None) -> None:
+    missing = sum(not each.signatures and each.where() is None for each in _kernels if each is not dispatcher)
+    compile_progress.begin(dispatcher.__name__, missing=missing + 1, folder=folder)
+
+
+def stamp_of(function: Callable[..., Any]) -> str:
+    """A digest of all that a kernel's machine code is made from: its bytecode, and that of what it calls.
+
+    Constants and functions are looked up by name in the globals of the function that mentions them, and followed to
+    kernels, to jitted helpers and to what `lowered` emits for an intrinsic. Comments, names of lines and other
+    functions of the same file do not count. The versions of Python and numba are in numba's own index.
+    """
+    digest = hashlib.sha256(b"checked" if CHECKED else b"")
+    for part in _parts(function, set()):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(function: Any, seen: set[Any]) -> Iterator[bytes]:
+    """The bytecode of a function, then what its global names stand for, each function once."""
+    if function in seen:
+        return
+    seen.add(function)
+    yield from _code_parts(function.__code__)
+    yield repr((function.__defaults__, function.__kwdefaults__)).encode()
+    mentioned = [(name, function.__globals__.get(name)) for name in _global_names(function.__code__)]
+    enclosed = [("", cell.cell_contents) for cell in function.__closure__ or ()]
+    lowered_to = [("", lowering) for lowering in INTRINSICS.get(function, ())]
+    for name, value in mentioned + enclosed + lowered_to:
+        called = getattr(value, "py_func", value)
+        yield name.encode()
+        if isinstance(called, FunctionType) and called.__module__.partition(".")[0] not in _COMPILERS:
+            yield from _parts(called, seen)
+        else:
+            yield _constant(called)
+
+
+def _code_parts(code: CodeType) -> Iterator[bytes]:
+    yield code.co_code
+    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
+    documented = code.co_consts[:1] if isinstance(code.co_consts[0], str) else ()
+    for constant in code.co_consts[len(documented) :]:
+        if isinstance(constant, CodeType):
+            yield from _code_parts(constant)
+        else:
+            yield _constant(constant)
+
+
+def _global_names(code: CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names += _global_names(constant)
+    return names
+
+
+def _constant(value: Any) -> bytes:
+    """What a global that is no function adds to a stamp: content where it has any, else its name."""
+    if isinstance(value, np.ndarray):
+        return repr((value.dtype, value.shape)).encode() + value.tobytes()
+    if isinstance(value, frozenset):
+        return repr(sorted(map(repr, value))).encode()
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return b"(" + b",".join(map(_constant, value)) + b")"
+    if isinstance(value, type):
+        return repr((value.__module__, value.__qualname__, getattr(value, "_fields", ()))).encode()
+    if isinstance(value, types.Type | ir.Type):
+        return str(value).encode()
+    if isinstance(value, bool | int | float | complex | str | bytes | np.generic | np.dtype | None):
+        return repr(value).encode()
+    return repr((type(value).__qualname__, getattr(value, "__name__", ""))).encode()

@@ -1,1 +1,0 @@
-"""From a changelog topic to committed state: consume, validate, apply, commit."""

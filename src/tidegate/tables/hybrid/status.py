@@ -1,0 +1,233 @@
+"""What replicas publish about themselves, and which replica's commit other processes read.
+
+What a replica says of itself, published now and then, and read by whoever wants to know who leads what.
+
+`tables/<version topic>/replicas/<replica>` is a small JSON object: replica, host, process, when, and for each partition
+role, epoch, how far version topic and live topic are drained, faults, and what went wrong last. It is news, not truth:
+who leads is decided by stamps and leases.
+
+Which version a name means, and which replica's commit any other process reads of it.
+
+A replica is stored as the table `<version topic>.<replica>`, over that topic, and has said how it stands (`status`). A
+table of another topic, or of somebody who only reads the version topic, may have such a name, too, and is none. Of the
+replicas the one that has drained most is the one to read.
+
+Thread rules:
+
+- status: one thread publishes; reading from any.
+- reading: pure but for reading the backend.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tidegate.errors import ConflictError, InvalidError
+from tidegate.integrity import Role
+from tidegate.storage.backends.base import TEMPORARY
+from tidegate.tables.commits import CommitList, load_commits, stored_tables
+from tidegate.tables.versions.catalog import State, TableVersion, Versions, version_named
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.base import StorageBackend
+    from tidegate.tables.hybrid.leader import Leading
+
+
+# --- status
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """One partition of one replica; -1 where something is not known."""
+
+    partition: int
+    role: str
+    """`offline` where it stopped at a fault."""
+    epoch: int
+    """Of the leader whose records count, as far as this replica has drained; 0 before the first."""
+    position: int
+    lag: int
+    live_position: int = -1
+    live_lag: int = -1
+    copied: int = 0
+    faults: int = 0
+    live_faults: int = 0
+    fenced: int = 0
+    error: str = ""
+    live_lost: int = 0
+    """Offsets of the live topic that aged out before this replica could copy them."""
+    live_unknown: int = 0
+    """Offsets of the live topic that aged out after they were copied, with what was known of their producers."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """One replica."""
+
+    replica: str
+    host: str
+    pid: int
+    at_ms: int
+    partitions: tuple[PartitionStatus, ...]
+
+    @property
+    def leads(self) -> tuple[int, ...]:
+        return tuple(each.partition for each in self.partitions if each.role == Role.LEADER.value)
+
+
+def partition_status(leading: Leading, end: int, live_end: int) -> PartitionStatus:
+    """How one partition stands, with the ends of both topics as they are now."""
+    following = leading.following
+    with following.lock:
+        upstream, position = following.upstream, following.state.next_offset
+        stopped = following.is_stopped
+        error = following.error or leading.error
+        live_position = max(upstream.next_offset, leading.live_position)
+        return PartitionStatus(
+            following.state.partition,
+            Role.OFFLINE.value if stopped else leading.role.value,
+            upstream.epoch,
+            position,
+            max(0, end - position),
+            live_position,
+            max(0, live_end - live_position) if live_position >= 0 else -1,
+            upstream.copied,
+            following.replica.faults.counts.faults,
+            leading.live_faults.counts.faults,
+            following.state.counts.fenced,
+            "" if error is None else str(error),
+            *leading.aged_out,
+        )
+
+
+def replica_status(replica: str, at_ms: int, partitions: Mapping[int, PartitionStatus]) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica,
+        socket.gethostname(),
+        os.getpid(),
+        at_ms,
+        tuple(partitions[each] for each in sorted(partitions)),
+    )
+
+
+def status_name(version: str, replica: str) -> str:
+    return f"tables/{version}/replicas/{replica}"
+
+
+class StatusBoard:
+    """Where one replica's status is published."""
+
+    def __init__(self, backend: StorageBackend, version: str, replica: str) -> None:
+        self._backend, self._name = backend, status_name(version, replica)
+        self._known: str | None = None
+
+    def publish(self, status: ReplicaStatus) -> None:
+        data = msgspec.json.encode(status)
+        try:
+            self._known = self._backend.publish(self._name, data, expected=self._known)
+        except ConflictError:
+            found = self._backend.read_published(self._name)
+            self._known = self._backend.publish(
+                self._name, data, expected=None if found is None else found[1]
+            )
+
+
+def read_statuses(backend: StorageBackend, version: str) -> list[ReplicaStatus]:
+    """What the replicas of a version said last, in order of their names."""
+    found = []
+    for each in backend.list(f"tables/{version}/replicas"):
+        if each.name.endswith(TEMPORARY):
+            continue  # being published just now, or left by one that died meanwhile
+        published = backend.read_published(each.name)
+        if published is not None:
+            try:
+                found.append(msgspec.json.decode(published[0], type=ReplicaStatus))
+            except (msgspec.DecodeError, RecursionError):
+                continue  # news of another release: the next one will be readable, or not be asked
+    return sorted(found, key=lambda status: status.replica)
+
+
+def described(status: ReplicaStatus) -> dict[str, Any]:
+    """A status as plain values, for tables and JSON lines."""
+    plain: dict[str, Any] = msgspec.to_builtins(status)
+    return plain
+
+
+# --- reading
+
+
+class Served(NamedTuple):
+    """A version topic, and what the catalog knows of it, if it does."""
+
+    topic: str
+    version: TableVersion | None
+
+
+def replica_table(version: str, replica: str) -> str:
+    """The name of the stored table that a replica's rows are."""
+    return f"{version}.{replica}"
+
+
+def stored_replicas(backend: StorageBackend, version: str) -> dict[str, CommitList]:
+    """The stored tables that are replicas of a version topic, and their commits."""
+    found = {}
+    start = replica_table(version, "")
+    for name in stored_tables(backend):
+        if not name.startswith(start):
+            continue
+        commits = load_commits(backend, name)
+        if commits is None or commits[0].shape.topic != version:
+            continue
+        if backend.read_published(status_name(version, name.removeprefix(start))) is not None:
+            found[name] = commits[0]
+    return found
+
+
+def served_version(backend: StorageBackend, name: str) -> Served:
+    """The version topic that `name` means: a table's current version, or the topic itself; never one that failed."""
+    named = version_named(backend, name)
+    if named is None:
+        return Served(name, None)
+    table, number = named
+    known = Versions(backend, table).require()
+    version = known.get(number) if number is not None else known.current_version
+    if version is None:
+        raise InvalidError(f"table {table} has no version that readers see; push one, or name its topic")
+    if version.state in (State.FAILED, State.RETIRED):
+        raise InvalidError(
+            f"{version.topic} is {version.state.value} and is not served; see `tidegate table info {table}`"
+        )
+    return Served(version.topic, version)
+
+
+def freshest_replica(backend: StorageBackend, name: str) -> str | None:
+    """The stored table of the replica that has drained most of this version; None where there is none to read.
+
+    Of a version that the catalog knows, one that holds the whole push of every partition, or none.
+    """
+    if version_named(backend, name) is None and load_commits(backend, name) is not None:
+        return None  # a table of its own
+    try:
+        topic, version = served_version(backend, name)
+    except InvalidError:
+        return None
+    best: tuple[int, str] | None = None
+    for each, found in stored_replicas(backend, topic).items():
+        if _is_whole(found, version):
+            drained = sum(found.commits[-1].positions.values())
+            if best is None or drained > best[0]:
+                best = (drained, each)
+    return None if best is None else best[1]
+
+
+def _is_whole(stored: CommitList, version: TableVersion | None) -> bool:
+    if not stored.commits:
+        return False
+    positions = stored.commits[-1].positions
+    if version is None:
+        return True
+    ends = {each.partition: each.end_of_push for each in version.results}
+    return len(ends) == version.partitions and all(positions.get(each, 0) > end for each, end in ends.items())

@@ -1,0 +1,275 @@
+"""From records of a topic to rows of a table: keys taken apart, bad ones set aside, each with its observed time.
+
+Whole columns at a time. The outcome does not depend on how the topic was cut into batches: the store judges each record
+with the observed time up to and with itself, carried from batch to batch.
+
+    no key                      skipped, counted
+    key of another format       `WindowedKeyFormatError`, or a dead letter (on_key_error="keep")
+    value its serde cannot read `CorruptError`, or a dead letter (on_value_error="keep")
+    window in a dead segment    not stored and not forwarded, counted as expired
+    null value                  a deletion of exactly this window
+
+Observed time is the largest window start (session end) of all records with a good key and value, deletions
+included. Thread rule: pure functions, but for the dead letters handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.dropped_records import warn_dropped
+from tidegate.errors import WindowedKeyFormatError
+from tidegate.integrity.validator import OnError
+from tidegate.tables.dead_letters import DeadLetters
+from tidegate.tables.options import TableRules, TableShape
+from tidegate.tables.serdes.base import Bytes
+from tidegate.tables.snapshot import PAYLOAD, Counts, PartitionState
+from tidegate.windows.keys import decode_keys
+from tidegate.windows.stores.segmented_store import PutResult
+
+Int64s = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+NONE = np.empty(0, np.int64)
+WHY: Final = {
+    "null_keys": "has no key, and is left out",
+    "bad_keys": "has a key that cannot be read, and is a dead letter now",
+    "bad_values": "has a value that cannot be read, and is a dead letter now",
+    "expired": "is expired: its window lies beyond the retention",
+    "faulty": "is faulty, and left out",
+}
+"""What warnings say about records, by the names of `Counts`."""
+
+ROWS = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("deleted", pa.bool_(), nullable=False),
+        *PAYLOAD,
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Where bad keys and bad values go; their policies differ."""
+
+    keys: DeadLetters
+    values: DeadLetters
+
+    @classmethod
+    def of(cls, rules: TableRules) -> Letters:
+        topic = rules.shape.topic
+        return cls(DeadLetters(topic, rules.on_key_error), DeadLetters(topic, rules.consumed.on_value_error))
+
+
+class Seen(NamedTuple):
+    """Window and offset of every record that could be read, and which of them came when the window had expired."""
+
+    ts: Int64s
+    offsets: Int64s
+    expired: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The rows to put for a batch, and what became of its other records."""
+
+    rows: pa.RecordBatch
+    stream_time: int | Int64s
+    """The observed time up to and with each row, or of all."""
+    newest_ms: int
+    counts: Counts
+    dropped: dict[str, Int64s]
+    """What became of records that are in no row → their offsets; by the names of `Counts`."""
+
+    @property
+    def observed_ms(self) -> int:
+        """The observed time after the batch."""
+        return self.stream_time if isinstance(self.stream_time, int) else int(self.stream_time[-1])
+
+
+@dataclass(slots=True)
+class _Keys:
+    """Keys of a batch, taken apart; `ts` and `seq` as rows have them."""
+
+    inner: pa.Array
+    ts: Int64s
+    seq: Int64s
+    good: Flags
+
+
+def take_records(
+    rules: TableRules, batch: pa.RecordBatch, observed_ms: int, newest_ms: int, letters: Letters
+) -> Taken:
+    """The rows of one partition's next records."""
+    counts, dropped = Counts(), dict[str, Int64s]()
+    raw_keys, values = batch.column("key"), batch.column("value")
+    offsets: Int64s = batch.column("offset").to_numpy()
+    keys = _keys(rules, batch, raw_keys, offsets, letters, counts, dropped)
+    keep = _without_bad_values(rules, batch, keys, offsets, letters, counts, dropped)
+    times = _times(batch.column("timestamp"))
+    if len(times):
+        newest_ms = max(newest_ms, int(times.max()))
+    rows = pa.RecordBatch.from_arrays(
+        [
+            keys.inner,
+            pa.array(keys.ts),
+            pa.array(keys.seq),
+            values.is_null(),
+            values,
+            pa.array(times),
+            pa.array(offsets),
+        ],
+        schema=ROWS,
+    )
+    if not keep.all():
+        rows = rows.filter(pa.array(keep))
+    stream_time: int | Int64s = observed_ms
+    if rules.shape.is_windowed and rows.num_rows:
+        stream_time = rules.shape.expiry.own_time(rows.column("ts").to_numpy(), observed_ms)
+    return Taken(rows, stream_time, newest_ms, counts, dropped)
+
+
+def count_put(shape: TableShape, taken: Taken, result: PutResult) -> tuple[pa.RecordBatch, Seen]:
+    """Count what became of the rows of a batch; those the store accepted, and all that windows have seen."""
+    rows, counts, expired = taken.rows, taken.counts, NONE
+    offsets: Int64s = rows.column("offset").to_numpy()
+    seen = Seen(rows.column("ts").to_numpy(), offsets, NONE) if shape.is_windowed else Seen(NONE, NONE, NONE)
+    if result.dropped:
+        expired = np.flatnonzero(~result.accepted)
+        seen, told = seen._replace(expired=expired), expired
+        if shape.kind == "session":  # removing an expired session is nothing
+            is_value = ~rows.column("deleted").to_numpy(zero_copy_only=False)
+            told = expired[is_value[expired]]
+        counts.expired, taken.dropped["expired"] = len(told), offsets[told]
+        rows = rows.filter(pa.array(result.accepted))
+    counts.deleted = rows.column("deleted").true_count
+    counts.applied = rows.num_rows - counts.deleted
+    return rows, seen
+
+
+def warn_about(rules: TableRules, state: PartitionState, dropped: Mapping[str, Int64s]) -> None:
+    """Log records that are in no row of a table, before they are counted in the partition's state."""
+    shape = rules.shape
+    policies = {"bad_keys": rules.on_key_error, "bad_values": rules.consumed.on_value_error}
+    for outcome, offsets in dropped.items():
+        why, before = WHY[outcome], getattr(state.counts, outcome)
+        if policies.get(outcome) == OnError.DROP:
+            why = why.replace("is a dead letter now", "is left out")
+        numbers = np.broadcast_to(np.int32(state.partition), len(offsets))
+        warn_dropped(f"table {shape.name}", why, shape.topic, numbers, offsets, before=before)
+
+
+def _keys(
+    rules: TableRules,
+    batch: pa.RecordBatch,
+    raw_keys: pa.Array,
+    offsets: Int64s,
+    letters: Letters,
+    counts: Counts,
+    dropped: dict[str, Int64s],
+) -> _Keys:
+    shape, rows = rules.shape, batch.num_rows
+    if not shape.is_windowed:
+        good = np.ones(rows, np.bool_)
+        if raw_keys.null_count:
+            good = raw_keys.is_valid().to_numpy(zero_copy_only=False)
+            counts.null_keys, dropped["null_keys"] = raw_keys.null_count, offsets[~good]
+        zeros = np.zeros(rows, np.int64)
+        keys, bad, reasons = _Keys(raw_keys, zeros, zeros, good), np.empty(0, np.int64), []
+    else:
+        size_ms = shape.size_ms if shape.kind == "window" else None
+        decoded = decode_keys(raw_keys, rules.key_format, size_ms=size_ms, checks=rules.checks)
+        bad = np.flatnonzero(decoded.bad) if decoded.bad_rows else np.empty(0, np.int64)
+        if len(bad) and letters.keys.policy is OnError.FAIL:
+            partition = batch.column("partition")[0].as_py()
+            decoded.require_good(offsets=offsets, topic=shape.topic, partition=partition)
+        reasons = [decoded.reason(int(row)) for row in bad]
+        good = decoded.good
+        counts.null_keys = rows - int(np.count_nonzero(good)) - len(bad)
+        if counts.null_keys:
+            dropped["null_keys"] = offsets[~good & ~decoded.bad]
+        if shape.kind == "session":
+            keys = _Keys(decoded.inner, decoded.end, decoded.start, good)
+        else:
+            keys = _Keys(decoded.inner, decoded.start, np.zeros(rows, np.int64), good)
+    unreadable, why = _unreadable_keys(rules, keys)
+    if len(unreadable):
+        if letters.keys.policy is OnError.FAIL:
+            raise WindowedKeyFormatError(
+                f"topic {shape.topic} partition {batch.column('partition')[0].as_py()} offset "
+                f"{int(offsets[unreadable[0]])}: the key cannot be read as {rules.key!r}: {why[0]}. Give the serde "
+                "its producer used, or set such records aside with on_key_error='keep'"
+            )
+        keys.good = keys.good.copy()
+        keys.good[unreadable] = False
+        bad, reasons = np.concatenate([bad, unreadable]), [*reasons, *why]
+    if len(bad):
+        counts.bad_keys, dropped["bad_keys"] = len(bad), offsets[np.sort(bad)]
+        _set_aside(letters.keys, bad, reasons, batch, offsets)
+    return keys
+
+
+def _unreadable_keys(rules: TableRules, keys: _Keys) -> tuple[Int64s, list[str]]:
+    if type(rules.key) is Bytes:
+        return np.empty(0, np.int64), []
+    decoded = rules.key.decode_column(keys.inner)
+    return decoded.bad_rows, list(decoded.reasons)
+
+
+def _without_bad_values(
+    rules: TableRules,
+    batch: pa.RecordBatch,
+    keys: _Keys,
+    offsets: Int64s,
+    letters: Letters,
+    counts: Counts,
+    dropped: dict[str, Int64s],
+) -> Flags:
+    if type(rules.value) is Bytes:
+        return keys.good
+    decoded = rules.value.decode_column(batch.column("value"))
+    if len(decoded.bad_rows) == 0:
+        return keys.good
+    mine = keys.good[decoded.bad_rows]
+    bad = decoded.bad_rows[mine]
+    _set_aside(
+        letters.values,
+        bad,
+        [reason for reason, is_mine in zip(decoded.reasons, mine, strict=True) if is_mine],
+        batch,
+        offsets,
+    )
+    counts.bad_values, dropped["bad_values"] = len(bad), offsets[bad]
+    keep = keys.good.copy()
+    keep[bad] = False
+    return keep
+
+
+def _set_aside(
+    letters: DeadLetters, bad: Int64s, reasons: list[str], batch: pa.RecordBatch, offsets: Int64s
+) -> None:
+    letters.add(
+        bad,
+        reasons,
+        offsets=offsets,
+        partitions=batch.column("partition").to_numpy(),
+        keys=batch.column("key"),
+        values=batch.column("value"),
+    )
+
+
+def _times(column: pa.Array) -> Int64s:
+    numbers = column.view(pa.int64()) if column.type != pa.int64() else column
+    if numbers.null_count:
+        numbers = pc.fill_null(numbers, -1)
+    times: Int64s = numbers.to_numpy()
+    return times

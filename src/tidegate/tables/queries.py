@@ -1,0 +1,160 @@
+"""Rows of a table by key, by keys, or all of them; expired windows are never among them.
+
+Keys of a topic need not lie in the partition that hashing would choose (the producing application decides), so
+every partition is asked. Bounds are on ts: the window start, or the session end; both ends inclusive.
+
+Thread rules:
+
+- reading: pure functions over a source that may be read from any thread.
+- stored rows: from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import UnsupportedError
+from tidegate.storage import RangeRequest, Time
+from tidegate.tables.rows import RAW_SCHEMA, StoredForm
+from tidegate.tables.snapshot import EARLIEST, PartitionState, TableSource, task_of
+
+# --- reading
+
+LATEST = 2**63 - 1
+
+
+class KeyEnds(NamedTuple):
+    """A range of key bytes, both ends inclusive, None for an open one."""
+
+    low: bytes | None
+    high: bytes | None
+
+
+def rows_of_key(source: TableSource, key: bytes, first: int, last: int) -> list[pa.RecordBatch]:
+    """One key's rows."""
+    reader, found = source.runtime.reader(), []
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest > last:
+            continue
+        request = RangeRequest(key, Time(earliest, last))
+        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
+            view = loaded.view()
+            if len(view):
+                rows = view.to_batch()
+                keys = pa.repeat(pa.scalar(key, pa.binary()), rows.num_rows)
+                found.append(_raw(state, keys, rows))
+    return found
+
+
+def rows_of_keys(
+    source: TableSource, keys: Sequence[bytes] | pa.BinaryArray, first: int, last: int
+) -> list[pa.RecordBatch]:
+    """Many keys' rows, in one look at each partition."""
+    reader, found = source.runtime.reader(), []
+    column = (keys if isinstance(keys, pa.Array) else pa.array(keys, pa.binary())).unique()
+    for state in source.partitions:
+        earliest = max(first, state.readable_from)
+        if earliest > last or len(column) == 0:
+            continue
+        request = RangeRequest(column, Time(earliest, last))
+        with reader.load(reader.plan(task_of(state.shape), state, [request])) as loaded:
+            found += [_raw(state, batch.column("key"), batch) for batch in loaded.batches() if batch.num_rows]
+    return found
+
+
+def all_rows(
+    source: TableSource,
+    first: int = 0,
+    last: int = LATEST,
+    *,
+    keys: KeyEnds | None = None,
+    batch_rows: int = 1 << 16,
+) -> Iterator[pa.RecordBatch]:
+    """Every row in these bounds, in batches, in no promised order.
+
+    All partitions are captured when the first batch is asked for, so that what is drained later is in none of them.
+    """
+    reader, scans = source.runtime.reader(), []
+    with ExitStack() as opened:
+        with source.cut:
+            for state in source.partitions:
+                earliest = max(first, state.readable_from)
+                if earliest <= last:
+                    bounds = Time(earliest, last)
+                    scan = reader.scan(task_of(state.shape), state, bounds, batch_rows=batch_rows)
+                    scans.append((state, opened.enter_context(scan)))
+        for state, scan in scans:
+            for batch in scan:
+                rows = batch if keys is None else _between(batch, keys)
+                if rows.num_rows:
+                    yield _raw(state, rows.column("key"), rows)
+
+
+def _between(batch: pa.RecordBatch, keys: KeyEnds) -> pa.RecordBatch:
+    if keys.low is not None:
+        batch = batch.filter(pc.greater_equal(batch.column("key"), pa.scalar(keys.low, pa.binary())))
+    if keys.high is not None:
+        batch = batch.filter(pc.less_equal(batch.column("key"), pa.scalar(keys.high, pa.binary())))
+    return batch
+
+
+def _raw(state: PartitionState, keys: pa.Array, rows: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [rows.column(name) for name in ("ts", "seq", "value", "value_ts", "offset")]
+    partition = pa.array(np.full(rows.num_rows, state.partition, np.int32))
+    return pa.RecordBatch.from_arrays([keys, *columns, partition], schema=RAW_SCHEMA)
+
+
+# --- stored rows
+
+
+class StoredRows:
+    """`RowSource` over a `TableSource`."""
+
+    def __init__(self, source: TableSource) -> None:
+        self.source = source
+        self.kind = source.rules.shape.kind
+        self.form = StoredForm(source.rules)
+
+    def encoded(self, key: Any) -> bytes | None:
+        return self.source.rules.key.encode(key)
+
+    def find(self, keys: Sequence[bytes], first: int, last: int) -> list[pa.RecordBatch]:
+        if self.kind == "key":
+            first = last = 0
+        end = LATEST if self.kind == "session" else last
+        if len(keys) == 1:
+            found = rows_of_key(self.source, keys[0], first, end)
+        else:
+            found = rows_of_keys(self.source, keys, first, end)
+        return self._started(found, last)
+
+    def scan(
+        self, first: int, last: int, *, keys: KeyEnds | None = None, batch_rows: int = 1 << 16
+    ) -> Iterator[pa.RecordBatch]:
+        if self.kind == "key":
+            first, last = EARLIEST, LATEST
+        end = LATEST if self.kind == "session" else last
+        found = all_rows(self.source, first, end, keys=keys, batch_rows=batch_rows)
+        return (rows for batch in found for rows in self._started([batch], last) if rows.num_rows)
+
+    def late(self) -> pa.Table:
+        raise UnsupportedError(
+            f"table {self.form.name} keeps no late records: records of windows that have expired are counted in "
+            f"`counts.expired`, and lie in topic {self.source.rules.shape.topic}"
+        )
+
+    def dead_letters(self) -> pa.Table:
+        return self.source.dead_letters()
+
+    def _started(self, batches: list[pa.RecordBatch], last: int) -> list[pa.RecordBatch]:
+        """Of sessions those that start at `last` or before."""
+        if self.kind != "session" or last == LATEST:
+            return batches
+        return [batch.filter(pc.less_equal(batch.column("seq"), last)) for batch in batches]

@@ -1,1 +1,0 @@
-"""Reading a table: queries, results, changes, explanations."""

@@ -1,0 +1,317 @@
+"""A versioned table as its readers hold it: the current version, whole, and the next one at the next look.
+
+    with versioned_table("users", state="./data/state") as users:
+        users.get("alice")
+
+R1  an answer is of one version, and of each partition's last commit of it; never of half a version. Keys and values are
+    read with the serdes of that version. A scan stays with its version to its end.
+R2  the record of versions is looked at before a question is answered, at most ten times a second; when another version
+    is current, it is shown from then on. What was being read before goes on with what it was opened on.
+R3  a version whose files were deleted while it was read is told as `CommitGoneError`; a question that has given no
+    answer yet begins again with the version that is current by then.
+
+Thread rule: that of `CommitFollower`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from msgspec.structs import replace
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.durations import DurationLike, MomentLike
+from tidegate.errors import InvalidError, UnavailableError, UnsupportedError
+from tidegate.storage import StorageConfig, WorkerStorageRuntime
+from tidegate.tables.commits import TRIES, Commit, CommitFollower, load_commits
+from tidegate.tables.options import Consumed, TableRules
+from tidegate.tables.queries import StoredRows
+from tidegate.tables.serdes.base import Bytes, Serde
+from tidegate.tables.serdes.json import serde_from
+from tidegate.tables.snapshot import LettersState, PartitionState, Snapshot, TableSource, task_of
+from tidegate.tables.table import Positions, Table
+from tidegate.tables.versions.catalog import State, TableVersion, VersionList, Versions
+
+if TYPE_CHECKING:
+    from tidegate.storage.backends.base import StorageBackend
+
+_TASK_BYTES: Final = 224 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCommit:
+    """One version with each partition at one commit."""
+
+    version: TableVersion
+    commits: tuple[Commit, ...]
+
+    @property
+    def tokens(self) -> dict[str, bytes]:
+        return {task_of(self.version.shape(number)): each.token for number, each in enumerate(self.commits)}
+
+    @property
+    def commit(self) -> Commit:
+        """All partitions' commits as one; its number is the version's."""
+        positions = {number: at for commit in self.commits for number, at in commit.positions.items()}
+        newest = max(commit.committed_ms for commit in self.commits)
+        rows = sum(commit.rows for commit in self.commits)
+        return Commit(self.version.number, positions, newest, rows, b"")
+
+
+VersionSnapshot: TypeAlias = Snapshot[VersionCommit, TableSource]
+
+
+def open_version(
+    backend: StorageBackend, commit: VersionCommit, rules: TableRules, clock: Clock
+) -> VersionSnapshot:
+    version, tasks = commit.version, max(4, commit.version.partitions)
+    config = StorageConfig(
+        max_tasks=tasks,
+        worker_total_bytes=tasks * _TASK_BYTES,
+        memory_ceiling_bytes=tasks * _TASK_BYTES + (128 << 20),
+        retained_checkpoints=2,
+    )
+
+    def attach(runtime: WorkerStorageRuntime) -> TableSource:
+        states = [PartitionState(version.shape(number), number) for number in range(version.partitions)]
+        for state in states:
+            runtime.attach(task_of(state.shape), state)
+        letters, first = LettersState(), task_of(version.shape(0))
+        runtime.attach(first, letters)
+        return TableSource(runtime, first, states, letters, rules)
+
+    return Snapshot(backend, config, commit, commit.tokens, attach, clock=clock)
+
+
+def version_rules(
+    version: TableVersion, key: Serde[Any] | None = None, value: Serde[Any] | None = None
+) -> TableRules:
+    """What a version is, with the serdes to read it with: those it was pushed with, unless others are given."""
+    shape = replace(version.shape(0), name=version.name, partitions=tuple(range(version.partitions)))
+    key = key or serde_from(version.key_serde) or Bytes()
+    value = value or serde_from(version.value_serde) or Bytes()
+    return TableRules(shape, key, value, Consumed(), "fail")
+
+
+def view_version(
+    backend: StorageBackend,
+    version: TableVersion,
+    *,
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+    clock: Clock | None = None,
+) -> VersionSnapshot:
+    """One version that is ready, each partition as its last commit left it."""
+    if version.state is not State.READY:
+        raise InvalidError(
+            f"{version.name} is {version.state.value}; only a version that is ready can be read"
+        )
+    commit = VersionCommit(version, _last_commits(backend, version))
+    return open_version(backend, commit, version_rules(version, key, value), clock or SystemClock())
+
+
+def _last_commits(backend: StorageBackend, version: TableVersion) -> tuple[Commit, ...]:
+    commits = []
+    for partition in range(version.partitions):
+        found = load_commits(backend, version.shape(partition).name)
+        if found is None or not found[0].commits:
+            raise UnavailableError(
+                f"partition {partition} of {version.name} is not there any more; ask again, or push again"
+            )
+        commits.append(found[0].commits[-1])
+    return tuple(commits)
+
+
+class VersionCommits:
+    """The current version of a table, or a certain one, for a `CommitFollower`."""
+
+    def __init__(
+        self,
+        versions: Versions,
+        backend: StorageBackend,
+        number: int | None,
+        rules_of: Callable[[TableVersion], TableRules],
+        clock: Clock,
+    ) -> None:
+        self.name = versions.table
+        self._versions, self._backend, self._number = versions, backend, number
+        self._rules_of, self._clock = rules_of, clock
+
+    def newest(self) -> VersionCommit:
+        for _ in range(TRIES):
+            wanted = self._wanted(self._versions.require())
+            try:
+                return VersionCommit(wanted, _last_commits(self._backend, wanted))
+            except UnavailableError:
+                if self._wanted(self._versions.require()) == wanted:
+                    raise
+        raise UnavailableError(f"table {self.name} changes faster than it can be opened here; try again")
+
+    def open(self, commit: VersionCommit) -> VersionSnapshot:
+        return open_version(self._backend, commit, self._rules_of(commit.version), self._clock)
+
+    def fits(self, view: VersionSnapshot, commit: VersionCommit) -> bool:
+        return view.commit.version == commit.version
+
+    def show(self, view: VersionSnapshot, commit: VersionCommit) -> None:
+        view.show(commit, commit.tokens)
+
+    def gone(self, commit: VersionCommit) -> str:
+        try:
+            version = self._ready(self._versions.require().get(commit.version.number))
+            if _last_commits(self._backend, version) == commit.commits:
+                return ""
+        except (InvalidError, UnavailableError):
+            pass
+        return (
+            f"{commit.version.name} was deleted while it was read; read the table again, and keep more versions if it "
+            "comes again (`retain`)"
+        )
+
+    def _wanted(self, known: VersionList) -> TableVersion:
+        if self._number is not None:
+            return self._ready(known.get(self._number))
+        current = known.current_version
+        if current is None:
+            raise UnavailableError(
+                f"table {self.name} has no version to show yet; push one, or swap one in: "
+                f"`tidegate table versions {self.name}` lists them"
+            )
+        return current
+
+    def _ready(self, version: TableVersion) -> TableVersion:
+        if version.state is not State.READY:
+            raise UnavailableError(
+                f"{version.name} is {version.state.value}; only a version that is ready can be read"
+            )
+        return version
+
+
+class VersionedTable(Table):
+    """The current version of a table, and whichever is current later. Use it with `with`, or close it."""
+
+    def __init__(
+        self,
+        backend: StorageBackend,
+        table: str,
+        *,
+        number: int | None = None,
+        key: Serde[Any] | None = None,
+        value: Serde[Any] | None = None,
+        clock: Clock | None = None,
+        owns_backend: bool = False,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.versions = Versions(backend, table, clock=clock)
+        self._backend, self._owns_backend, self._closed = backend, owns_backend, False
+        rules_of = partial(version_rules, key=key, value=value)
+        commits = VersionCommits(self.versions, backend, number, rules_of, clock)
+        self._follower = CommitFollower(commits, clock)
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"VersionedTable({self.name!r}, version {self.version.number})"
+
+    @property
+    def name(self) -> str:
+        return self.versions.table
+
+    @property
+    def _shown(self) -> VersionSnapshot:
+        with self._follower.pinned() as shown:
+            return shown
+
+    @property
+    def rules(self) -> TableRules:
+        return self._shown.source.rules
+
+    @property
+    def version(self) -> TableVersion:
+        """The version that answers."""
+        return self._shown.commit.version
+
+    @property
+    def commit(self) -> Commit:
+        return self._shown.commit.commit
+
+    @property
+    def source(self) -> TableSource:
+        return self._shown.source
+
+    @property
+    def position(self) -> dict[int, int]:
+        """The offset behind what is seen, by partition of the version's topic."""
+        return dict(self.commit.positions)
+
+    def refresh(self) -> TableVersion:
+        """Look for another version now; the one that is shown then."""
+        self._follower.refresh()
+        return self.version
+
+    def to_spark(self, spark: Any, *, columns: Sequence[str] = ()) -> Any:
+        """The version that answers now, as a Spark DataFrame; with `columns`, only they are read."""
+        from tidegate.tables.export import spark_frame
+
+        shown = self._shown
+        frames = [
+            spark_frame(
+                spark,
+                self._backend,
+                dataclasses.replace(shown.source.rules, shape=shown.commit.version.shape(number)),
+                commit.number,
+                columns=columns,
+            )
+            for number, commit in enumerate(shown.commit.commits)
+        ]
+        return reduce(lambda one, other: one.unionAll(other), frames)
+
+    def explain(self, key: Any, start: MomentLike | None = None, end: MomentLike | None = None) -> Any:
+        raise UnsupportedError(
+            f"a row of {self.name} is the one its push sent last for the key; see its records in topic "
+            f"{self.version.topic}"
+        )
+
+    def close(self) -> None:
+        """Close what is open; fine to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._follower.close()
+        if self._owns_backend:
+            self._backend.close()
+
+    @contextmanager
+    def _pinned(
+        self, at_least: Positions, timeout: int | DurationLike, *, is_retry: bool = False
+    ) -> Iterator[StoredRows]:
+        if at_least:
+            raise InvalidError(
+                f"table {self.name} is pushed in versions, whose topics differ; at_least is for tables that follow one"
+            )
+        with self._follower.pinned(refresh=is_retry) as shown:
+            yield StoredRows(shown.source)
+
+
+def versioned_table(
+    table: str,
+    *,
+    state: str | Path,
+    version: int | None = None,
+    key: Serde[Any] | None = None,
+    value: Serde[Any] | None = None,
+) -> VersionedTable:
+    """A table that is pushed, kept in the folder (or object store) `state`: the current version, or one certain one."""
+    from tidegate.storage import open_backend
+
+    backend = open_backend(str(state), read_only=True)
+    try:
+        return VersionedTable(backend, table, number=version, key=key, value=value, owns_backend=True)
+    except BaseException:
+        backend.close()
+        raise
