@@ -211,7 +211,7 @@ def checkpoints(backend: StorageBackend, task: str = TASK, count: int = 3) -> li
     for number in range(1, count + 1):
         changed = entry(number * 100, number, f"{task}/packs/s/0-new{number}.pack")
         entries = [changed if each.bucket == changed.bucket else each for each in entries]
-        state = StoreState(SPEC.fingerprint, number * 10, number, entries, b"x")
+        state = StoreState(SPEC.fingerprint, number * 10, number, entries)
         tokens.append(chain.write(Manifest(task, number, {"s": state}, {"e": b"y"}), f"u{number}"))
     return tokens
 
