@@ -52,7 +52,7 @@ def test_a_run_on_spark_and_a_fetch_go_through_the_same_components(tmp_path: Pat
         "WindowStore.put_batch",
         "SessionStore.put_batch",
         "StateHandle.keep",
-        "RuntimeContext.state_handle",
+        "WorkerStorageRuntime.state_handle",
     }
     operators = {"DedupeOperator.process", "WindowOperator.process", "SessionOperator.process"}
     assert (written | TIME_SEGMENTS | stores | operators) - run == set()

@@ -19,7 +19,7 @@ STORES = {
         "WindowStore.__init__",
         "WindowStore.put_batch",
         "StateHandle.keep",
-        "RuntimeContext.state_handle",
+        "WorkerStorageRuntime.state_handle",
     }
     | MAINTAINED,
     Windowed: {"WindowStore.__init__", "WindowStore.prepare"} | MAINTAINED,

@@ -47,8 +47,8 @@ from tidegate.storage.metrics import StorageStats
 from tidegate.storage.pack import PackCache
 from tidegate.storage.parts import STATE_PREFIX, AttachedStore, StorageParts, Tasks, TaskStorage, mark_of
 from tidegate.storage.reader import StorageReader
-from tidegate.storage.state import NamedValues, StateCaches, StateHandle, progress_name
-from tidegate.storage.state_cache import StateCodec, Value
+from tidegate.storage.state import PROGRESS, NamedValues, StateCaches, StateHandle, progress_name
+from tidegate.storage.state_cache import BytesCodec, StateCodec, Value
 from tidegate.storage.state_store import StateStore, state_store_of
 from tidegate.storage.writer import StorageWriter
 
@@ -277,7 +277,8 @@ class WorkerStorageRuntime:
         store = AttachedStore(state, hot_buckets=0 if is_internal else self._parts.config.hot_bucket_count)
         fill(storage, store)
         if isinstance(state, ProgressState):
-            storage.named.keep(progress_name(spec.name), state.encode_progress)
+            handle = self.state_handle(task, PROGRESS, BytesCodec(), keyed=False)
+            handle.keep(spec.name, state.encode_progress)
         with storage.lock:
             storage.stores[spec.name] = store
         if storage.last_checkpoint is not None:
