@@ -80,7 +80,7 @@ def test_case_1_a_plain_topic_becomes_a_table_of_keys(log: Log, tmp_path: Path) 
 
 
 def test_case_2_a_plain_topic_is_no_windowed_table(log: Log, tmp_path: Path) -> None:
-    with pytest.raises(WindowedKeyFormatError, match=r"plain.*offset 0.*aggregate"):
+    with pytest.raises(WindowedKeyFormatError, match=r"plain.*offset 0.*agg"):
         windowed_table(log, "plain", "10ms", state=tmp_path / "state")
 
 
