@@ -31,7 +31,7 @@ ROWS = [*LOG_ROWS, *STORAGE_ROWS, *INVARIANTS, *WINDOW_ROWS]
 
 # Rows without a test, each with its reason.
 FRAMES = "SQL window frames per row and request mode are not built; windows are by key and time"
-TILES = "there are no tiles: they were measured and were slower (docs/decisions/0016)"
+TILES = "there are no tiles: they were measured and were slower (docs/decisions/0017)"
 NOT_APPLICABLE: dict[str, str] = {
     **{f"WS-T{number}": FRAMES for number in (*range(70, 85), 90, 92, 94)},
     **{f"WS-T{number}": TILES for number in range(85, 89)},
