@@ -189,7 +189,7 @@ class SegmentIndexes:
     # -- filling ---------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create both preallocated indexes, or grow them to full size, before the first append (I2)."""
+        """Create both preallocated indexes, or grow them to full size, before the first append (S5)."""
         self.offsets.prepare()
         self.times.prepare()
         self.is_prepared = True
