@@ -36,7 +36,7 @@ from tidegate.scheduling import Scheduler
 
 
 class OffsetOverflowError(CorruptError):
-    """The segment holds an offset that does not fit its indexes. Caught by the loader, which splits it."""
+    """A segment holds an offset that does not fit its indexes. The loader catches it and splits the segment."""
 
     def __init__(self, segment: LogSegment, header: BatchHeader, position: int) -> None:
         super().__init__(
