@@ -98,8 +98,7 @@ class BatchFile:
 
     def cut_back(self, size: int) -> None:
         """Undo appends from `size` on. If the disk refuses, the next append or `trim` repeats the cut; bytes beyond
-        the
-        logical size are never read (G1).
+        the logical size are never read (G1).
         """
         self._size = size
         self._torn = True

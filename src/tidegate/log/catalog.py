@@ -62,8 +62,7 @@ class TopicState(NamedTuple):
 class TopicDescription:
     """A topic's facts. `assumed` marks a folder without Tidegate's catalog: its settings are guesses.
 
-    `encoding` describes the keys and values, as recorded by an app that writes results to the topic; None if
-    none did.
+    `encoding` describes the keys and values if an app that writes results to the topic recorded it; else None.
     """
 
     name: str

@@ -135,9 +135,7 @@ def checkpoint_text(lines: Iterable[str]) -> bytes:
 def parse_checkpoint(
     data: bytes, parse_line: Callable[[list[str]], Line | None], *, path: Path
 ) -> list[Line]:
-    """Return the parsed lines after version and count; `parse_line` gets a line's fields and returns None if
-    malformed.
-    """
+    """Return the parsed lines after version and count; `parse_line` returns None for malformed fields."""
     if not data:
         return []
     lines = data.split(b"\n")

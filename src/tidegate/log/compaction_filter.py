@@ -128,9 +128,7 @@ class CleanedTransactions:
     def marker(
         self, kind: MarkerKind, *, producer_id: int, last_offset: int
     ) -> tuple[bool, AbortedTxn | None]:
-        """Track a control batch; return whether it may be removed, and the aborted transaction that stays indexed
-        (A1, A2).
-        """
+        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2)."""
         self._begin_up_to(last_offset)
         if kind is MarkerKind.EMPTIED:
             return True, None
@@ -355,9 +353,7 @@ class CleaningFilter:
         self._epochs = np.array([last.epoch for _, last in known], np.int64)
 
     def filter(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> Kept:
-        """Filter a piece of a segment; `records` are all records of the table's batches in order, control records
-        included.
-        """
+        """Filter a piece of a segment; `records` are all records of the table's batches, control records included."""
         rows = int(table.count.sum())
         if rows != records.num_rows:
             raise CorruptError(

@@ -119,9 +119,7 @@ def numbered(writer: Any, integrity: bool | Mapping[str, Any], **ports: Any) -> 
 
 
 def data_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the records of a batch without Tidegate's control records (starts and ends of chains and pushes,
-    heartbeats).
-    """
+    """Return the records of a batch without Tidegate's control records (chain and push boundaries, heartbeats)."""
     if not len(batch.column("headers").flatten()):
         return batch
     data: pa.RecordBatch = import_module("tidegate.integrity.columns").without_control(batch)
@@ -487,9 +485,7 @@ class Log:
         )
 
     def compacted_below(self, topic: str, partition: int) -> CompactedBelow:
-        """Return a callable that gives the offset below which compaction may have removed records of the
-        partition.
-        """
+        """Return a callable that gives the offset below which compaction may have removed records."""
         is_foreign = self.describe(topic).assumed
         return CompactedBelow(self.path, topic, partition, is_foreign)
 

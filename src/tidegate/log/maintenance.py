@@ -172,9 +172,7 @@ class PartitionSnapshot:
         clock: Clock,
         randomness: Randomness,
     ) -> PartitionSnapshot:
-        """Return the snapshot of a partition that is not open here, from its folder; takes no lock and changes
-        nothing.
-        """
+        """Return the snapshot of a partition that is not open here, from its folder; locks and changes nothing."""
         seen = view.bounds()
         segments = [
             LogSegment(

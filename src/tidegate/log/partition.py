@@ -173,9 +173,7 @@ class PartitionLog:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch of the last leader (perhaps a broker) that wrote here; 0 when there was none. It never
-        decreases.
-        """
+        """The epoch of the last leader (perhaps a broker) that wrote here; 0 if there was none. Never decreases."""
         latest = self._state.epochs.latest
         return 0 if latest is None else latest.epoch
 
@@ -272,8 +270,8 @@ class PartitionLog:
         return info
 
     def _append(self, prepared: Prepared, origin: Origin, now_ms: int) -> AppendInfo:
-        """Run the steps in Kafka's order: epochs, size, roll, producers, bytes. A duplicate is detected after the
-        roll.
+        """Run the steps in Kafka's order: epochs, size, roll, producers, bytes. The roll precedes the duplicate
+        check.
         """
         state = self._state
         for header in prepared.headers:
@@ -366,9 +364,7 @@ class PartitionLog:
             self._state.truncate_fully(offset)
 
     def delete_records_before(self, offset: int) -> int:
-        """Raise the log start to `offset` (−1: the high watermark); return the new log start. Retention frees the
-        files.
-        """
+        """Raise the log start to `offset` (−1: the high watermark); return it. Retention frees the files."""
         with self._state.lock:
             self._state.require_writable()
             self._state.raise_log_start(self.high_watermark if offset == -1 else offset)
@@ -381,9 +377,7 @@ class PartitionLog:
             return self._state.delete_segments(segments, reason)
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
-        """Replace the `old` segments by finished and synced `.cleaned` ones; `ConflictError` if an old one is
-        gone.
-        """
+        """Replace the `old` segments by finished, synced `.cleaned` ones; `ConflictError` if an old one is gone."""
         with self._state.lock:
             self._state.require_writable()
             self._state.replace_segments(new, old)
@@ -395,9 +389,7 @@ class PartitionLog:
             return self._state.producers.remove_expired(now_ms)
 
     def update_config(self, config: TopicConfig) -> None:
-        """Apply a topic's settings: sizes, ages and limits from the next append, index settings from the next
-        segment.
-        """
+        """Apply settings: sizes, ages and limits from the next append, index settings from the next segment."""
         self._state.config = config
 
     def close(self, *, clean: bool = True) -> bool:

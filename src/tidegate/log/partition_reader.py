@@ -346,9 +346,7 @@ class PartitionView:
         )
 
     def _is_settled(self, bounds: Bounds) -> bool:
-        """Return whether no process is renaming log segments, by the generation and a second listing of the folder
-        (V3).
-        """
+        """Return whether no process renames log segments, by generation and a second listing of the folder (V3)."""
         known, self._known = self._segments().bases, None
         return bounds.generation % 2 == 0 and self._segments().bases[: len(known)] == known
 
@@ -359,8 +357,7 @@ class PartitionView:
 
     def gaps_below(self) -> int:
         """Return the offset from which a gap is damage: only compaction leaves gaps, also when the topic was
-        compacted
-        earlier; a broker's folder may have others.
+        compacted earlier; a broker's folder may have others.
         """
         if self._is_foreign or self._config.compacts:
             return GAPS_ANYWHERE

@@ -241,9 +241,7 @@ class PartitionState:
     # -- rolling ---------------------------------------------------------------------------------
 
     def roll(self, first_offset: int = 0) -> LogSegment:
-        """Finish the active segment and return the new one, which starts at the log end or at `first_offset` beyond
-        it.
-        """
+        """Finish the active segment and return the new one, at the log end or at `first_offset` beyond it."""
         view = self.view
         active, base = view.segments.last, max(first_offset, view.end.offset)
         if active.base_offset > base or (active.base_offset == base and active.size > 0):
@@ -314,9 +312,7 @@ class PartitionState:
     # -- cutting the end -------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> bool:
-        """Drop every batch that reaches `offset` or beyond, so that the log ends there; return whether any was
-        dropped.
-        """
+        """Drop every batch that reaches `offset` or beyond; the log then ends there. Return whether any existed."""
         view = self.view
         if offset < 0:
             raise InvalidError(f"{self.where} cannot be cut at {offset}")

@@ -522,16 +522,12 @@ class ProducerStates:
         self._map_end_offset = offset
 
     def last_stable_offset(self, completed: CompletedTxn) -> int:
-        """Return the last stable offset after `completed` ended: the earliest open transaction of another producer
-        bounds it.
-        """
+        """Return the last stable offset after `completed` ended, bounded by other producers' open transactions."""
         others = (first for first in self._open_order if self._open[first] != completed.producer_id)
         return next(others, completed.last_offset + 1)
 
     def complete_txn(self, completed: CompletedTxn) -> None:
-        """Record that the transaction's marker is in the log; it becomes stable once the high watermark passes the
-        marker.
-        """
+        """Record a transaction whose marker is in the log; it is stable once the high watermark passes the marker."""
         if self._open.pop(completed.first_offset, None) is None:
             raise InvalidError(
                 f"the transaction of producer {completed.producer_id} at offset {completed.first_offset} "

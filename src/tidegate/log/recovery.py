@@ -31,7 +31,7 @@ reading into it raises `CorruptError` with file and position. `tidegate verify` 
 is a restored file, or `recovery="kafka"`, which keeps a copy of what it cuts.
 
 V1  `SafeRecovery` never removes a byte below the durable end;
-V2  it cuts a torn batch, or keeps what it cuts beside the log; where the watermark file is damaged, both
+V2  it cuts a torn batch, or keeps a copy of what it cuts; where the watermark file is damaged, both
     offsets are only lower bounds, so a torn batch is kept too;
 V3  recovering twice, or again after a crash in the middle, ends in the same files.
 """
@@ -245,8 +245,9 @@ class SafeRecovery:
 
 
 def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
-    """Copy the bytes that will be cut to a file in the log's folder (V2); a copy left by an interrupted recovery is
-    overwritten (V3).
+    """Copy the bytes that will be cut to a file in the log's folder (V2).
+
+    A copy left by an interrupted recovery is overwritten (V3).
     """
     path = segment.folder / f"{segment.path.name}.{bad_at}.cut"
     tail = segment.read_at(bad_at, segment.size - bad_at)

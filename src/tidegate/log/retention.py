@@ -61,9 +61,7 @@ def breaching_start_offset(segments: Sequence[LogSegment], bounds: Bounds) -> in
 
 
 def breaching_size(segments: Sequence[LogSegment], bounds: Bounds, retention_bytes: int) -> int:
-    """Return how many of the oldest segments can be removed with at least `retention_bytes` left; negative is no
-    limit.
-    """
+    """Return how many of the oldest segments can go and leave `retention_bytes`; negative is no limit."""
     total = sum(segment.size for segment in segments)
     if retention_bytes < 0 or total < retention_bytes:
         return 0

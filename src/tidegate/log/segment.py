@@ -1,4 +1,4 @@
-"""One log segment: a `.log` file of batches and the three indexes beside it; and the ordered list of a
+"""One log segment: a `.log` file of batches and its three indexes; and the ordered list of a
 partition's segments.
 
 `LogSegment` applies Kafka's index rule, tracks the largest timestamp, and truncates, renames and removes its files.
@@ -75,7 +75,7 @@ logger = logging.getLogger("tidegate.log")
 
 
 class IndexTrust:
-    """What a log segment's seal says about the files beside it."""
+    """Decides by a log segment's seal which of its index files can be trusted."""
 
     __slots__ = (
         "_are_transactions_sound",
@@ -356,9 +356,7 @@ class LogSegment:
 
     @property
     def largest_timestamp(self) -> int:
-        """The timestamp that retention uses: the largest record timestamp, or the file's mtime when no record has
-        one.
-        """
+        """The timestamp that retention uses: the largest record timestamp, or the file's mtime if there is none."""
         timestamp = self.largest.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms
 
@@ -428,7 +426,7 @@ class LogSegment:
             return self._log.reader(), self._indexes.position_near(offset)
 
     def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int, int]:
-        """Return a descriptor, and the position and offset from which to search for a record at or after
+        """Return a descriptor, and position and offset from which to search for records at or after
         `timestamp` (S3).
         """
         from_offset = max(from_offset, self.base_offset)
@@ -491,9 +489,7 @@ class LogSegment:
             return self._indexes.upper_bound(start, position, size)
 
     def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
-        """Return the aborted transactions that ended here and overlap [start, upper), and whether no later segment
-        has any.
-        """
+        """Return the aborted transactions ended here that overlap [start, upper), and if no later segment has any."""
         with self._guard:
             if not self._indexes.is_prepared:
                 self._trust.require_sound(self._indexes.transactions, self.size)
@@ -567,9 +563,7 @@ class LogSegment:
         self._since_entry = 0
 
     def reindex(self, header: BatchHeader, position: int) -> None:
-        """Apply the index rule to a batch that is already in the file; call in ascending order after
-        `reset_indexes`.
-        """
+        """Apply the index rule to a batch in the file; call in ascending order after `reset_indexes`."""
         self._largest = self._largest_with(header.max_timestamp, header.last_offset)
         if self._since_entry > self.index_interval_bytes:
             with self._guard:
@@ -713,8 +707,9 @@ class SegmentList:
         return self.segments[index] if self._bases[index : index + 1] == [base_offset] else None
 
     def between(self, start: int, stop: int) -> tuple[LogSegment, ...]:
-        """Return the segments from the one that holds `start` to the last whose base is below `stop`; none if no
-        segment holds `start`.
+        """Return the segments from the one that holds `start` to the last with a base below `stop`.
+
+        Empty unless `start` < `stop`. A `start` before the first segment begins with the first.
         """
         if stop <= start:
             return ()

@@ -57,9 +57,7 @@ def roll_reason(segment: LogSegment, append: Prepared, config: TopicConfig, now_
 
 
 def waited_ms(segment: LogSegment, append_timestamp: int, now_ms: int) -> int:
-    """Return how long the segment has been filling: in event time if its first batch has a timestamp, else in
-    wall-clock time.
-    """
+    """Return how long the segment has been filling, in event time if its first batch has a timestamp."""
     first = segment.first_timestamp
     return append_timestamp - first if first >= 0 else now_ms - segment.created_ms
 

@@ -50,9 +50,7 @@ class OffsetOverflowError(CorruptError):
 
 
 def split(segment: LogSegment, new_segment: Callable[[int, str], LogSegment]) -> list[LogSegment]:
-    """Return finished and synced `.cleaned` segments with all batches of `segment`; `new_segment(base, suffix)`
-    creates one.
-    """
+    """Return finished, synced `.cleaned` segments, made by `new_segment(base, suffix)`, with all of its batches."""
     parts: list[LogSegment] = []
     copied = 0
     try:
@@ -102,8 +100,7 @@ class Retirement:
         """Rename the files of `segments` (and their snapshots) to `.deleted` and unlink them later.
 
         A failed rename is raised if the names are needed or must not be found again (`is_urgent`); otherwise the
-        files
-        are unlinked under their current names.
+        files are unlinked under their current names.
         """
         leftovers: list[Path] = []
         for segment in segments:
@@ -172,9 +169,7 @@ _KRAFT_DELETED: Final = ".checkpoint.deleted"
 def finish_interrupted_work(
     folder: Path, open_segment: Callable[[int, str], LogSegment], *, files: Files
 ) -> None:
-    """Finish or undo interrupted changes, so that only final file names remain; `open_segment(base, suffix)` opens
-    one.
-    """
+    """Finish or undo interrupted changes until only final names remain; `open_segment(base, suffix)` opens one."""
     names = files.list(folder)
     cleaned = [name for name in names if name.endswith(CLEANED)]
     first_cleaned = min((_offset_of(name, folder) for name in cleaned), default=None)

@@ -279,9 +279,8 @@ class BrokerConfig:
         """Build the settings from `server.properties` keys.
 
         Keys that have no effect here, because they do not concern storage (`listeners`, …) or are not used, are
-        listed
-        in `ignored`. A mistyped storage key is an error: a retention that silently stays at its default costs data or
-        a disk.
+        listed in `ignored`. A mistyped storage key is an error: a retention that silently stays at its default costs
+        data or a disk.
         """
         storage, ignored = {}, []
         for key, value in typed.items():

@@ -329,8 +329,7 @@ class Writer:
     def prepare(self, pieces: Sequence[RecordColumns], partition: int) -> PreparedWrite:
         """Cut and check records for one partition without storing them; `append` of the result stores them.
 
-        For callers that number records themselves, one caller at a time for each partition. Call `acknowledge`
-        afterwards.
+        For callers that number records themselves, one at a time for each partition. Call `acknowledge` afterwards.
         """
         self._log.refresh()
         opened = self._log.open_partition(self.topic, partition)
@@ -414,9 +413,7 @@ class Writer:
         return written
 
     def _repeated(self, write: _NumberedWrite) -> _NumberedWrite:
-        """Return the failed write that this one repeats and remove it from the list; else this one, split by
-        partition.
-        """
+        """Return the failed write that this one repeats, removed from the list; else this one, split by partition."""
         for number, failed in enumerate(self._failed):
             if failed.has_same_rows(write):
                 del self._failed[number]

@@ -409,9 +409,7 @@ def parse_offsets_record(
 
 
 def _open_members(members: list[dict[str, Any]]) -> None:
-    """Decode consumers' subscription and assignment, which are messages of their own; if that fails, keep
-    the bytes.
-    """
+    """Decode consumers' subscription and assignment, which are messages; if that fails, keep the bytes."""
     import base64
 
     for member in members:

@@ -105,8 +105,7 @@ class Unpacker:
         """Decompress into the current buffer; if that fails, into larger ones up to the limit (C1).
 
         cramjam distinguishes "full" from "corrupt" only in its wording, so both are retried. That costs at most a
-        third
-        more work, because every attempt stops at the end of its buffer.
+        third more work, because every attempt stops at the end of its buffer.
         """
         self._make_room(min(self.limit, max(FIRST_GUESS * len(data), SMALLEST_GUESS)))
         while True:

@@ -146,9 +146,7 @@ def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int) -> pa.
 
 
 def _checked_line(line: bytes) -> _Line:
-    """Convert one line and return its row, with the same conversions as `_to_table`, to get an error for
-    this line.
-    """
+    """Convert one line as `_to_table` does and return its row, so that an error concerns this line."""
     line.decode("utf-8")
     row = _LINES.decode(line)
     _stored(row.key)

@@ -74,9 +74,7 @@ class Growing:
 
 
 def _ends() -> Growing:
-    """Return the buffer of value ends; it starts with 0, and the kernel writes every other entry before
-    reading it.
-    """
+    """Return the buffer of value ends: the first is 0, the kernel writes every other one before reading it."""
     ends = Growing(np.int32)
     ends.reserve(1)
     ends.array[0] = 0

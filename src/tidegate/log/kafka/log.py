@@ -286,9 +286,7 @@ class KafkaLog:
     def bounds(
         self, topic: str, partitions: Iterable[int], *, isolation: str = "read_uncommitted"
     ) -> dict[int, tuple[int, int]]:
-        """Return partition → its first offset, and the first one that readers of this isolation level cannot read
-        yet.
-        """
+        """Return partition → its first offset, and the first one that this isolation level cannot read yet."""
         numbers, offsets = list(partitions), Offsets(self.servers, self._admin, topic, isolation)
         first, end = offsets.first(numbers), offsets.end(numbers)
         return {number: (first[number], end[number]) for number in numbers}

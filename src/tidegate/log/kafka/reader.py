@@ -363,9 +363,7 @@ class KafkaReader:
             track.is_cut = False
 
     def _take(self, timeout_ms: int) -> None:
-        """Fetch messages and queue them as one batch for each partition; an error waits for what came before
-        it (R3).
-        """
+        """Fetch messages and queue a batch for each partition; an error waits for what came before it (R3)."""
         try:
             fetched = self._consumer.fetch(timeout_ms)
             if fetched is None:

@@ -137,9 +137,7 @@ def _end(client: Library, producer: int, queue: int, handle: int | None) -> None
 
 
 def _places(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the address and the length of each value; a null has the length `NONE`, an empty value has an
-    address.
-    """
+    """Return the address and the length of each value; nulls have the length `NONE`, empty values an address."""
     _, bounds, content = column.buffers()
     count = len(column)
     if not count:
@@ -232,9 +230,7 @@ class KafkaWriter:
         partition: int | None = None,
         first_sequences: Mapping[int, int] | None = None,
     ) -> list[Written]:
-        """Store the rows and wait until the cluster has acknowledged them; return one entry for each run of
-        offsets.
-        """
+        """Store the rows and wait for the cluster's acknowledgement; return one entry for each run of offsets."""
         if first_sequences:
             raise InvalidError("sequence numbers are the broker client's own; leave --first-sequence out")
         columns = coerce(table)

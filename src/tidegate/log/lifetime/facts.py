@@ -193,7 +193,7 @@ _SMALLEST_BATCH = 68  # 61 bytes of header, 7 of an empty record: the densest po
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """One surprise: a stable name, what will happen, and the setting that prevents it."""
+    """One surprise: a stable name, what will happen, and the fix in one line."""
 
     name: str
     message: str

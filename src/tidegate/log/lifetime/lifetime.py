@@ -191,9 +191,7 @@ def workload_lifetime(
 
 
 def _deciding_limit(workload: Workload, config: TopicConfig) -> tuple[int, Rule, str] | None:
-    """Return the shorter of time and size retention, counted from a segment's last record; None if there
-    is no limit.
-    """
+    """Return the shorter of time and size retention, from a segment's last record on; None if there is no limit."""
     if not config.deletes:
         return None
     limits: list[tuple[int, Rule, str]] = []

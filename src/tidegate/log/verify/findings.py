@@ -97,9 +97,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings in the order found; beyond a limit for each kind they are only counted, so that memory
-    stays bounded.
-    """
+    """Findings in the order found; beyond a limit for each kind they are only counted, to bound memory."""
 
     kept: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[str, Severity]] = field(default_factory=Counter)

@@ -199,9 +199,7 @@ class IndexCheck:
             self._check_times(table.last_offset, table.max_timestamp)
 
     def finish(self, next_offset: int, *, is_torn: bool) -> None:
-        """End the log segment: no entry may point beyond it. A torn segment is recovered together with its
-        indexes.
-        """
+        """End the log segment: no entry may point beyond it. A torn segment is recovered with its indexes."""
         self._severity = Severity.WARNING if is_torn else Severity.FAULT
         beyond = self._offsets[self._next_entry :]
         if len(beyond):

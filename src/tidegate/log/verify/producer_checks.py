@@ -289,8 +289,7 @@ _HARMLESS: Final = "deduplicate when reading, or look for retries without idempo
 
 
 class SequenceCheck:
-    """Checks sequences: pass it the windows of a partition in offset order; `finish` reports the gaps that stayed
-    open.
+    """Checks sequences: pass it the windows of a partition in offset order; `finish` reports open gaps.
 
     `read_back` reads a batch again from its file, to compare records byte by byte. `counts` is False for topics
     whose batches carry a meaningless sequence.

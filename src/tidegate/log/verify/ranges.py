@@ -230,9 +230,7 @@ class GatheredScan:
 
 
 class Gathered(NamedTuple):
-    """Evidence that counts: its range number, and whether it is the evidence given for that range (not a
-    new walk).
-    """
+    """Evidence that counts: its range number, and whether it is as given and not from a new walk."""
 
     number: int
     evidence: RangeEvidence

@@ -497,9 +497,7 @@ class SegmentScan:
         return None
 
     def _is_whole_behind_header(self, start: int, end: int) -> bool:
-        """Return whether the last batch is complete with only its length or magic damaged. A torn one has another
-        CRC.
-        """
+        """Return whether the last batch is complete but has a damaged length or magic. A torn one fails its CRC."""
         head = self.file.read_at(start, HEADER_SIZE)
         if len(head) < HEADER_SIZE or end - start > _MAX_BATCH_BYTES:
             return False
