@@ -238,7 +238,7 @@ def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
     return True
 
 
-# -- inside ------------------------------------------------------------------------------------------
+# -- internals ---------------------------------------------------------------------------------------
 
 
 def read_text_file(path: Path, *, files: Files) -> bytes:

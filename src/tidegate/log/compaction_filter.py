@@ -1,6 +1,6 @@
 """Decide which records of a stretch of batches compaction keeps, and rebuild the batches that lose records.
 
-A record, by the first line that applies:
+The first line that applies decides on a record:
 
 | record | decision |
 |---|---|
@@ -27,15 +27,15 @@ an end marker be removed? (A marker that may be removed still waits for its dele
 where Kafka uses MD5.
 
 Invariants:
-M1  At most `slots × load factor` keys are held; a key that comes when that many are there is refused even if
-    it is known, which is where Kafka's map stops too, so one pass covers the same offsets.
+M1  At most `slots × load factor` keys are held. When the map is full, the next key is refused even if
+    it is known; Kafka's map stops there, too, so one pass covers the same offsets.
 M2  The key map starts small and grows by eight until it has all its slots, so a small log costs little and
-    growing never holds more than 9/8 of the limit.
+    growing never takes more than 9/8 of the limit.
 F1  Base and last offset, producer, epoch, sequence, leader epoch, flags and codec of a batch never change;
     offsets and order of records never change.
 F2  A delete horizon is set once, by the first pass that keeps a tombstone or a marker of an emptied
     transaction, and never moved.
-F3  The last batch of an active producer, and the last batch below the round's end, stay at least as a header:
+F3  The last batch of an active producer, and the last batch below the end of the pass, stay at least as a header:
     sequence numbers, epochs and the end of the log depend on them.
 A1  A marker may be removed only when no data batch of its transaction was read in this pass, emptied ones
     included.
@@ -396,7 +396,7 @@ class CleaningFilter:
             records_kept=int(verdicts.kept.sum()),
         )
 
-    # -- deciding --------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------
 
     def _judge(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> _Verdicts:
         now_ms = self._rules.now_ms

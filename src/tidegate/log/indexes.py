@@ -125,7 +125,7 @@ class EntryFile:
             self._forget()
             return existed
 
-    # -- for the kinds of index ------------------------------------------------------------------
+    # -- helpers for subclasses ------------------------------------------------------------------
 
     def _look(self) -> None:
         """Read how many entries the file has: once, or every time if another process may be writing it."""
@@ -236,7 +236,7 @@ class IndexFile(EntryFile, Generic[Entry]):
         self._grown_here = False
         self._last: Entry | None = None
 
-    # -- how much there is -----------------------------------------------------------------------
+    # -- sizes -----------------------------------------------------------------------------------
 
     @property
     def max_entries(self) -> int:
@@ -354,13 +354,13 @@ class IndexFile(EntryFile, Generic[Entry]):
                     self._length - self._length % self.entry_size,
                 )
 
-    # -- what the two kinds differ in ------------------------------------------------------------
+    # -- methods of subclasses -------------------------------------------------------------------
 
     def _decode(self, first: int, second: int) -> Entry:
         """Return the entry with the two stored numbers."""
         raise NotImplementedError
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset

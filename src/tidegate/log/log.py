@@ -325,18 +325,18 @@ class Log:
         return log_html(self)
 
     def show(self) -> None:
-        """Print the first topics."""
+        """Print a table of the first topics."""
 
         print(log_text(self))
 
     # -- topics ----------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return [description.name for description in self.contents.describe_all()]
 
     def partition_counts(self) -> dict[str, int]:
-        """Topic → number of partitions."""
+        """Return topic → number of partitions."""
         return {description.name: description.partitions for description in self.contents.describe_all()}
 
     def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
@@ -507,7 +507,7 @@ class Log:
             )
         return rows
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     @property
     def scheduler(self) -> Scheduler:
@@ -519,11 +519,11 @@ class Log:
 
     @property
     def open_partitions(self) -> list[PartitionLog]:
-        """The logs this process is writing."""
+        """The logs that this process has open for writing."""
         return self._owned.logs
 
     def idle_partitions(self) -> list[TopicPartition]:
-        """The partitions of all topics that this process is not writing."""
+        """Return the partitions of all topics that are not open for writing in this process."""
         return self._owned.idle()
 
     def refresh(self) -> None:
@@ -558,7 +558,7 @@ class Log:
             if self._maintenance is not None:
                 last_to_first.callback(self._maintenance.close)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _require_writable(self) -> None:
         if os.getpid() != self._owner_pid:

@@ -22,7 +22,7 @@ they are opened only where it finds work. A partition that another process write
 a clock set a week ahead, even for a moment, would delete a whole log. When the wall clock advanced by more
 than an hour more than monotonic time between two checks, wall-clock tasks are suspended until both clocks
 have agreed for one check interval. So exactly one check is skipped, and two checks confirm the new time;
-another jump starts the wait anew. A clock that is set back does no harm.
+another jump restarts the wait. A clock that is set back does no harm.
 
 Invariants:
 T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning,
@@ -417,7 +417,7 @@ class Housekeeping:
         self._each_open(self._writable(), flush)
         return min(waits)
 
-    # -- one after the other ---------------------------------------------------------------------
+    # -- working through partitions --------------------------------------------------------------
 
     def _writable(self) -> list[PartitionLog]:
         """Return the open partitions except read-only ones (W3)."""
@@ -535,7 +535,7 @@ class Maintenance:
         for error in self._failing.values():
             raise error
 
-    # -- turns -----------------------------------------------------------------------------------
+    # -- tasks -----------------------------------------------------------------------------------
 
     def _retain(self) -> None:
         if self._clock_is_sound():

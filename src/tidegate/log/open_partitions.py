@@ -326,7 +326,7 @@ class OwnedPartitions:
                 if config is not None and config != held.partition.log.config:
                     held.partition.log.update_config(config)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _open(self, place: TopicPartition, *, briefly: bool = False) -> OpenPartition:
         description = self._contents.describe(place.topic)

@@ -3,7 +3,7 @@
 `PartitionLog` runs the steps of an append in Kafka's order: `append_validation` checks and stamps the batch,
 `segment_roll` decides on a roll, `producer_state` checks sequences, `segment` writes. `fetch` reads,
 `group_commit` syncs, `partition_state` keeps offsets and changes the list of segments, `recovery` opens the
-folder. Locks between processes, checkpoint files and watermark files belong to `open_partitions`, which adds
+folder. Locks between processes, checkpoint files and watermark files belong to `open_partitions`, which registers
 hooks.
 
 Invariants: those of `partition_state`, and
@@ -118,7 +118,7 @@ class PartitionLog:
     def __repr__(self) -> str:
         return f"PartitionLog({self.folder}, {self.log_start_offset} … {self.log_end_offset})"
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -343,7 +343,7 @@ class PartitionLog:
             )
             return self.high_watermark
 
-    # -- reshaping -------------------------------------------------------------------------------
+    # -- changing the list of segments -----------------------------------------------------------
 
     def roll(self) -> LogSegment:
         """Finish the active segment and start a new one at the log end."""

@@ -145,7 +145,7 @@ class PartitionView:
         self._tail: tuple[object, int] | None = None  # version of the file, end: an unpublished end, cached
         self._damaged_slots: bytes | None = None  # of the watermark file, cached: reported once
 
-    # -- how far ---------------------------------------------------------------------------------
+    # -- offsets ---------------------------------------------------------------------------------
 
     def bounds(self) -> Bounds:
         """Return the range that may be read now."""
@@ -288,7 +288,7 @@ class PartitionView:
             )
         return OffsetOutOfRangeError(reason, offset=offset, first=bounds.log_start, end=bounds.high_watermark)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _try_fetch(
         self, offset: int, max_bytes: int, bounds: Bounds, buffer: bytearray | None

@@ -91,7 +91,7 @@ class PartitionState:
             loaded.segments, loaded.log_start, end, LogPoint(loaded.log_start), None, self.where
         )
 
-    # -- guards ----------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------
 
     def require_open(self) -> None:
         if self.is_closed:
@@ -205,7 +205,7 @@ class PartitionState:
             hook(view.high_watermark.offset, view.log_start, self.recovery_point)
         self.is_progress_told = True
 
-    # -- the disk --------------------------------------------------------------------------------
+    # -- syncing ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Sync everything written so far to disk."""
@@ -309,7 +309,7 @@ class PartitionState:
         if self.finished and not self.is_closed and self.commit.failure is None:
             self.flush()
 
-    # -- cutting the end -------------------------------------------------------------------------
+    # -- truncation ------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> bool:
         """Drop every batch that reaches `offset` or beyond; the log then ends there. Return whether any existed."""
@@ -397,7 +397,7 @@ class PartitionState:
         return count
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
-        """Put finished `.cleaned` segments where `old` ones were."""
+        """Replace the `old` segments by finished `.cleaned` ones."""
         current = self.view.segments
         if any(current.get(segment.base_offset) is not segment for segment in old):
             raise ConflictError(

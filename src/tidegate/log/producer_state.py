@@ -8,7 +8,7 @@ append; it changes only itself, and `ProducerStates.update` takes over the resul
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
-    REPLICATION   none: the leader made them when it wrote       none; violations are logged
+    REPLICATION   none: the leader has made the checks           none; violations are logged
 
 The order for every append is: `duplicate_of`, `prepare`, the append's checks, write the bytes, `update`, and
 for each ended transaction `last_stable_offset`, transaction index, `complete_txn`; then
@@ -19,8 +19,8 @@ rebuilds the state from snapshots and log.
     int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
     int64 timestamp, int32 coordinator epoch, int64 first offset of the open transaction (-1 for none)
 
-A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written by
-growing producer id; a broker writes them in any order, so files of several producers are equal as sets.
+A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written in
+ascending order of producer id; a broker writes them in any order, so compare such files as sets.
 
 Invariants:
 I1  a refused append changes nothing here;
@@ -271,7 +271,7 @@ class SnapshotFiles:
         return read_snapshot(self.path(offset), files=self._files)
 
     def remove(self, offset: int) -> None:
-        """Delete the file, when it is one of ours."""
+        """Delete the snapshot at `offset`, if there is one."""
         if offset in self:
             self._files.unlink(self.path(offset), missing_ok=True)
             self._offsets.remove(offset)
@@ -440,7 +440,7 @@ class ProducerAppend:
 
 
 class ProducerStates:
-    """The producers of one partition."""
+    """The state of all producers of one partition."""
 
     def __init__(
         self,
@@ -460,7 +460,7 @@ class ProducerStates:
         self._map_end_offset = 0
         self._last_snapshot_offset = 0
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def active_producers(self) -> Mapping[int, ProducerEntry]:
@@ -546,7 +546,7 @@ class ProducerStates:
                 if txn.last_offset >= high_watermark
             }
 
-    # -- forgetting ------------------------------------------------------------------------------
+    # -- removing producers ----------------------------------------------------------------------
 
     def remove_expired(self, now_ms: int) -> int:
         """Drop producers that were idle too long and have no open transaction; return how many."""
@@ -627,7 +627,7 @@ class ProducerStates:
         """Rename a snapshot to `….deleted` and return that path; None when there is none."""
         return self._snapshots.mark_deleted(offset)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms

@@ -320,7 +320,7 @@ class Reader:
         self._pieces = iter(())
         self._buffer = None
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _track(self, view: PartitionView, start: Position, stop: Position | None) -> _Track:
         bounds = view.bounds()

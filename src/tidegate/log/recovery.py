@@ -328,7 +328,7 @@ END_OF_LOG: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside world of a partition."""
+    """The injected dependencies of a partition: files, clock and the like."""
 
     files: Files
     clock: Clock

@@ -102,7 +102,7 @@ class Sealer:
         hooks.on_close.append(sealer._closed)
         return sealer
 
-    # -- what the partition tells ----------------------------------------------------------------
+    # -- hooks of the partition ------------------------------------------------------------------
 
     def _appended(self, segment: LogSegment, position: int, data: Bytes, header: BatchHeader) -> None:
         self._sums.update(data)
@@ -126,7 +126,7 @@ class Sealer:
     def _closed(self, segments: Sequence[LogSegment]) -> None:
         self._write(segments[-1].base_offset, self._sums.sum(), self._tally)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _take_up(self, active: LogSegment, end: Seal | None) -> tuple[BlockSums, Tally]:
         """Return the sums and counts of the active segment: continue from its seal, or read the segment."""

@@ -3,7 +3,7 @@
 `<base>.seal` is a plain file that brokers ignore. It is written when a log segment is rolled, when a log is
 closed cleanly, and by `tidegate log reseal`, which accepts files that another program wrote. `sealer` decides when
 seals are written, `recovery` how a mismatch is handled. Producer snapshots are not sealed; they carry a
-checksum of their own.
+checksum themselves.
 
     {"version": 1, "base_offset": …, "next_offset": …, "records": …, "batches": …, "first_timestamp": …,
      "max_timestamp": …, "max_timestamp_offset": …,

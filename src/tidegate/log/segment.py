@@ -1,5 +1,5 @@
-"""One log segment: a `.log` file of batches and its three indexes; and the ordered list of a
-partition's segments.
+"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's
+segments.
 
 `LogSegment` applies Kafka's index rule, tracks the largest timestamp, and truncates, renames and removes its files.
 `segment_roll` decides when to roll; `recovery` recovers segments.
@@ -12,8 +12,8 @@ is never indexed, and a reopened segment starts counting at zero.
 An offset index entry is proved or refuted by the batch at its position. A time index (a flipped timestamp
 would skip records), a transaction index (a flipped producer id would show an aborted record) and the offset
 index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
-first use. Without a seal (another program's folder, or a segment that another process is writing) the first
-and the last are not used, and the batch headers of the segment are read instead; a transaction index must
+first use. Without a seal (another program's folder, or a segment that another process is writing) the time index
+and that bound are not used, and the batch headers of the segment are read instead; a transaction index must
 then be in order.
 
 Invariants:
@@ -308,7 +308,7 @@ class LogSegment:
     def __repr__(self) -> str:
         return f"LogSegment({self._log.path})"
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -336,7 +336,7 @@ class LogSegment:
 
     @property
     def offset_index_bytes(self) -> int:
-        """Bytes in use, not bytes preallocated."""
+        """Bytes in use, without preallocated ones."""
         return self._indexes.offsets.size_bytes
 
     @property
@@ -552,7 +552,7 @@ class LogSegment:
         with self._guard:
             self._indexes.grow(max_bytes)
 
-    # -- recovering and cutting ------------------------------------------------------------------
+    # -- recovery and truncation -----------------------------------------------------------------
 
     def reset_indexes(self) -> None:
         """Empty all three indexes; `reindex` adds entries again."""
@@ -601,7 +601,7 @@ class LogSegment:
                 largest = TimestampOffset(header.max_timestamp, header.last_offset)
         return largest
 
-    # -- life of the files -----------------------------------------------------------------------
+    # -- lifecycle of the files ------------------------------------------------------------------
 
     def become_inactive(self) -> None:
         """Finish the segment: add the final time-index entry, trim the files, close descriptors.

@@ -4,8 +4,8 @@ sources.
 A topic's own value overrides the broker's static one (`server.properties`), which overrides the default.
 Among broker synonyms the finer unit wins (`log.retention.ms`, then `.minutes`, then `.hours`).
 
-C1  a `TopicConfig` or `BrokerConfig` is valid: ranges and cross-checks are tested when it is
-    made.
+C1  a `TopicConfig` or `BrokerConfig` is always valid: its constructor tests ranges and
+    cross-checks.
 C2  both are immutable; an altered topic gets a new one.
 """
 

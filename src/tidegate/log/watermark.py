@@ -19,8 +19,8 @@ lower bound.
 W1  written after the data it describes is acknowledged, never before.
 W2  not synced with each write: a crash of its writer loses nothing, but a power failure may leave it older or
     newer than the data. A slot of an earlier start of the machine is therefore only a lower bound (what is
-    durable is there), until opening the partition for writing writes it anew.
-W3  a damaged slot hides nothing: readers then search the log for its end, and recovery keeps a copy of all it
+    durable is there), until opening the partition for writing rewrites it.
+W3  a damaged slot hides no data: readers then search the log for its end, and recovery keeps a copy of all it
     cuts.
 
 One writer (the holder of the partition lock); any number of readers.

@@ -365,7 +365,7 @@ class Writer:
     def close(self) -> None:
         """Do nothing: no work is pending after a write, and partitions stay open until the log closes."""
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _count(self, written: Written) -> None:
         verdict = "duplicate" if written.duplicate else "written"

@@ -339,7 +339,7 @@ class TextSink:
             f"lastOffset: {batch.last_offset} offsetDelta: {batch.offset_delta} timestamp: {batch.timestamp}"
         )
 
-    # -- what did not fit ------------------------------------------------------------------------
+    # -- mismatches ------------------------------------------------------------------------------
 
     def snapshot_broken(self, target: Target, error: CorruptError) -> None:
         self._out.flush()

@@ -152,7 +152,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_offset(self) -> int:
-        """Inclusive; survives compaction, so it may be larger than the last record's offset."""
+        """Last offset, inclusive. Compaction keeps it, so it may be larger than the last record's offset."""
         return self.base_offset + self.last_offset_delta
 
     @property

@@ -11,7 +11,7 @@ Implements the four framings; cramjam implements the algorithms. It does not kno
 
 Invariants:
 C1  memory depends on the output, never on a length that the input states: a stream decompresses into a buffer of
-    fixed size, grown step by step up to the limit; a bomb stops at the limit, not after it.
+    fixed size, grown step by step up to the limit; a decompression bomb stops at the limit, not after it.
 C2  any input gives bytes or `CorruptError`, in time linear in input plus limit.
 
 Thread rule: pure functions; an `Unpacker` belongs to one thread.

@@ -129,7 +129,7 @@ def to_objects(
     return objects
 
 
-# -- in ----------------------------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------------
 
 
 def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int) -> pa.Table:
@@ -260,7 +260,7 @@ def _header_value(value: Any) -> bytes | None:
     return _stored(Raw(msgspec.json.encode(value)))
 
 
-# -- out ---------------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------
 
 
 def _texts(column: pa.Array) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`KafkaLog`, for `kafka://host:port`: topics of a cluster behind the calls of `Log`, through confluent-kafka.
+"""`KafkaLog`, for `kafka://host:port`: topics of a cluster with the methods of `Log`, through confluent-kafka.
 
 It handles topics, their settings, and the first and end offsets of partitions, which it requests from the cluster
 without a consumer (a consumer would begin to fetch). Records are read and written by `reader` and `writer`.
@@ -99,7 +99,7 @@ class KafkaTopicDescription(TopicDescription):
 
 
 class KafkaLog:
-    """A Kafka cluster as a log."""
+    """A Kafka cluster with the methods of `Log`."""
 
     def __init__(self, servers: str, client: Mapping[str, str]) -> None:
         self.servers = servers
@@ -307,7 +307,7 @@ class KafkaLog:
         """
         self._held = None
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     @property
     def _admin(self) -> Any:

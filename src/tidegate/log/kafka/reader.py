@@ -1,6 +1,6 @@
 """Read records of a Kafka cluster as Arrow batches, without joining a consumer group or committing offsets.
 
-`Consumer` fetches messages of assigned partitions as Arrow columns, without a Python object for each message.
+`MessageConsumer` fetches messages of assigned partitions as Arrow columns, without a Python object for each message.
 The result of `fetch` is memory of librdkafka until it is closed; `batch` copies it once. `KafkaReader`
 requests the end offsets of all partitions at once and makes one Arrow batch for each partition.
 
@@ -354,7 +354,7 @@ class KafkaReader:
     def close(self) -> None:
         self._consumer.close()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _assign(self) -> None:
         """Assign every partition from its current position (R3)."""

@@ -220,7 +220,7 @@ class IndexCheck:
                     len(self._timestamps) - 1, f"points at offset {self._time_offsets[-1]}, behind the end"
                 )
 
-    # -- looks -----------------------------------------------------------------------------------
+    # -- checks of the files ---------------------------------------------------------------------
 
     def _load(self, path: Path, entry: np.dtype[np.void], files: Files) -> NDArray[np.void]:
         empty = np.empty(0, dtype=entry)
@@ -271,7 +271,7 @@ class IndexCheck:
             self._bad_time(number, "does not follow the entry before it")
             self._timestamps, self._time_offsets = self._timestamps[:number], self._time_offsets[:number]
 
-    # -- against the log -------------------------------------------------------------------------
+    # -- comparing with the log ------------------------------------------------------------------
 
     def _skip_damage(self, start: int) -> None:
         """Skip entries between the last run and this one: they point at damage that is already reported."""

@@ -557,7 +557,7 @@ class SequenceCheck:
             producer=track.name,
         )
 
-    # -- the same records under another name -----------------------------------------------------
+    # -- duplicates under another epoch or producer ----------------------------------------------
 
     def _compare(self, track: ProducerTrack, sent: Sent, run: CheckedRun, cause: str) -> None:
         """Report a batch near a change of epoch or producer that repeats one from just before the change."""

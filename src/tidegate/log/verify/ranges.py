@@ -163,7 +163,7 @@ def _first_sound(file: File, order: RangeOrder) -> int | None:
     return None
 
 
-# -- putting together ------------------------------------------------------------------------------
+# -- combining evidence ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,7 +405,7 @@ class Audit:
         if self._more_gaps:
             self._findings.counts["offset-gap", severity] += self._more_gaps
 
-    # -- what else a batch says ------------------------------------------------------------------
+    # -- other batch checks ----------------------------------------------------------------------
 
     def _check_epochs(self, run: SoundRun | GatheredRun, path: Path) -> None:
         starts, epochs = self._epochs
@@ -464,7 +464,7 @@ class Audit:
             offset=found.offset,
         )
 
-    # -- files beside the log --------------------------------------------------------------------
+    # -- other files -----------------------------------------------------------------------------
 
     def _snapshot(self, offset: int) -> None:
         path = offset_file(self._folder, offset, SNAPSHOT)
