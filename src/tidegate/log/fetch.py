@@ -262,7 +262,7 @@ def find_by_timestamp(
                         return found
                 expected = header.next_offset
         except CorruptError:
-            if expected < below:  # after that, an unfinished batch or preallocated zeros are normal
+            if expected < below:  # beyond `below`, an unfinished batch or preallocated zeros are normal
                 raise
             return None
     seal = segment.seal

@@ -274,8 +274,8 @@ def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[in
     try:
         for start, header in sound_headers(file, 0, segment.size):
             # The CRC does not cover the base offset. A base offset that decreases is damage. So is one
-            # that jumps ahead
-            # of every acknowledged offset, because only compaction makes gaps, and only below that.
+            # that jumps ahead of every acknowledged offset, because only compaction makes gaps, and only
+            # below that.
             is_ahead = header.base_offset > expected and header.base_offset > high_watermark > 0
             if header.base_offset < expected or is_ahead:
                 break

@@ -201,9 +201,8 @@ def _complete_swap(folder: Path, names: list[str], new: list[LogSegment], files:
             for name in files.list(folder)
             if (matched := OFFSET_NAME.fullmatch(name)) and not name.endswith(SWAP)
         ]
-        # Seals first: a seal must never lie next to files it was not made for. A replaced segment may be
-        # empty, so its
-        # own offset may not be below the end of the new ones.
+        # Seals first: a seal must never lie next to files it was not made for. A replaced segment may
+        # be empty, so its own offset may not be below the end of the new ones.
         seals = [base for base, name in replaced if name.endswith(SEAL)]
         for base in seals:
             if base in taken or first <= base < stop:

@@ -325,7 +325,7 @@ class _LogDumper:
         self.last_offset = int(column[-1])
         pairs = array("q")
         for index in broken.tolist():
-            if column[index] != -1:  # nothing came before
+            if column[index] != -1:  # -1: nothing came before
                 pairs.extend((int(column[index]), int(column[index + 1])))
         if pairs:
             self.findings.gaps.setdefault(self.target.absolute, array("q")).extend(pairs)
