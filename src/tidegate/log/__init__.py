@@ -1,1 +1,1 @@
-"""Kafka's partition log on disk, byte for byte: the rooms below, from bytes up to a folder of topics."""
+"""Kafka's partition log on disk, byte for byte: record batches, log segments, partitions, a folder of topics."""

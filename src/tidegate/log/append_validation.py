@@ -45,7 +45,7 @@ _OFFSET_AND_EPOCH: Final = Struct(
 
 
 class AppendInfo(NamedTuple):
-    """What became of an append. A duplicate has the offsets its first arrival got, and size 0."""
+    """The result of an append. A duplicate has the offsets of its first copy, and size 0."""
 
     first_offset: int
     last_offset: int
@@ -56,17 +56,17 @@ class AppendInfo(NamedTuple):
 
 
 def nothing_appended(next_offset: int) -> AppendInfo:
-    """The answer to an append of nothing."""
+    """Return the result of an empty append."""
     return AppendInfo(next_offset, next_offset - 1, NO_TIMESTAMP, NO_TIMESTAMP, False, 0)
 
 
 def duplicate_of(known: BatchMetadata) -> AppendInfo:
-    """The answer to a batch that is in the log already."""
+    """Return the result of appending a batch that is in the log already."""
     return AppendInfo(known.first_offset, known.last_offset, known.timestamp, known.timestamp, True, 0)
 
 
 class Prepared(NamedTuple):
-    """An append that passed its checks: bytes ready to write and what the next steps need to know."""
+    """An append that passed its checks: bytes ready to write, and the facts that the next steps need."""
 
     data: bytearray | memoryview
     headers: Sequence[BatchHeader]
@@ -79,12 +79,12 @@ class Prepared(NamedTuple):
     """The header bytes before stamping; None when nothing was stamped."""
 
     def undo(self) -> None:
-        """Take the stamp off the caller's buffer again (A1)."""
+        """Restore the caller's buffer to its bytes before stamping (A1)."""
         if self.original is not None:
             self.data[:HEADER_SIZE] = self.original
 
     def batches(self) -> Iterator[tuple[BatchHeader, Bytes]]:
-        """Each batch with its bytes."""
+        """Yield each batch with its bytes."""
         if len(self.headers) == 1:
             yield self.headers[0], self.data
             return
@@ -100,7 +100,7 @@ class Prepared(NamedTuple):
 
 
 class Appending(NamedTuple):
-    """The side of the log an append is checked against."""
+    """The state of the log that an append is checked against."""
 
     where: str
     config: TopicConfig
@@ -112,7 +112,7 @@ class Appending(NamedTuple):
 def prepare(
     batch: Buffer, origin: Origin, to: Appending, facts: RecordFacts | None = None
 ) -> Prepared | None:
-    """Check and stamp; None for an append of nothing."""
+    """Check and stamp a batch; return None for an empty append."""
     if len(batch) == 0:
         return None
     if origin is Origin.CLIENT or origin is Origin.COORDINATOR:
@@ -151,7 +151,7 @@ def _prepare_assigning(batch: Buffer, origin: Origin, to: Appending, facts: Reco
 
 
 def _stamped(batch: Buffer, header: BatchHeader, to: Appending, max_timestamp: int) -> Prepared:
-    """Give the batch its offset, epoch and time (A2)."""
+    """Stamp the batch with its offset, epoch and time (A2)."""
     data = batch if isinstance(batch, bytearray) else bytearray(batch)
     original = bytes(data[:HEADER_SIZE])
     log_append_time, kind = NO_TIMESTAMP, TimestampType.CREATE_TIME
@@ -228,7 +228,7 @@ def _check_size(size: int, to: Appending) -> None:
 
 
 def _check_nothing_behind(batch: Buffer, start: int, to: Appending) -> None:
-    """What follows the batch may only be part of another, which is cut."""
+    """Check the bytes that follow the batch: only a truncated further batch is accepted, and dropped."""
     if next(iter_headers(batch, start), None) is not None:
         raise _invalid(to, "more than one batch was handed in; append them one by one")
 
@@ -236,7 +236,7 @@ def _check_nothing_behind(batch: Buffer, start: int, to: Appending) -> None:
 def _inspect(batch: Buffer, header: BatchHeader, to: Appending) -> RecordFacts:
     from tidegate.log.format.decode import (
         inspect_records,
-    )  # loads Arrow and numba, which a mere look at a log should not
+    )  # loads Arrow and numba, which listing a log should not load
 
     try:
         return inspect_records(batch, header)
@@ -254,7 +254,7 @@ def _target_codec(source: Codec, config: TopicConfig) -> Codec:
 
 
 def compression_level(codec: Codec, config: TopicConfig) -> int | None:
-    """The level that the topic's settings give a codec; None for codecs without levels."""
+    """Return the level that the topic's settings give a codec; None for codecs without levels."""
     return {
         Codec.GZIP: config.compression_gzip_level,
         Codec.LZ4: config.compression_lz4_level,
@@ -263,7 +263,7 @@ def compression_level(codec: Codec, config: TopicConfig) -> int | None:
 
 
 def _rebuilt(batch: Buffer, header: BatchHeader, codec: Codec, to: Appending) -> bytearray:
-    """The same records under another codec, or with offset deltas 0, 1, 2, …"""
+    """Encode the same records with another codec, or with offset deltas 0, 1, 2, …"""
     from tidegate.log.format.decode import decode
     from tidegate.log.format.encode import ProducerStamp, encode
 

@@ -1,10 +1,10 @@
 """The `.log` file of one log segment: consecutive record batches and nothing else.
 
-`BatchFile` keeps the file's logical size, appends with a way back, and cuts. `walk`, `headers` and
+`BatchFile` keeps the file's logical size, appends, undoes failed appends, and truncates. `walk`, `headers` and
 `sound_headers` step from batch to batch. `next_sound_batch` and `find_around` find sound batches after
-damage: batches have no start mark, but a header is far from arbitrary (magic 2 at byte 16, a length that fits
-the file, a CRC over the whole). A candidate counts only when its CRC matches, so a look-alike costs a
-checksum and never a wrong answer. Memory is bounded by the window and one batch.
+damage: batches have no start mark, but a header is recognisable (magic 2 at byte 16, a length that fits
+the file, a CRC over the whole). A candidate counts only when its CRC matches, so a false candidate costs a
+checksum but never gives a wrong result. Memory is bounded by the window and one batch.
 
 The logical size may be smaller than the file: a preallocated file ends in zeros, a failed append may have
 left part of a batch. Only bytes below the logical size are ever read.
@@ -62,7 +62,7 @@ class BatchFile:
 
     @property
     def size(self) -> int:
-        """Logical bytes; asked of the file system once."""
+        """Logical size in bytes; read from the file system once."""
         if self._size is None:
             found = self._files.stat(self.path)
             self._size = 0 if found is None else found.size
@@ -70,12 +70,12 @@ class BatchFile:
 
     @property
     def mtime_ms(self) -> int:
-        """When the file was last changed; 0 when it is not there."""
+        """Time of the file's last change; 0 when there is no file."""
         found = self._files.stat(self.path)
         return 0 if found is None else found.mtime_ms
 
     def create(self, preallocate_bytes: int = 0) -> None:
-        """Make the (empty) file now; zeros up to `preallocate_bytes` do not count as content."""
+        """Create the empty file; zeros up to `preallocate_bytes` do not count as content."""
         writer = self._open_writer()
         self._size = 0
         if preallocate_bytes:
@@ -83,7 +83,7 @@ class BatchFile:
             writer.truncate(preallocate_bytes)
 
     def append(self, data: Bytes) -> int:
-        """Write after the last byte; the position it went to (G1)."""
+        """Write after the last byte; return the position (G1)."""
         position = self.size
         writer = self._writer if self._writer is not None else self._open_writer()
         if self._torn:
@@ -97,8 +97,9 @@ class BatchFile:
         return position
 
     def cut_back(self, size: int) -> None:
-        """Undo appends from `size` on. Where the disk refuses the cut, the next append or `trim` repeats it:
-        what lies beyond the logical size is never read (G1)."""
+        """Undo appends from `size` on. If the disk refuses, the next append or `trim` repeats the cut; bytes beyond
+        the logical size are never read (G1).
+        """
         self._size = size
         self._torn = True
         with suppress(TidegateError, OSError):
@@ -116,7 +117,7 @@ class BatchFile:
             self.truncate(self.size)
 
     def sync(self) -> None:
-        """All content is on the disk when this returns. A file without an open writer is opened for it and closed."""
+        """Sync all content. A file without an open writer is opened for it and closed."""
         with self._syncing:
             if self._writer is not None:
                 self._writer.sync()
@@ -125,7 +126,7 @@ class BatchFile:
                 file.sync()
 
     def reader(self) -> File:
-        """A descriptor of the caller's own, to be closed by it (G2)."""
+        """Return a separate descriptor; the caller closes it (G2)."""
         return self._files.open(self.path)
 
     def read_at(self, position: int, length: int) -> bytes:
@@ -158,7 +159,7 @@ class BatchFile:
 
 
 class BatchPlace(NamedTuple):
-    """Where a batch lies in its file."""
+    """The place of a batch in its file."""
 
     position: int
     size: int
@@ -169,10 +170,10 @@ class BatchPlace(NamedTuple):
 def find_offset(
     file: File, start: int, end: int, offset: int, *, window: int, bound: int | None = None
 ) -> BatchPlace | None:
-    """The first whole batch from `start` on whose last offset is ≥ `offset`.
+    """Return the first whole batch from `start` on whose last offset is ≥ `offset`.
 
-    `bound` says that whole batches with offsets below it are known to fill the file up to `end`: one that
-    overruns either is damage, which raises.
+    `bound`: whole batches with offsets below it are known to fill the file up to `end`. A batch that exceeds
+    either is damage and raises `CorruptError`.
     """
     walked = start
     for place in walk(file, start, end, window=window):
@@ -191,11 +192,11 @@ def find_offset(
 
 
 def walk(file: File, start: int, end: int, *, window: int = WINDOW_BYTES) -> Iterator[BatchPlace]:
-    """Each whole batch in [start, end), by its first 27 bytes; ends quietly before a partial one."""
+    """Yield each whole batch in [start, end), from its first 27 bytes; ends before a partial one without an error."""
     for position, buffer, at in _windows(file, start, end, window):
         base, length, magic, delta = SPAN_LAYOUT.unpack_from(buffer, at)
         if length < SMALLEST_LENGTH or magic < MAGIC:
-            _parsed(file, buffer, at, position)  # raises, saying what is wrong
+            _parsed(file, buffer, at, position)  # raises with the reason
         if length + LENGTH_OVERHEAD <= end - position:
             yield BatchPlace(position, length + LENGTH_OVERHEAD, base, base + delta)
 
@@ -203,7 +204,7 @@ def walk(file: File, start: int, end: int, *, window: int = WINDOW_BYTES) -> Ite
 def headers(
     file: File, start: int, end: int, *, window: int = WINDOW_BYTES
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch in [start, end); CRCs are not looked at."""
+    """Yield position and header of each whole batch in [start, end); CRCs are not checked."""
     for position, buffer, at in _windows(file, start, end, window):
         header = _parsed(file, buffer, at, position)
         if header.size <= end - position:
@@ -211,9 +212,9 @@ def headers(
 
 
 def sound_headers(file: File, start: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch in [start, end) whose bytes match its CRC.
+    """Yield position and header of each batch in [start, end) whose bytes match its CRC.
 
-    Raises `CorruptError` at the first place that is not a whole, sound batch; its `position` says where. Memory
+    Raises `CorruptError` at the first place that is not a whole, sound batch, with its `position`. Memory
     stays bounded whatever lengths the file claims.
     """
     position, buffer, first = start, b"", start
@@ -247,12 +248,12 @@ def _crc_of_file(file: File, start: int, end: int) -> int:
 
 
 def _parsed(file: File, buffer: bytes, at: int, position: int) -> BatchHeader:
-    """The header at `at`. A magic above 2 passes, as it does with a broker: it is the records that cannot be read."""
+    """Parse the header at `at`. A magic above 2 is accepted, as in a broker; its records cannot be read."""
     return BatchHeader.parse(buffer, at, newer_magic=True, path=file.path, file_position=position - at)
 
 
 def _windows(file: File, start: int, end: int, window: int) -> Iterator[tuple[int, bytes, int]]:
-    """(position, buffer, where in it) of each batch start that has a whole header before `end`."""
+    """Yield (position, buffer, index in the buffer) of each batch start that has a whole header before `end`."""
     position, buffer, first = start, b"", start
     window = max(window, HEADER_SIZE)
     while end - position >= HEADER_SIZE:
@@ -278,7 +279,7 @@ _MAGIC_BYTE: Final = bytes([MAGIC])
 def next_sound_batch(
     file: File, position: int, end: int, *, min_offset: int = 0
 ) -> tuple[int, BatchHeader] | None:
-    """The first batch at or after byte `position` whose CRC matches and whose base is ≥ `min_offset`."""
+    """Return the first batch at or after byte `position` whose CRC matches and whose base is ≥ `min_offset`."""
     for candidate in _candidates(file, position, end, min_offset):
         try:
             return next(sound_headers(file, candidate, end))
@@ -288,7 +289,7 @@ def next_sound_batch(
 
 
 def sound_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of every sound batch from byte `position` on, whatever lies between them."""
+    """Yield position and header of every sound batch from byte `position` on, whatever lies between them."""
     while (found := next_sound_batch(file, position, end)) is not None:
         try:
             yield from sound_headers(file, found[0], end)
@@ -298,11 +299,11 @@ def sound_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Ba
 
 
 def find_around(file: File, end: int, offset: int, *, bound: int | None = None) -> BatchPlace | None:
-    """`find_offset` in a damaged file: the first batch that reaches `offset`, whatever is broken before it.
+    """Like `find_offset` in a damaged file: return the first batch that reaches `offset`, whatever precedes it.
 
-    A batch counts when its CRC matches and its offset, which the CRC does not cover, ascends and stays below
-    `bound`. Where bytes that hold no such batch lie right before the one found, and that one begins beyond the
-    offset, the record asked for may be among them: an error, never a quiet skip.
+    A batch counts when its CRC matches and its base offset, which the CRC does not cover, ascends and stays below
+    `bound`. If bytes without such a batch lie right before the result, and the result begins beyond the offset,
+    those bytes may hold the wanted record: that raises and never skips it silently.
     """
     sound_end, expected = 0, 0
     for position, header in sound_batches(file, 0, end):
@@ -329,7 +330,7 @@ def _damaged(file: File, position: int, offset: int, resume: str) -> CorruptErro
 
 
 def _candidates(file: File, position: int, end: int, min_offset: int) -> Iterator[int]:
-    """Byte positions that look like the start of a batch, by everything cheap."""
+    """Yield byte positions that pass every cheap test for the start of a batch."""
     while end - position >= HEADER_SIZE:
         window = file.read_at(position, min(RESYNC_BYTES, end - position))
         last_start = len(window) - HEADER_SIZE

@@ -5,7 +5,7 @@ The catalog is one line of JSON and one line `crc32c:<8 hex digits over the JSON
     {"version": 1, "topics": {NAME: {"id": 22 characters, "partitions": n, "config": {KEY: "value"},
      "encoding": {…}}}, "removing": [FOLDER, …]}
 
-`config` holds only what the topic itself sets; broker-level settings are in `server.properties` beside it.
+`config` holds only the topic's own settings; broker-level settings are in `server.properties` in the same folder.
 `encoding` describes the keys and values of topics that an app writes results to (`tables/topic_encoding.py`);
 it is optional. `removing` lists partition folders of deleted topics that may still be on the disk: the next
 change of the catalog removes them.
@@ -41,7 +41,7 @@ _DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; prints as its folder is called."""
+    """One partition of one topic; its string form is the folder name."""
 
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class TopicPartition(NamedTuple):
 
 
 class TopicState(NamedTuple):
-    """Which topic stands behind a name now. A topic that is deleted and created again has another id."""
+    """The topic that a name refers to now. A topic that is deleted and created again has another id."""
 
     topic_id: str
     """Empty where it is not known: a foreign folder, or brokers before 2.8."""
@@ -60,9 +60,9 @@ class TopicState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """What is known of a topic. `assumed` marks a folder without our catalog: its settings are guesses.
+    """A topic's facts. `assumed` marks a folder without Tidegate's catalog: its settings are guesses.
 
-    `encoding` is what an app that writes results to the topic recorded of its keys and values, if one did.
+    `encoding` describes the keys and values if an app that writes results to the topic recorded it; else None.
     """
 
     name: str
@@ -74,11 +74,11 @@ class TopicDescription:
 
     @property
     def partitions(self) -> int:
-        """How many; a foreign folder may hold only some of a topic's, so see `partition_numbers`."""
+        """The number of partitions; a foreign folder may hold only some of them, see `partition_numbers`."""
         return len(self.partition_numbers)
 
     def settings(self) -> list[ConfigEntry]:
-        """Every setting: KEY VALUE SOURCE."""
+        """Return every setting: KEY VALUE SOURCE."""
         return self.config.describe()
 
     def _repr_html_(self) -> str:
@@ -97,7 +97,7 @@ class TopicDescription:
 
 
 def check_topic_name(name: str) -> str:
-    """The name itself when it is legal, `InvalidError` (INVALID_TOPIC_EXCEPTION) when not."""
+    """Return the name if it is legal; `InvalidError` (INVALID_TOPIC_EXCEPTION) if not."""
     if name in (".", "..") or not _LEGAL.fullmatch(name):
         shown = name if len(name) <= 60 else f"{name[:57]}..."
         raise InvalidError(
@@ -109,7 +109,7 @@ def check_topic_name(name: str) -> str:
 
 
 def check_partition_count(count: int) -> int:
-    """The count itself when a topic may have so many partitions."""
+    """Return the count if a topic may have that many partitions."""
     if not 1 <= count <= MAX_PARTITIONS:
         raise InvalidError(
             f"{count} partitions: a topic has 1 to {MAX_PARTITIONS}", kafka_name="INVALID_PARTITIONS"
@@ -118,7 +118,7 @@ def check_partition_count(count: int) -> int:
 
 
 def partition_folder_name(topic: str, partition: int) -> str:
-    """`orders-0`; checks both parts."""
+    """Return the folder name, such as `orders-0`; checks both parts."""
     check_topic_name(topic)
     if not 0 <= partition <= 2**31 - 1:
         raise InvalidError(f"partition {partition} of {topic}: a partition is a number from 0")
@@ -126,7 +126,7 @@ def partition_folder_name(topic: str, partition: int) -> str:
 
 
 def parse_folder_name(name: str) -> TopicPartition | None:
-    """The topic and partition a folder name stands for, None when it is not a partition folder."""
+    """Return the topic and partition of a folder name; None when it is not a partition folder."""
     match = _FOLDER.fullmatch(name)
     if match is None or match["topic"] in (".", "..") or int(match["partition"]) > 2**31 - 1:
         return None
@@ -134,7 +134,7 @@ def parse_folder_name(name: str) -> TopicPartition | None:
 
 
 def deleted_folder_name(topic: str, partition: int, unique_hex: str) -> str:
-    """The name a partition folder gets until it is removed; the topic is cut to fit 255 characters."""
+    """Return the name of a partition folder that waits for removal; the topic is cut to fit 255 characters."""
     suffix = f"-{partition}.{unique_hex}-delete"
     return topic[: 255 - len(suffix)] + suffix
 
@@ -163,13 +163,13 @@ class TopicEntry:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All topics of a log, and the folders still to be removed. Immutable: a change makes a new one."""
+    """All topics of a log, and the folders still to be removed. Immutable: changes return a new one."""
 
     topics: Mapping[str, TopicEntry] = field(default_factory=dict)
     removing: tuple[str, ...] = ()
 
     def entry(self, topic: str) -> TopicEntry:
-        """The topic, or an error naming one that looks like it."""
+        """Return the topic, or raise an error that names a similar one."""
         found = self.topics.get(topic)
         if found is None:
             check_topic_name(topic)
@@ -180,7 +180,7 @@ class Catalog:
         return replace(self, topics={**self.topics, name: entry})
 
     def without_topic(self, name: str, folders: Iterable[str]) -> Catalog:
-        """The topic gone, its folders listed for removal."""
+        """Return the catalog without the topic, with its folders listed for removal."""
         left = {topic: entry for topic, entry in self.topics.items() if topic != name}
         return Catalog(left, (*self.removing, *folders))
 
@@ -240,7 +240,7 @@ class Catalog:
 
 
 def unknown_topic(topic: str, known: Iterable[str]) -> InvalidError:
-    """The error for a topic that is not there; it names the likeliest one meant."""
+    """Return the error for an unknown topic; it names the most similar one."""
     from difflib import get_close_matches
 
     near = get_close_matches(topic, list(known), n=1)
@@ -255,7 +255,7 @@ _BROKER_DEFAULTS = BrokerConfig()
 
 
 class LogFolder:
-    """What a log folder says about itself. Reads at each call: other processes may change the catalog."""
+    """The files that describe a log folder. Reads them at each call: other processes may change the catalog."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self.files = files
@@ -269,13 +269,13 @@ class LogFolder:
         return self.files.exists(self.catalog_path)
 
     def is_foreign(self) -> bool:
-        """Kafka data without our catalog (G2)."""
+        """Return whether the folder holds Kafka data without Tidegate's catalog (G2)."""
         return not self.is_ours() and bool(
             self._folders() or any(self.files.exists(self.path / name) for name in _BROKER_FILES)
         )
 
     def read(self) -> Catalog:
-        """The catalog; an empty one where there is none yet."""
+        """Return the catalog; an empty one if there is none yet."""
         try:
             stored = self.files.read(self.catalog_path, limit=_MAX_CATALOG_BYTES)
         except FileNotFoundError:
@@ -286,7 +286,7 @@ class LogFolder:
         self.files.publish(self.catalog_path, catalog.to_bytes())
 
     def initialise(self) -> None:
-        """Make the folder a log of ours; fine when it is one, refused when it holds something else."""
+        """Make the folder a Tidegate log; does nothing if it is one, refuses a folder with other content."""
         if self.is_ours():
             return
         if self.is_foreign():
@@ -304,7 +304,7 @@ class LogFolder:
         self.files.mkdir(self.path)
 
     def broker_config(self) -> BrokerConfig:
-        """The settings of `server.properties`; the defaults where there is none."""
+        """Return the settings of `server.properties`; the defaults if there is none."""
         path = self.path / BROKER_SETTINGS_NAME
         try:
             stored = self.files.read(path, limit=_MAX_PROPERTIES_BYTES)
@@ -316,7 +316,7 @@ class LogFolder:
             raise InvalidError(f"{path}: {error}", kafka_name="INVALID_CONFIG") from None
 
     def describe_all(self) -> list[TopicDescription]:
-        """Every topic, by name."""
+        """Return every topic, by name."""
         broker = self.broker_config()
         if not self.is_ours():
             return self._described_from_folders(broker)
@@ -332,7 +332,7 @@ class LogFolder:
         ]
 
     def describe(self, topic: str) -> TopicDescription:
-        """One topic, or the error that names the likeliest one meant."""
+        """Return one topic, or raise an error that names the most similar one."""
         check_topic_name(topic)
         if not self.files.exists(self.path):
             raise InvalidError(
@@ -352,7 +352,7 @@ class LogFolder:
         )
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Id and number of partitions of each of these topics that exists."""
+        """Return the id and number of partitions of each given topic that exists."""
         if self.is_ours():
             known = {
                 name: TopicState(entry.topic_id, entry.partitions)
@@ -385,7 +385,7 @@ class LogFolder:
 
 
 def require_folder(files: Files, folder: Path, place: TopicPartition) -> None:
-    """The partition's folder is there, and is a folder rather than a way out of the log."""
+    """Raise unless the partition's folder exists and is a folder, not a link out of the log."""
     found = files.stat(folder)
     if found is None:
         raise CorruptError(

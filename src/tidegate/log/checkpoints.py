@@ -9,8 +9,8 @@
 
 Every file is replaced atomically. Kafka's files have no checksum.
 
-H1  `tidegate.closed` is removed, and the removal synced, before anything else in the folder changes; where it
-    exists and the sizes agree, no program has written since. To find that out, at most the last 64 KiB of one
+H1  `tidegate.closed` is removed, and the removal synced, before anything else in the folder changes; if it
+    exists and the sizes match, no program has written since. To check that, at most the last 64 KiB of one
     `.log` are read.
 H2  checkpoints are hints: a damaged one counts as empty.
 H3  `.kafka_cleanshutdown` exists only while every partition is closed cleanly.
@@ -91,7 +91,7 @@ class TopicId:
 
     @property
     def is_zero(self) -> bool:
-        """The all-zero id stands for "none" and belongs to no topic."""
+        """Whether this is the all-zero id, which means "none" and belongs to no topic."""
         return not any(self.value)
 
     @classmethod
@@ -102,7 +102,7 @@ class TopicId:
 
     @classmethod
     def random(cls, randomness: Randomness) -> TopicId:
-        """A new id. Like Kafka's, it never starts with a dash: command lines would take it for an option."""
+        """Return a new id. Like Kafka's, it never starts with a dash: command lines would take it for an option."""
         while True:
             topic_id = cls(randomness.uuid().bytes)
             if not str(topic_id).startswith("-"):
@@ -113,12 +113,12 @@ class TopicId:
 
 
 def read_offsets(path: Path, *, files: Files) -> Offsets:
-    """(topic, partition) → offset; empty when the file is missing or empty."""
+    """Return (topic, partition) → offset; empty when the file is missing or empty."""
     return dict(parse_checkpoint(_read(path, files), _offset_line, path=path))
 
 
 def write_offsets(path: Path, offsets: Mapping[tuple[str, int], int], *, files: Files) -> None:
-    """Replace the checkpoint, sorted, on the disk when this returns."""
+    """Replace the checkpoint, sorted and synced."""
     for (topic, partition), offset in offsets.items():
         if not topic or any(character.isspace() for character in topic) or partition < 0 or offset < 0:
             raise InvalidError(f"{path}: cannot write {topic!r} {partition} {offset}")
@@ -127,7 +127,7 @@ def write_offsets(path: Path, offsets: Mapping[tuple[str, int], int], *, files: 
 
 
 def checkpoint_text(lines: Iterable[str]) -> bytes:
-    """Version, number of lines, lines."""
+    """Return the file's bytes: version, number of lines, lines."""
     listed = list(lines)
     return "".join(f"{line}\n" for line in ("0", len(listed), *listed)).encode("utf-8")
 
@@ -135,7 +135,7 @@ def checkpoint_text(lines: Iterable[str]) -> bytes:
 def parse_checkpoint(
     data: bytes, parse_line: Callable[[list[str]], Line | None], *, path: Path
 ) -> list[Line]:
-    """The lines behind version and count; `parse_line` gets a line's fields, None from it means malformed."""
+    """Return the parsed lines after version and count; `parse_line` returns None for malformed fields."""
     if not data:
         return []
     lines = data.split(b"\n")
@@ -163,7 +163,7 @@ def parse_checkpoint(
 
 
 def parse_integer(text: str, low: int, high: int) -> int | None:
-    """A decimal integer in [low, high], None for anything else, however long."""
+    """Return a decimal integer in [low, high]; None for anything else, however long."""
     if not _INTEGER.fullmatch(text):
         return None
     value = int(text)
@@ -174,7 +174,7 @@ def parse_integer(text: str, low: int, high: int) -> int | None:
 
 
 def read_topic_id(folder: Path, *, files: Files) -> TopicId | None:
-    """The topic id of a partition folder, None when it has no `partition.metadata`."""
+    """Return the topic id of a partition folder; None when it has no `partition.metadata`."""
     path = folder / PARTITION_METADATA
     if not files.exists(path):
         return None
@@ -199,7 +199,7 @@ def read_topic_id(folder: Path, *, files: Files) -> TopicId | None:
 
 
 def write_topic_id(folder: Path, topic_id: TopicId, *, files: Files) -> None:
-    """Give the partition folder its topic id; a different one that is there already is a `ConflictError`."""
+    """Write the topic id of a partition folder; a different existing one is a `ConflictError`."""
     if topic_id.is_zero:
         raise InvalidError(f"{folder}: a topic id may not be zero")
     known = read_topic_id(folder, files=files)
@@ -218,18 +218,18 @@ def write_topic_id(folder: Path, topic_id: TopicId, *, files: Files) -> None:
 
 
 def has_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
-    """Whether everything in the log folder was closed cleanly; only the marker's existence counts."""
+    """Return whether everything in the log folder was closed cleanly; only the marker's existence counts."""
     return files.exists(log_folder / CLEAN_SHUTDOWN)
 
 
 def write_clean_shutdown(log_folder: Path, *, files: Files, broker_epoch: int = -1) -> None:
-    """Write the marker; the last thing of a clean shutdown."""
+    """Write the marker; the last step of a clean shutdown."""
     text = f'{{"version":0,"brokerEpoch":{broker_epoch}}}'
     files.publish(log_folder / CLEAN_SHUTDOWN, text.encode("ascii"))
 
 
 def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
-    """Take the marker away, for good when this returns; whether there was one. The first thing of opening."""
+    """Remove the marker and sync; return whether there was one. The first step of opening."""
     path = log_folder / CLEAN_SHUTDOWN
     if not files.exists(path):
         return False
@@ -238,11 +238,11 @@ def remove_clean_shutdown(log_folder: Path, *, files: Files) -> bool:
     return True
 
 
-# -- inside ------------------------------------------------------------------------------------------
+# -- internals ---------------------------------------------------------------------------------------
 
 
 def read_text_file(path: Path, *, files: Files) -> bytes:
-    """The bytes of a checkpoint, empty when it is missing, refused when absurdly long."""
+    """Return the bytes of a checkpoint; empty when it is missing, an error when it is absurdly long."""
     return _read(path, files)
 
 
@@ -301,14 +301,14 @@ class EpochEntry(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """Where the largest epoch up to the asked one ended; (-1, -1) when that is not known."""
+    """Where the largest epoch up to the requested one ended; (-1, -1) when that is not known."""
 
     epoch: int
     end_offset: int
 
 
 class LeaderEpochs:
-    """The leader epochs of one partition, oldest first; a damaged file is a `CorruptError` at once."""
+    """The leader epochs of one partition, oldest first; a damaged file raises `CorruptError` at once."""
 
     def __init__(self, path: Path, *, files: Files) -> None:
         self.path = path
@@ -335,7 +335,7 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> EpochEntry | None:
-        """The current epoch, None when no batch carried one yet."""
+        """The current epoch; None when no batch had one yet."""
         entries = self._entries
         return entries[-1] if entries else None
 
@@ -345,9 +345,9 @@ class LeaderEpochs:
         return entries[0] if entries else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` writes from `start_offset` on; whether that was news.
+        """Record that `epoch` writes from `start_offset` on; return whether an entry was added.
 
-        The latest epoch at the same or a higher start is not news. Otherwise entries with an epoch or a start
+        The latest epoch at the same or a higher start adds nothing. Otherwise entries with an epoch or a start
         not below the new one's contradict it and are dropped first.
         """
         entry = EpochEntry(epoch, start_offset)
@@ -361,7 +361,7 @@ class LeaderEpochs:
             return True
 
     def end_offset_for(self, epoch: int, log_end: int) -> EpochEnd:
-        """Where `epoch` ended, or the largest epoch below it that is known."""
+        """Return where `epoch` ended, or the largest known epoch below it."""
         with self._lock:
             entries = self._entries
             if epoch == NO_EPOCH or not entries:
@@ -371,12 +371,12 @@ class LeaderEpochs:
             higher = bisect_right(entries, epoch, key=_epoch_of)
             if higher == len(entries):
                 return EpochEnd(NO_EPOCH, NO_OFFSET)
-            # Below the first known epoch the answer carries the asked one: its data is gone from the log.
+            # Below the first known epoch the result has the requested one: its data is gone from the log.
             known = entries[higher - 1].epoch if higher > 0 else epoch
             return EpochEnd(known, entries[higher].start_offset)
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget what lies before `start_offset`; the epoch that covers it now starts there."""
+        """Drop what lies before `start_offset`; the epoch that covers it now starts there."""
         with self._lock:
             gone = bisect_right(self._entries, start_offset, key=_start_of)
             if gone == 0:
@@ -386,7 +386,7 @@ class LeaderEpochs:
                 self._replace(kept)
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Drop epochs that start at or behind `end_offset` (a negative one changes nothing)."""
+        """Drop epochs that start at or after `end_offset` (a negative one changes nothing)."""
         with self._lock:
             kept = bisect_left(self._entries, end_offset, key=_start_of)
             if end_offset >= 0 and kept < len(self._entries):
@@ -398,7 +398,7 @@ class LeaderEpochs:
             self._replace([])
 
     def _replace(self, entries: list[EpochEntry]) -> None:
-        # File first: a failed write must leave the entry unknown, or it would never be written.
+        # File first: after a failed write the entry must be unknown, or it would never be written.
         self._files.publish(
             self.path, checkpoint_text(f"{epoch} {start_offset}" for epoch, start_offset in entries)
         )
@@ -406,7 +406,7 @@ class LeaderEpochs:
 
 
 def _with_entry(entries: list[EpochEntry], entry: EpochEntry) -> list[EpochEntry]:
-    """A list with `entry` last and nothing that contradicts it; `entries` itself when `entry` is no news."""
+    """Return a list with `entry` last and nothing that contradicts it; `entries` itself when `entry` adds nothing."""
     if entries and entries[-1].epoch == entry.epoch and entry.start_offset >= entries[-1].start_offset:
         return entries
     kept = len(entries)
@@ -437,7 +437,7 @@ _MARK_LIMIT_BYTES = 4096
 
 
 class Position(NamedTuple):
-    """What the checkpoints keep of one partition."""
+    """The values that the checkpoints store for one partition."""
 
     recovery_point: int
     log_start: int
@@ -446,19 +446,19 @@ class Position(NamedTuple):
 
 
 def was_closed_cleanly(files: Files, partition_folder: Path) -> bool:
-    """Whether the sizes are those that the last writer left; whether the bytes are, the seal knows (H1)."""
+    """Return whether the file sizes are those of the last clean close; the seal covers the bytes (H1)."""
     closed = _sizes_at_close(files, partition_folder)
     return closed is not None and closed == _last_sizes(files, partition_folder)
 
 
 def was_changed_since(files: Files, partition_folder: Path) -> bool:
-    """Whether a program that does not keep Tidegate's marks, such as a broker, has written since the clean close."""
+    """Return whether a program that does not know Tidegate's files, such as a broker, wrote after the clean close."""
     closed = _sizes_at_close(files, partition_folder)
     return closed is not None and closed != _last_sizes(files, partition_folder)
 
 
 def _sizes_at_close(files: Files, partition_folder: Path) -> dict[str, int] | None:
-    """File name → size when the partition was last closed cleanly; None without a sound mark."""
+    """Return file name → size at the last clean close; None without a valid `tidegate.closed`."""
     try:
         sizes: dict[str, int] | None = parse_checksummed_json(
             files.read(partition_folder / CLOSED_NAME, limit=_MARK_LIMIT_BYTES)
@@ -469,24 +469,24 @@ def _sizes_at_close(files: Files, partition_folder: Path) -> dict[str, int] | No
 
 
 def forget_closed(files: Files, partition_folder: Path) -> None:
-    """The partition is about to change."""
+    """Remove `tidegate.closed`, before the partition changes."""
     if files.exists(partition_folder / CLOSED_NAME):
         files.unlink(partition_folder / CLOSED_NAME, missing_ok=True)
         files.sync_folder(partition_folder)
 
 
 def mark_closed(files: Files, partition_folder: Path) -> None:
-    """The partition is closed and synced: the last thing its writer does."""
+    """Write `tidegate.closed` after the partition was closed and synced: the writer's last step."""
     files.publish(partition_folder / CLOSED_NAME, checksummed_json(_last_sizes(files, partition_folder)))
 
 
 def last_segment_base(files: Files, partition_folder: Path) -> int | None:
-    """The base offset of the last log segment, by name; None when there is none."""
+    """Return the base offset of the last log segment, by name; None when there is none."""
     return max(offsets_of(files.list(partition_folder), LOG), default=None)
 
 
 def read_checkpoint(files: Files, path: Path) -> Offsets:
-    """The offsets of a checkpoint; a damaged one is told and counts as empty (H2)."""
+    """Return the offsets of a checkpoint; a damaged one is logged and counts as empty (H2)."""
     try:
         return read_offsets(path, files=files)
     except CorruptError as error:
@@ -495,7 +495,7 @@ def read_checkpoint(files: Files, path: Path) -> Offsets:
 
 
 def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPartition, Position]) -> None:
-    """Put the partitions' lines into Kafka's checkpoint files, leaving everybody else's."""
+    """Write the partitions' lines into Kafka's checkpoint files and keep all other lines."""
     lines: dict[str, dict[tuple[str, int], int | None]] = {
         RECOVERY_POINTS: {},
         HIGH_WATERMARKS: {},
@@ -504,21 +504,21 @@ def merge_checkpoints(files: Files, log_folder: Path, positions: Mapping[TopicPa
     for place, position in positions.items():
         lines[RECOVERY_POINTS][place] = position.recovery_point
         lines[HIGH_WATERMARKS][place] = position.high_watermark
-        inside = position.log_start > position.first_base  # else the folder itself says it
+        inside = position.log_start > position.first_base  # otherwise the file name gives it
         lines[LOG_STARTS][place] = position.log_start if inside else None
     for name, chosen in lines.items():
         merge_lines(files, log_folder / name, chosen)
 
 
 def drop_from_checkpoints(files: Files, log_folder: Path, places: Iterable[TopicPartition]) -> None:
-    """Take deleted partitions out of Kafka's checkpoint files."""
+    """Remove deleted partitions from Kafka's checkpoint files."""
     gone: dict[tuple[str, int], int | None] = dict.fromkeys(places)
     for name in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS, CLEANING):
         merge_lines(files, log_folder / name, gone)
 
 
 def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterable[Path]) -> bool:
-    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); whether it was.
+    """Write `.kafka_cleanshutdown` if every partition is closed (or was never opened); return whether it was written.
 
     A partition whose folder is missing was not closed; opening it raises the error.
     """
@@ -532,7 +532,7 @@ def mark_folder_clean(files: Files, log_folder: Path, partition_folders: Iterabl
 
 
 def merge_lines(files: Files, path: Path, lines: Mapping[tuple[str, int], int | None]) -> None:
-    """Put these partitions' lines into a checkpoint, leaving everybody else's; None takes one out."""
+    """Write these partitions' lines into a checkpoint and keep all other lines; None removes a line."""
     before = read_checkpoint(files, path)
     after = {place: offset for place, offset in {**before, **lines}.items() if offset is not None}
     if after != before:
@@ -540,7 +540,7 @@ def merge_lines(files: Files, path: Path, lines: Mapping[tuple[str, int], int | 
 
 
 def _last_sizes(files: Files, partition_folder: Path) -> dict[str, int]:
-    """File name → size of the last log segment; and of nothing when there is none."""
+    """Return file name → size of the last log segment's files; empty when there is none."""
     base = last_segment_base(files, partition_folder)
     if base is None:
         return {}
@@ -550,7 +550,7 @@ def _last_sizes(files: Files, partition_folder: Path) -> dict[str, int]:
 
 
 class CleanerCheckpoint:
-    """The file of one log folder."""
+    """The cleaner checkpoint of one log folder."""
 
     def __init__(self, log_folder: Path, *, files: Files, clock: Clock) -> None:
         self._path = log_folder / CLEANER_OFFSETS
@@ -559,24 +559,24 @@ class CleanerCheckpoint:
         self._clock = clock
 
     def get(self, topic: str, partition: int) -> int | None:
-        """Where the dirty part of the partition begins; None when it was never compacted."""
+        """Return where the dirty part of the partition begins; None when it was never compacted."""
         return read_checkpoint(self._files, self._path).get((topic, partition))
 
     def put(self, topic: str, partition: int, offset: int) -> None:
-        """Everything below `offset` is compacted."""
+        """Record that everything below `offset` is compacted."""
         merge_checkpoint(self._path, {(topic, partition): offset}, files=self._files, clock=self._clock)
 
     def begin(self, topic: str, partition: int, stop: int) -> None:
-        """A compaction is about to replace segments; nothing from `stop` on is touched."""
+        """Record that a compaction is about to replace segments; nothing from `stop` on is touched."""
         merge_checkpoint(self._begun, {(topic, partition): stop}, files=self._files, clock=self._clock)
 
     def end(self, topic: str, partition: int, offset: int) -> None:
-        """It is done: everything below `offset` is compacted."""
+        """Record that the compaction is done: everything below `offset` is compacted."""
         self.put(topic, partition, offset)
         merge_checkpoint(self._begun, {(topic, partition): None}, files=self._files, clock=self._clock)
 
     def lower(self, topic: str, partition: int, log_end: int) -> None:
-        """The log ends at `log_end`: nothing from there on was compacted, whatever was said."""
+        """Lower the checkpoint to a log that ends at `log_end`: nothing from there on was compacted."""
         for path in (self._path, self._begun):
             known = read_checkpoint(self._files, path).get((topic, partition))
             if known is not None and known > log_end:
@@ -586,10 +586,10 @@ class CleanerCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CompactedBelow:
-    """Called, it answers the offset below which compaction may have removed records of a partition.
+    """Callable that returns the offset below which compaction may have removed records of a partition.
 
-    The answer grows with every compaction, so ask after the records were read. Where no checkpoint tells, or another
-    program wrote the folder, everything below the active segment may have been compacted. Travels.
+    The offset grows with every compaction, so call it after the records were read. Without a checkpoint, or when
+    another program wrote the folder, everything below the active segment may have been compacted. Picklable.
     """
 
     log_folder: Path
@@ -605,7 +605,7 @@ class CompactedBelow:
                 done = read_offsets(self.log_folder / CLEANER_OFFSETS, files=files).get(place, 0)
                 return max(begun, done)
         except CorruptError:
-            pass  # a checkpoint is a hint: without it the active segment alone is known to be whole
+            pass  # a checkpoint is a hint: without it only the active segment is known to be uncompacted
         folder = self.log_folder / partition_folder_name(self.topic, self.partition)
         return last_segment_base(files, folder) or 0
 
@@ -613,7 +613,7 @@ class CompactedBelow:
 def merge_checkpoint(
     path: Path, lines: Mapping[tuple[str, int], int | None], *, files: Files, clock: Clock
 ) -> None:
-    """`merge_lines` under the folder's short lock."""
+    """Run `merge_lines` under the folder's short lock."""
     if lines:
         with changing_folder(files, path.parent, clock):
             merge_lines(files, path, lines)

@@ -1,22 +1,22 @@
 """Compact a partition: map the dirty keys, rewrite the log segments below, swap them in.
 
-    1  keyed records of [first dirty, first uncleanable) → key map, until it is full
-    2  all segments below the mapped end, in groups → `<first base>.log.cleaned` and its indexes
-    3  each group finished, synced and dated like its last source, then swapped for its sources
+1  keyed records of [first dirty, first uncleanable) → key map, until it is full
+2  all segments below the mapped end, in groups → `<first base>.log.cleaned` and its indexes
+3  each group finished, synced and dated like its last source, then swapped for its sources
 
-`compaction_plan` decides what is dirty. `CleanedSegment` writes the replacement of
-one group: batches come many at a time as columns, so the index rule (see `segment`) is applied to arrays.
-`compaction_filter` decides which records stay.
+`compaction_plan` decides what is dirty, `compaction_filter` which records stay. `CleanedSegment` writes the
+replacement of one group: it takes many batches at a time as columns, so the index rule (see `segment`) is
+applied to arrays.
 
 Invariants:
-G1  After `CleanedSegment.finish` every file is at its exact size and on the disk.
+G1  After `CleanedSegment.finish` every file has its exact size and is synced.
 G2  An index that is full gets no more entries. Indexes are sparse, so look-ups stay right.
 N1  Nothing is read at or above the uncleanable offset, and nothing is swapped that was not synced.
-N2  Every batch's CRC is checked as it is read: damage stops the compaction, it is never copied under a new
+N2  Every batch's CRC is checked as it is read: damage stops the compaction and is never copied under a new
     CRC.
-N3  Memory is bounded by the key map, one stretch of batches (or one batch), and its decoded records.
-N4  A compaction that fails before its swap leaves the log as it was and removes its own files; one that dies
-    in the swap is finished or undone by `recovery`.
+N3  Memory is bounded by the key map, one piece of a segment (or one batch), and its decoded records.
+N4  A compaction that fails before its swap leaves the log unchanged and removes its own files; a crash during
+    the swap is finished or undone by `recovery`.
 
 Thread rule: one `Cleaner`, one thread. The partition may be appended to and read meanwhile; if it is
 truncated or loses a source segment, the swap raises `ConflictError` and nothing has changed.
@@ -78,14 +78,11 @@ if TYPE_CHECKING:
     from tidegate.log.topic_config import BrokerConfig
 
 
-# Below its full size the table is kept sparse: probes are short and a growth step is rare.
-
-
 Longs = NDArray[np.int64]
 
 
 class CleanedSegment:
-    """The replacement of one group of log segments; leftovers of an earlier attempt are removed first."""
+    """The replacement of one group of log segments; files left by an earlier attempt are removed first."""
 
     def __init__(self, folder: Path, base_offset: int, config: TopicConfig, *, files: Files) -> None:
         self.base_offset = base_offset
@@ -110,13 +107,13 @@ class CleanedSegment:
         return self._log.size
 
     def append(self, data: Bytes, sizes: Longs, last_offsets: Longs, max_timestamps: Longs) -> None:
-        """Add consecutive batches: their bytes, and for each its size, last offset and largest timestamp."""
+        """Add consecutive batches: their bytes, and the size, last offset and largest timestamp of each."""
         self._require_room(int(last_offsets[0]), int(last_offsets[-1]))
         start = self._log.append(data)
         positions = start + np.cumsum(sizes) - sizes
         largest, holder = self._running_largest(max_timestamps, last_offsets)
         while True:
-            # An entry is due at the first batch more than an interval behind the last indexed one.
+            # An entry is due at the first batch more than an interval after the last indexed one.
             due = self._indexed_position + self._interval_bytes
             batch = int(np.searchsorted(positions, due, side="right"))
             if batch == len(positions):
@@ -129,7 +126,7 @@ class CleanedSegment:
         self._transactions.append(transaction)
 
     def finish(self) -> None:
-        """The last time-index entry; then everything at its final size and on the disk (G1)."""
+        """Add the last time-index entry, trim and sync all files (G1)."""
         self._enter_time(self._largest, slots=1)
         self._log.sync()
         self._log.close()
@@ -141,7 +138,7 @@ class CleanedSegment:
         self._transactions.release()
 
     def discard(self) -> None:
-        """Give up: nothing of it stays."""
+        """Remove all files of the replacement."""
         self._log.close()
         self._transactions.release()
         self._remove_files()
@@ -164,7 +161,7 @@ class CleanedSegment:
         self._enter_time(largest, slots=2)  # the last slot is for the entry of `finish`
 
     def _enter_time(self, largest: TimestampOffset, *, slots: int) -> None:
-        """Only a timestamp larger than all before it is worth an entry."""
+        """Add a time-index entry if the timestamp is larger than all before it."""
         known = self._times[-1].timestamp if self._times else NO_TIMESTAMP
         if (
             largest.timestamp > known
@@ -179,7 +176,7 @@ class CleanedSegment:
             file.sync()
 
     def _running_largest(self, timestamps: Longs, last_offsets: Longs) -> tuple[Longs, Longs]:
-        """For each batch the largest timestamp up to it, and the last offset of the first batch with that."""
+        """Return for each batch the largest timestamp so far, and the last offset of the first batch that had it."""
         running: Longs = np.maximum(np.maximum.accumulate(timestamps), self._largest.timestamp)
         before = np.concatenate(([self._largest.timestamp], running[:-1]))
         newer = np.where(timestamps > before, np.arange(len(timestamps)), -1)
@@ -213,7 +210,7 @@ class CleanerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What one cleaning did. Offsets [first_dirty, next_dirty) are clean now; the next one starts there."""
+    """The result of one compaction. Offsets [first_dirty, next_dirty) are clean now; the next one starts there."""
 
     topic: str
     partition: int
@@ -249,7 +246,7 @@ class _Stretch:
 
 
 class _CutWatch:
-    """Knows whether the partition lost its end, or segments, since the cleaning began."""
+    """Detects whether the partition was truncated, or lost segments, since the compaction began."""
 
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
@@ -265,7 +262,7 @@ class _CutWatch:
             self._log.hooks.on_truncate.remove(self._on_truncate)
 
     def require_uncut(self, sources: list[LogSegment]) -> None:
-        """Raise if what was read is not what is there any more; call it under the partition's lock."""
+        """Raise if the log no longer holds what was read; call it under the partition's lock."""
         there = {id(segment) for segment in self._log.segments}
         if self._cut or not all(id(segment) in there for segment in sources):
             raise ConflictError(
@@ -295,7 +292,7 @@ class Cleaner:
         self._stopped = False
 
     def stop(self) -> None:
-        """Make a cleaning that runs on another thread give up soon, with a `ConflictError`."""
+        """Make a compaction on another thread stop soon, with a `ConflictError`."""
         self._stopped = True
 
     def clean(self, log: PartitionLog, part: Cleanable) -> CompactionReport:
@@ -345,7 +342,7 @@ class Cleaner:
     # -- 1: the map ------------------------------------------------------------------------------
 
     def _map_keys(self, log: PartitionLog, part: Cleanable) -> tuple[KeyMap, int]:
-        """The map and the last offset it speaks for; -1 when there is nothing to map."""
+        """Return the key map and the last offset it covers; -1 when there is nothing to map."""
         key_map = KeyMap(
             self._randomness,
             memory_bytes=self._settings.map_bytes,
@@ -363,7 +360,8 @@ class Cleaner:
                 mapped_to, fits = _map_stretch(key_map, tracked, stretch, start, mapped_to)
                 if not fits:
                     return key_map, mapped_to
-            # Offsets missing at a segment's end are mapped too, or a gap would be visited for ever.
+            # Missing offsets at a segment's end count as mapped, too; otherwise a gap would be compacted
+            # again and again.
             mapped_to = (dirty[position + 1].base_offset if position + 1 < len(dirty) else stop) - 1
         return key_map, mapped_to
 
@@ -408,8 +406,8 @@ class Cleaner:
                 swapping = True
                 log.replace_segments([replacement], group)
         except BaseException:
-            if not swapping:  # from there on, the files belong to the partition
-                with suppress(TidegateError, OSError):  # the first error is the one to tell (N4)
+            if not swapping:  # during and after the swap, the files belong to the partition
+                with suppress(TidegateError, OSError):  # the first error is the one to raise (N4)
                     cleaned.discard()
             raise
 
@@ -423,7 +421,7 @@ class Cleaner:
     # -- reading ---------------------------------------------------------------------------------
 
     def _stretches(self, log: PartitionLog, segment: LogSegment, first: int) -> Iterator[_Stretch]:
-        """All batches of a segment from byte `first` on, checked and decoded, a bounded piece at a time."""
+        """Yield all batches of a segment from byte `first` on, checked and decoded, a bounded piece at a time."""
         position, size = first, segment.size
         with segment.reader() as file:
             while position < size:
@@ -451,7 +449,7 @@ class Cleaner:
     def _decode(
         self, log: PartitionLog, segment: LogSegment, buffer: bytes, table: BatchTable, position: int
     ) -> _Stretch:
-        """As many of the batches as may be held decoded at once: half of them, and so on, if not all."""
+        """Decode as many of the batches as fit the memory limit: all of them, else half, and so on."""
         while True:
             end = int(table.position[-1] + table.size[-1])
             try:
@@ -471,7 +469,7 @@ class Cleaner:
                 table = table[: len(table) // 2]
 
     def _spend(self, count: int) -> None:
-        """Keep to `log.cleaner.io.max.bytes.per.second` by resting after each piece."""
+        """Sleep after each piece to keep to `log.cleaner.io.max.bytes.per.second`."""
         rest_ms = 1000 * count / self._settings.max_bytes_per_second
         if rest_ms >= 1:
             self._clock.sleep_ms(int(rest_ms))
@@ -480,7 +478,7 @@ class Cleaner:
 def _map_stretch(
     key_map: KeyMap, tracked: CleanedTransactions, stretch: _Stretch, start: int, mapped_to: int
 ) -> tuple[int, bool]:
-    """Put a stretch's keys into the map: the last offset it speaks for now, and whether all fitted."""
+    """Put a piece's keys into the map; return the last offset it covers now, and whether all keys fitted."""
     table, records = stretch.table, stretch.records
     aborted, _ = follow_transactions(tracked, stretch.buffer, table)
     left_out = aborted | ((table.attributes & CONTROL_BIT) != 0)
@@ -491,7 +489,7 @@ def _map_stretch(
     done = key_map.put(keys, offsets, mask)
     if done == len(mask):
         return max(mapped_to, int(table.last_offset[-1])), True
-    # Full: the batches before this one are mapped whole, this one up to the last record that went in.
+    # Full: batches before this one are mapped whole, this one up to the last record that was added.
     full_batch = int(batch_of_row[done])
     if full_batch > 0:
         mapped_to = max(mapped_to, int(table.last_offset[full_batch - 1]))
@@ -502,7 +500,7 @@ def _map_stretch(
 
 
 def last_batches(log: PartitionLog) -> dict[int, LastBatch]:
-    """Where each active producer of the partition stands."""
+    """Return the last batch of each active producer of the partition."""
     return {
         producer_id: LastBatch(entry.last_offset, entry.epoch)
         for producer_id, entry in log.active_producers.items()

@@ -1,6 +1,6 @@
 """Decide which records of a stretch of batches compaction keeps, and rebuild the batches that lose records.
 
-A record, by the first line that applies:
+The first line that applies decides on a record:
 
 | record | decision |
 |---|---|
@@ -27,15 +27,15 @@ an end marker be removed? (A marker that may be removed still waits for its dele
 where Kafka uses MD5.
 
 Invariants:
-M1  At most `slots × load factor` keys are held; a key that comes when that many are there is refused even if
-    it is known, which is where Kafka's map stops too, so one pass covers the same offsets.
+M1  At most `slots × load factor` keys are held. When the map is full, the next key is refused even if
+    it is known; Kafka's map stops there, too, so one pass covers the same offsets.
 M2  The key map starts small and grows by eight until it has all its slots, so a small log costs little and
-    growing never holds more than 9/8 of the limit.
+    growing never takes more than 9/8 of the limit.
 F1  Base and last offset, producer, epoch, sequence, leader epoch, flags and codec of a batch never change;
     offsets and order of records never change.
 F2  A delete horizon is set once, by the first pass that keeps a tombstone or a marker of an emptied
     transaction, and never moved.
-F3  The last batch of an active producer, and the last batch below the round's end, stay at least as a header:
+F3  The last batch of an active producer, and the last batch below the end of the pass, stay at least as a header:
     sequence numbers, epochs and the end of the log depend on them.
 A1  A marker may be removed only when no data batch of its transaction was read in this pass, emptied ones
     included.
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 
 class MarkerKind(Enum):
-    """What a control batch says; `EMPTIED` is one that an earlier pass left without its record."""
+    """The type of a control batch; `EMPTIED` is one whose record an earlier pass removed."""
 
     ABORT = "abort"
     COMMIT = "commit"
@@ -103,20 +103,20 @@ class _OngoingAbort:
 
 @dataclass(slots=True)
 class CleanedTransactions:
-    """Feed it every transactional data batch and every control batch of the range, in order."""
+    """Tracks transactions through a pass; pass it every transactional data batch and control batch in order."""
 
     _committing: set[int] = field(default_factory=set)
     _aborting: dict[int, _OngoingAbort] = field(default_factory=dict)
     _announced: list[tuple[int, int, AbortedTxn]] = field(default_factory=list)
 
     def announce(self, aborted: Iterable[AbortedTxn]) -> None:
-        """Aborted transactions of the range ahead; the same one may be announced again."""
+        """Add aborted transactions of the range ahead; adding one twice is harmless."""
         for transaction in aborted:
             entry = (transaction.first_offset, transaction.last_offset, transaction)
             heapq.heappush(self._announced, entry)
 
     def data(self, *, producer_id: int, last_offset: int) -> bool:
-        """A transactional data batch: whether its transaction was aborted."""
+        """Track a transactional data batch; return whether its transaction was aborted."""
         self._begin_up_to(last_offset)
         ongoing = self._aborting.get(producer_id)
         if ongoing is None:
@@ -128,7 +128,7 @@ class CleanedTransactions:
     def marker(
         self, kind: MarkerKind, *, producer_id: int, last_offset: int
     ) -> tuple[bool, AbortedTxn | None]:
-        """A control batch: whether it may go, and the aborted transaction that stays indexed (A1, A2)."""
+        """Track a control batch; return if it may be removed, and the aborted transaction that is kept (A1, A2)."""
         self._begin_up_to(last_offset)
         if kind is MarkerKind.EMPTIED:
             return True, None
@@ -163,7 +163,7 @@ HEADER: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The new bytes of the chosen batches, in their order, and the largest timestamp of each."""
+    """The new bytes of the rebuilt batches in order, and the largest timestamp of each."""
 
     batches: list[bytes | memoryview]
     max_timestamps: Longs
@@ -201,7 +201,7 @@ def rebuild(
     rows["body_start"] = table.position[chosen] + HEADER_SIZE
     rows["body_stop"] = table.position[chosen] + table.size[chosen]
     rows["first_row"], rows["records"] = first_rows, counts
-    # What an append-time batch stores as deltas means nothing: every record has the append time.
+    # The deltas of an append-time batch are meaningless: every record has the append time.
     rows["delta_ms"] = np.where(appended, largest, old_bases) - bases
     rows["delta_is_fixed"], rows["room"] = appended, HEADER_SIZE
 
@@ -218,7 +218,7 @@ def rebuild(
 def _survivors(
     first_rows: Longs, counts: Longs, keep: Flags, timestamps: Longs
 ) -> tuple[Longs, Longs, Longs]:
-    """Of each batch: how many records stay, the first one's timestamp, the largest timestamp."""
+    """Return for each batch how many records stay, the first one's timestamp, and the largest timestamp."""
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     rows = np.arange(counts.sum()) + np.repeat(first_rows - starts, counts)
     staying = keep[rows]
@@ -230,7 +230,7 @@ def _survivors(
 
 
 def _headers(buffer: bytes, positions: Longs) -> NDArray[Any]:
-    """The headers at these positions, as rows that may be changed."""
+    """Return the headers at these positions as a writable structured array."""
     source = np.frombuffer(buffer, np.uint8)
     heads: NDArray[Any] = source[positions[:, None] + np.arange(HEADER_SIZE)].view(HEADER).reshape(-1)
     return heads
@@ -245,7 +245,7 @@ def _rebuild_plain(
     chosen: Longs,
     batches: list[bytes | memoryview],
 ) -> None:
-    """Put the new bytes of the chosen, uncompressed batches into `batches`."""
+    """Write the new bytes of the chosen, uncompressed batches into `batches`."""
     if not len(chosen):
         return
     rows, heads = rows[chosen], heads[chosen]
@@ -257,7 +257,7 @@ def _rebuild_plain(
     starts, stops = rows["start"], rows["stop"]
     heads["length"] = stops - starts - LENGTH_OVERHEAD
     out[starts[:, None] + np.arange(HEADER_SIZE)] = heads.view(np.uint8).reshape(-1, HEADER_SIZE)
-    view = out.data.toreadonly()  # or each checksum would copy its bytes first
+    view = out.data.toreadonly()  # otherwise each checksum would copy its bytes first
     bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
     crcs = np.array([crc32c(view[start + ATTRIBUTES_POSITION : stop]) for start, stop in bounds], ">u4")
     out[starts[:, None] + np.arange(CRC_POSITION, ATTRIBUTES_POSITION)] = crcs.view(np.uint8).reshape(-1, 4)
@@ -292,7 +292,7 @@ _MARKER_KINDS = {ControlType.ABORT: MarkerKind.ABORT, ControlType.COMMIT: Marker
 
 
 class LastBatch(NamedTuple):
-    """Where an active producer's sequence stands: its last data offset, -1 when only a marker is known."""
+    """The state of an active producer's sequence: its last data offset, -1 when only a marker is known."""
 
     last_data_offset: int
     epoch: int
@@ -300,7 +300,7 @@ class LastBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What one pass goes by. `mapped_to` is the last offset the key map speaks for (inclusive)."""
+    """The parameters of one pass. `mapped_to` is the last offset that the key map covers (inclusive)."""
 
     now_ms: int
     delete_retention_ms: int
@@ -311,7 +311,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The bytes that remain of a stretch, and for each remaining batch what the indexes need."""
+    """The remaining bytes of a piece, and the facts that the indexes need of each remaining batch."""
 
     data: bytes
     sizes: Longs
@@ -324,7 +324,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Verdicts:
-    """One entry per batch, `keep` one per record."""
+    """One entry for each batch; `keep` has one for each record."""
 
     keep: Flags
     kept: Longs
@@ -335,7 +335,7 @@ class _Verdicts:
 
 
 class CleaningFilter:
-    """The filter for one group of segments; `transactions` goes through the whole pass. Feed it in order."""
+    """Filters the batches of one group of segments, in order; `transactions` spans the whole pass."""
 
     def __init__(
         self,
@@ -353,7 +353,7 @@ class CleaningFilter:
         self._epochs = np.array([last.epoch for _, last in known], np.int64)
 
     def filter(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> Kept:
-        """`records` are all records of all batches of the table, control records included, in order."""
+        """Filter a piece of a segment; `records` are all records of the table's batches, control records included."""
         rows = int(table.count.sum())
         if rows != records.num_rows:
             raise CorruptError(
@@ -396,7 +396,7 @@ class CleaningFilter:
             records_kept=int(verdicts.kept.sum()),
         )
 
-    # -- deciding --------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------
 
     def _judge(self, buffer: bytes, table: BatchTable, records: pa.RecordBatch) -> _Verdicts:
         now_ms = self._rules.now_ms
@@ -429,7 +429,7 @@ class CleaningFilter:
         )
 
     def _must_stay(self, table: BatchTable, control: Flags) -> Flags:
-        """Batches of which at least the header is kept (F3)."""
+        """Return the batches of which at least the header is kept (F3)."""
         stays: Flags = table.last_offset + 1 == self._rules.round_end
         if len(self._producers):
             found = np.searchsorted(self._producers, table.producer_id)
@@ -442,7 +442,7 @@ class CleaningFilter:
 
 
 def _verbatim_runs(buffer: bytes, table: BatchTable, verbatim: Flags) -> list[tuple[int, bytes | memoryview]]:
-    """The bytes of the batches that stay as they are, neighbours in one piece, each with its first index."""
+    """Return (first batch, bytes) of each run of consecutive batches that stay unchanged."""
     chosen = np.flatnonzero(verbatim)
     if not len(chosen):
         return []
@@ -460,9 +460,9 @@ def _verbatim_runs(buffer: bytes, table: BatchTable, verbatim: Flags) -> list[tu
 def follow_transactions(
     tracked: CleanedTransactions, buffer: bytes, table: BatchTable
 ) -> tuple[Flags, list[AbortedTxn]]:
-    """For each batch whether its transaction lets it go; and the aborted ones that stay indexed.
+    """Return for each batch whether its transaction allows removing it, and the aborted ones that stay indexed.
 
-    A Python step for each transactional or control batch, none for others.
+    Takes a Python step for each transactional or control batch, none for others.
     """
     may_go = np.zeros(len(table), bool)
     aborted: list[AbortedTxn] = []
@@ -489,12 +489,12 @@ DEFAULT_LOAD_FACTOR = 0.9
 
 _FIRST_SLOTS = 1 << 12
 _GROWTH = 8
-# Below its full size the table is kept sparse: probes are short and a growth step is rare.
+# Below its full size the table stays sparse: probes are short and growing is rare.
 _SPARSE = 0.5
 
 
 class KeyMap:
-    """Key → last offset, for at most `memory_bytes`."""
+    """Maps keys to their last offsets in at most `memory_bytes`."""
 
     def __init__(
         self,
@@ -520,9 +520,9 @@ class KeyMap:
         return self.entries >= self.capacity
 
     def put(self, keys: pa.Array, offsets: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> int:
-        """Map each masked row's key to its offset, in row order: how many rows were done (M1).
+        """Map each masked row's key to its offset, in row order; return how many rows were mapped (M1).
 
-        Less than all of them means the map is full and the row at that position did not fit.
+        If that is less than all of them, the map is full and the next row did not fit.
         """
         prints = self._fingerprints(keys, mask)
         row = 0
@@ -534,7 +534,7 @@ class KeyMap:
             self._grow()
 
     def get(self, keys: pa.Array, mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Each masked row's last offset; -1 where the key is unknown or the row is not masked."""
+        """Return each masked row's last offset; -1 where the key is unknown or the row is not masked."""
         found = np.empty(len(mask), np.int64)
         get_prints(self._table, self._fingerprints(keys, mask), mask, found)
         return found
@@ -546,12 +546,12 @@ class KeyMap:
         return prints
 
     def _limit(self) -> int:
-        """How many entries the table may hold before it grows or is full."""
+        """Return how many entries the table may hold before it grows or is full."""
         size = len(self._table)
         return self.capacity if size == self._full_size() else min(self.capacity, int(size * _SPARSE))
 
     def _full_size(self) -> int:
-        # A look-up of an unknown key ends at an empty slot, so one is always left.
+        # A look-up of an unknown key ends at an empty slot, so one slot always stays empty.
         return max(self.slots, self.capacity + 1)
 
     def _grow(self) -> None:
@@ -564,7 +564,7 @@ class KeyMap:
 
 
 def key_buffers(keys: pa.Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The n + 1 int32 bounds and the bytes of an Arrow binary column, not copied."""
+    """Return the n + 1 int32 bounds and the bytes of an Arrow binary column, without a copy."""
     _, bounds_buffer, data_buffer = keys.buffers()
     if bounds_buffer is None or len(keys) == 0:
         return np.zeros(len(keys) + 1, np.int32), np.empty(0, np.uint8)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The settings that decide when a partition is worth cleaning."""
+    """The settings that decide when a partition is compacted."""
 
     min_lag_ms: int = 0
     max_lag_ms: int = 2**63 - 1
@@ -37,10 +37,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Cleanable:
-    """The part of one partition that a cleaning would cover.
+    """The part of one partition that a compaction would cover.
 
-    `checkpoint_reset` says the stored cleaner checkpoint was unusable (P2) and must be rewritten to
-    `first_dirty`. `overdue_ms` is by how much `max.compaction.lag.ms` has been passed, 0 when it has not.
+    `checkpoint_reset`: the stored cleaner checkpoint was unusable (P2) and must be rewritten to `first_dirty`.
+    `overdue_ms`: the time by which `max.compaction.lag.ms` was exceeded, 0 when it was not.
     """
 
     first_dirty: int
@@ -56,14 +56,14 @@ class Cleanable:
         return self.cleanable_bytes / total if total else 0.0
 
     def eligible(self, min_ratio: float) -> bool:
-        """Dirty beyond the ratio (strictly), or older than the longest lag allowed."""
+        """Return whether the dirty ratio exceeds `min_ratio`, or the maximum compaction lag has passed."""
         if self.cleanable_bytes <= 0:
             return False
         return self.overdue_ms > 0 or self.ratio > min_ratio
 
 
 def first_dirty_offset(checkpoint: int | None, log_start: int, log_end: int) -> tuple[int, bool]:
-    """Where cleaning starts, and whether the stored checkpoint has to be reset (P2)."""
+    """Return the first dirty offset, and whether the stored checkpoint must be reset (P2)."""
     if checkpoint is None:
         return log_start, False
     if checkpoint < log_start or checkpoint > log_end:
@@ -81,7 +81,7 @@ def cleanable(
     limits: Limits,
     now_ms: int,
 ) -> Cleanable:
-    """What could be cleaned now; `segments` are all of the partition's, oldest first, the last one active."""
+    """Return what can be compacted now; `segments` are all of the partition's, oldest first, the last one active."""
     first_dirty, reset = first_dirty_offset(checkpoint, log_start, log_end)
     active = segments[-1]
     dirty = inactive_from(segments, first_dirty)
@@ -90,7 +90,7 @@ def cleanable(
         young = (s.base_offset for s in dirty if s.largest_timestamp > now_ms - limits.min_lag_ms)
         candidates += [next(young, active.base_offset)]
     uncleanable = max(first_dirty, min(candidates))
-    # Not a byte of the segment that holds the uncleanable offset is touched (P1).
+    # The segment that holds the uncleanable offset is not touched at all (P1).
     first_kept = next(iter(inactive_from(segments, uncleanable)), active).base_offset
     return Cleanable(
         first_dirty=first_dirty,
@@ -104,14 +104,14 @@ def cleanable(
 
 def _overdue_ms(dirty: Iterable[LogSegment], max_lag_ms: int, now_ms: int) -> int:
     clean_until = now_ms - max_lag_ms
-    if clean_until <= 0:  # no timestamp can be earlier, so no segment needs to be asked
+    if clean_until <= 0:  # no timestamp is earlier, so no segment needs to be read
         return 0
     earliest = min((s.first_timestamp for s in dirty if s.first_timestamp > 0), default=clean_until)
     return max(0, clean_until - earliest)
 
 
 def between(segments: Sequence[LogSegment], start: int, stop: int) -> list[LogSegment]:
-    """The segments that may hold offsets of [start, stop): from the one at or below `start` on."""
+    """Return the segments that may hold offsets of [start, stop), from the one that holds `start` on."""
     if start >= stop:
         return []
     below = [segment for segment in segments if segment.base_offset < stop]
@@ -120,20 +120,20 @@ def between(segments: Sequence[LogSegment], start: int, stop: int) -> list[LogSe
 
 
 def inactive_from(segments: Sequence[LogSegment], start: int) -> list[LogSegment]:
-    """Like `between`, up to the active segment."""
+    """Like `between`, up to the active segment, exclusive."""
     active = segments[-1]
     return between(segments, start, active.base_offset)
 
 
 def dirtiest(candidates: Iterable[tuple[T, Cleanable]]) -> tuple[T, Cleanable] | None:
-    """The candidate with the highest ratio; the first of equals."""
+    """Return the candidate with the highest dirty ratio; the first one on a tie."""
     return max(candidates, key=lambda candidate: candidate[1].ratio, default=None)
 
 
 def group_segments(
     segments: Sequence[LogSegment], *, max_bytes: int, max_index_bytes: int, first_uncleanable: int
 ) -> list[list[LogSegment]]:
-    """Cut the segments into runs whose replacement is one segment each (P3)."""
+    """Group the segments into runs that are each replaced by one segment (P3)."""
     groups: list[list[LogSegment]] = []
     log_bytes = index_bytes = time_bytes = 0
     for position, segment in enumerate(segments):

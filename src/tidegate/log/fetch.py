@@ -1,13 +1,13 @@
 """Read a partition: by offset under an isolation level, and by timestamp.
 
-All functions read a `LogView`, an immutable value, while the log is written; so a reader takes no
-lock, and a process that only has the folder and a watermark can make a view of its own.
+All functions read a `LogView`, an immutable value, while the log is written. So a reader takes no
+lock, and a process that has only the folder and a watermark can build its own view.
 
 A fetch returns raw bytes that begin with the batch holding the wanted offset (so perhaps before
 it) and may end in the middle of a batch; callers skip both.
 
 Rules: an offset below the log start offset or above the log end is out of range; at or above the isolation's
-limit there is nothing to read. The limit is the log end, the high watermark, or the last stable offset: the
+limit the result is empty. The limit is the log end, the high watermark, or the last stable offset: the
 smaller of high watermark and first offset of an open transaction. No byte at or after the batch holding the
 limit is returned.
 """
@@ -37,7 +37,7 @@ GAPS_ANYWHERE: Final = 2**63 - 1
 
 
 class Isolation(Enum):
-    """How far a reader may see."""
+    """Isolation level: the limit of what a reader may see."""
 
     LOG_END = "log_end"
     HIGH_WATERMARK = "high_watermark"
@@ -45,7 +45,7 @@ class Isolation(Enum):
 
 
 class LogPoint(NamedTuple):
-    """An offset and, where known, the file position it stands for: readers need not search for it."""
+    """An offset and, where known, its file position, so that readers need not search for it."""
 
     offset: int
     segment_base: int = UNKNOWN
@@ -68,7 +68,7 @@ class LogView(NamedTuple):
         return watermark if self.first_unstable is None else min(self.first_unstable, watermark)
 
     def limit(self, isolation: Isolation) -> LogPoint:
-        """The point no reader of this isolation may pass."""
+        """Return the point that no reader of this isolation level may pass."""
         if isolation is Isolation.LOG_END:
             return self.end
         if isolation is Isolation.TXN_COMMITTED and self.last_stable_offset < self.high_watermark.offset:
@@ -76,12 +76,12 @@ class LogView(NamedTuple):
         return self.high_watermark
 
     def size_of(self, segment: LogSegment) -> int:
-        """The segment's bytes at the moment of the view."""
+        """Return the segment's size at the moment of the view."""
         return self.end.position if segment.base_offset == self.end.segment_base else segment.size
 
 
 class Fetched(NamedTuple):
-    """What a fetch found: raw batches from byte `start_position` of the segment with base `segment_base`."""
+    """The result of a fetch: raw batches from byte `start_position` of the segment with base `segment_base`."""
 
     data: bytes | memoryview
     start_position: int
@@ -99,9 +99,9 @@ def fetch(
     min_one: bool = True,
     buffer: bytearray | None = None,
 ) -> Fetched:
-    """Batches from `start` on: at most `max_bytes`, or one whole batch where `min_one` asks for it.
+    """Return batches from `start` on: at most `max_bytes`, or one whole larger batch if `min_one`.
 
-    With a `buffer` the bytes are read into it, where they fit, and `data` is a view of it.
+    With a `buffer` the bytes are read into it, if they fit, and `data` is a view of it.
     """
     if not view.log_start <= start <= view.end.offset:
         raise out_of_range(view, start)
@@ -140,7 +140,7 @@ def _fetch_from(
     min_one: bool,
     buffer: bytearray | None,
 ) -> Fetched | None:
-    """The bytes of one segment; None when it holds nothing at or after `start`."""
+    """Return the bytes of one segment; None when it holds nothing at or after `start`."""
     end = view.size_of(segment)
     following = view.segments.next_base(segment.base_offset)
     bound = view.end.offset if following is None else following
@@ -172,7 +172,7 @@ def _read(file: File, position: int, length: int, buffer: bytearray | None) -> b
 
 
 def _resolve(view: LogView, point: LogPoint) -> LogPoint:
-    """Find the position of a point that has none: the start of the batch holding its offset."""
+    """Return the point with its position: the start of the batch that holds its offset."""
     if point.position != UNKNOWN:
         return point
     if point.offset == view.end.offset:
@@ -189,7 +189,7 @@ def _resolve(view: LogView, point: LogPoint) -> LogPoint:
 
 
 def _aborted_in(view: LogView, index: int, start: int, found: Fetched) -> tuple[AbortedTxn, ...]:
-    """The aborted transactions that may have records among the fetched bytes."""
+    """Return the aborted transactions that may have records among the fetched bytes."""
     segment = view.segments.segments[index]
     upper = segment.upper_bound(start, found.start_position, len(found.data))
     if upper is None:
@@ -199,7 +199,7 @@ def _aborted_in(view: LogView, index: int, start: int, found: Fetched) -> tuple[
 
 
 def collect_aborted(view: LogView, start: int, upper: int) -> list[AbortedTxn]:
-    """Aborted transactions with records in [start, upper), by walking the transaction indexes."""
+    """Return aborted transactions with records in [start, upper), from the transaction indexes."""
     aborted: list[AbortedTxn] = []
     for segment in view.segments.segments[max(view.segments.floor_index(start), 0) :]:
         entries, complete = segment.collect_aborted(start, upper)
@@ -213,7 +213,7 @@ def collect_aborted(view: LogView, start: int, upper: int) -> list[AbortedTxn]:
 
 
 def offset_for_timestamp(view: LogView, timestamp: int) -> TimestampOffset | None:
-    """The first record at or after `timestamp`; None when there is none.
+    """Return the first record at or after `timestamp`; None when there is none.
 
     Special: −1 the log end, −2 and −4 the log start, −3 the first record with the largest timestamp.
     """
@@ -238,15 +238,14 @@ def find_by_timestamp(
     below: int = GAPS_ANYWHERE,
     gaps_below: int = GAPS_ANYWHERE,
 ) -> TimestampOffset | None:
-    """The segment's first record at or after `timestamp` with offset `from_offset` or more, but under `below`.
+    """Return the segment's first record at or after `timestamp` with an offset in [`from_offset`, `below`).
 
-    What lies before it is sound, else `CorruptError` is raised: a damaged batch may be the one looked for. From
-    `gaps_below` on offsets follow each other without a gap; one there is damage. So is a segment that holds no
-    such record though its seal says so.
+    `CorruptError` is raised for damage before it, because a damaged batch may hold an earlier such record. From
+    `gaps_below` on a missing offset is damage. So is a segment without such a record whose seal says it has one.
     """
     file, position, expected = segment.open_before(timestamp, from_offset)
     end = segment.size if end is None else end
-    is_met = from_offset > segment.base_offset  # then it may be a record below that which the seal speaks of
+    is_met = from_offset > segment.base_offset  # then the record of the seal may lie below it
     with file:
         try:
             for start, header in sound_headers(file, position, end):
@@ -257,13 +256,13 @@ def find_by_timestamp(
                 if header.base_offset >= below:
                     return None
                 if header.max_timestamp >= timestamp:
-                    is_met = True  # compaction may have left nothing but the header
+                    is_met = True  # compaction may have left only the header
                     found = _first_record(file, start, header, timestamp, from_offset)
                     if found is not None:
                         return found
                 expected = header.next_offset
         except CorruptError:
-            if expected < below:  # behind that, a batch may be on its way, or zeros of a preallocated file
+            if expected < below:  # beyond `below`, an unfinished batch or preallocated zeros are normal
                 raise
             return None
     seal = segment.seal
@@ -289,7 +288,7 @@ def _out_of_place(segment: LogSegment, position: int, offset: int, expected: int
 
 
 def _newest(view: LogView) -> TimestampOffset | None:
-    """The first record that carries the largest timestamp of the log."""
+    """Return the first record with the largest timestamp of the log."""
     segment = max(view.segments, key=lambda candidate: candidate.largest.timestamp)
     timestamp = segment.largest.timestamp
     if timestamp < 0:
@@ -305,7 +304,7 @@ def _newest(view: LogView) -> TimestampOffset | None:
 def _first_record(
     file: File, position: int, header: BatchHeader, timestamp: int, from_offset: int
 ) -> TimestampOffset | None:
-    """The first record of one batch that is late enough in both time and offset."""
+    """Return the first record of one batch that is late enough in both time and offset."""
     import pyarrow as pa
 
     from tidegate.log.format.decode import decode

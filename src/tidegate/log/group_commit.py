@@ -1,13 +1,13 @@
-"""Group commit: callers that want the log on the disk share one sync, and a failed sync is final.
+"""Group commit: callers that sync the log at the same time share one fsync, and a failed fsync is final.
 
-`GroupCommit` keeps the durable point of a partition (everything before it is on the disk) and decides who
+`GroupCommit` keeps the durable point of a partition (everything before it is on disk) and decides which caller
 syncs. The first caller whose target is not reached becomes the leader and syncs; callers that arrive
-meanwhile wait, and when the leader is done either their target is reached too or one of them leads the next
+meanwhile wait. When the leader is done, either their target is reached, too, or one of them leads the next
 round. `sync_segments` syncs the files of one round.
 
 Invariants:
-Y1  the durable point never passes what a successful sync covered; cutting the log lowers it, and a sync that
-    was running during a cut does not raise it again;
+Y1  the durable point never passes what a successful sync covered; truncating the log lowers it, and a sync that
+    was running during a truncation does not raise it again;
 Y2  after a failed sync nothing becomes durable any more: the state of the kernel's pages is unknown.
 
 Thread rule: any thread. The sync itself runs without this object's lock.
@@ -30,7 +30,7 @@ PATIENCE_SECONDS: Final = 300.0
 
 
 class GroupCommit:
-    """`sync` brings everything written so far to the disk and returns the point it covered."""
+    """Shares syncs between callers; `sync` syncs everything written so far and returns the point it covered."""
 
     def __init__(self, durable: LogPoint, sync: Callable[[], LogPoint], *, where: str) -> None:
         self._sync = sync
@@ -47,11 +47,11 @@ class GroupCommit:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can become durable any more; None while all is well."""
+        """Why nothing can become durable any more; None if no sync failed."""
         return self._failure
 
     def reach(self, target: int, *, anyway: bool = False) -> LogPoint:
-        """Return once everything before offset `target` is on the disk; `anyway` syncs even if it is."""
+        """Return once everything before offset `target` is on disk; `anyway` syncs even if it is already."""
         while True:
             with self._changed:
                 self.require_sound()
@@ -66,20 +66,20 @@ class GroupCommit:
             anyway = False
 
     def lower(self, point: LogPoint) -> None:
-        """The log was cut: nothing from this offset on is durable (Y1)."""
+        """Lower the durable point after a truncation: nothing from this offset on is durable (Y1)."""
         with self._changed:
             self._cuts += 1
             if point.offset < self._durable.offset:
                 self._durable = point
 
     def raise_to(self, point: LogPoint) -> None:
-        """Everything before `point` is known to be on the disk, or gone on purpose."""
+        """Raise the durable point: everything before `point` is known to be on disk, or was removed on purpose."""
         with self._changed:
             if point.offset > self._durable.offset:
                 self._durable = point
 
     def fail(self, reason: str) -> None:
-        """Nothing becomes durable from here on (Y2)."""
+        """Mark the partition as failed: nothing becomes durable from here on (Y2)."""
         with self._changed:
             self._failure = self._failure or reason
             self._changed.notify_all()
@@ -123,11 +123,11 @@ def sync_segments(
     producers: ProducerStates,
     is_current: Callable[[LogSegment], bool],
 ) -> None:
-    """Bring what was written since offset `durable`, and the segments `finished` since, to the disk.
+    """Sync what was written since offset `durable`, and the segments that were finished since.
 
-    Of finished segments every file, and the snapshot taken when they were, because they are not looked at
-    again after a crash; of the active one the batches, because the rest is rebuilt from them. New names need the
-    folder, too.
+    Of finished segments every file and producer snapshot is synced, because recovery does not read them again
+    after a crash; of the active one only the batches, because the rest is rebuilt from them. If files were created,
+    the folder is synced, too.
     """
     active = view.segments.last
     written = {segment.base_offset: segment for segment in view.segments.between(durable, view.end.offset)}
@@ -146,7 +146,7 @@ def sync_segments(
         base_after = view.segments.next_base(segment.base_offset)
         snapshot = None if base_after is None else producers.snapshot_path(base_after)
         if snapshot is not None:
-            # One that is not there was not needed, or left the log with its segment, perhaps just now.
+            # A missing snapshot was not needed, or was removed with its segment meanwhile.
             with suppress(FileNotFoundError), files.open(snapshot, write=True) as file:
                 file.sync()
     if finished or any(base >= durable for base in written):

@@ -49,7 +49,7 @@ CHUNK_ENTRIES = 4096
 
 
 class EntryFile:
-    """What the three indexes of a log segment share: a path, a descriptor, entries of `entry_size` bytes."""
+    """Base class of the three indexes: a path, a descriptor, entries of `entry_size` bytes."""
 
     def __init__(self, path: Path, entry_size: int, *, files: Files, read_only: bool = False) -> None:
         self.path = path
@@ -67,7 +67,7 @@ class EntryFile:
 
     @property
     def entries(self) -> int:
-        """How many entries are valid."""
+        """Number of valid entries."""
         with self._lock:
             self._look()
             return self._entries
@@ -79,11 +79,11 @@ class EntryFile:
 
     @property
     def exists(self) -> bool:
-        """Whether the file is on the disk; looking does not create it."""
+        """Return whether the file is on disk; does not create it."""
         return self._files.exists(self.path)
 
     def sync(self) -> None:
-        """What was written is on the disk when this returns; nothing to do when nothing was written."""
+        """Sync what was written; does nothing when nothing was written."""
         with self._sync_lock:
             with self._lock:
                 if self._failed:
@@ -102,20 +102,20 @@ class EntryFile:
                 self._release_if_settled()
 
     def release(self) -> None:
-        """Give the descriptor back, changing nothing; the next write opens the file again."""
+        """Close the descriptor without changing the file; the next write opens it again."""
         with self._sync_lock, self._lock:
             self._drop_descriptor()
             self._settled = True
 
     def rename_to(self, path: Path) -> None:
-        """Move the file, when there is one, and go on under the new name."""
+        """Rename the file, if there is one; later calls use the new name."""
         with self._lock:
             if self._files.exists(self.path):
                 self._files.rename(self.path, path)
             self._set_path(path)
 
     def delete(self) -> bool:
-        """Remove the file; whether there was one."""
+        """Remove the file; return whether there was one."""
         with self._sync_lock, self._lock:
             self._drop_descriptor()
             self._unsynced = False
@@ -125,18 +125,18 @@ class EntryFile:
             self._forget()
             return existed
 
-    # -- for the kinds of index ------------------------------------------------------------------
+    # -- helpers for subclasses ------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Learn how many entries the file has; once, unless another process may be writing it."""
+        """Read how many entries the file has: once, or every time if another process may be writing it."""
         raise NotImplementedError
 
     def _forget(self) -> None:
-        """The file went away: drop whatever was remembered of it."""
+        """Drop cached state after the file was removed."""
         self._looked = False
 
     def _opened_for_write(self) -> File:
-        """The held descriptor, opened (the file created) when there is none. Call with `_lock` held."""
+        """Return the held descriptor; open it, and create the file, if there is none. Call with `_lock` held."""
         if self.read_only:
             raise InvalidError(f"{self.path} was opened for reading only")
         if self._failed:
@@ -147,7 +147,7 @@ class EntryFile:
 
     @contextmanager
     def _opened_for_read(self) -> Iterator[File | None]:
-        """The held descriptor or a passing one; None when there is no file. Call with `_lock` held."""
+        """Yield the held descriptor or a temporary one; None when there is no file. Call with `_lock` held."""
         if self._file is not None:
             yield self._file
             return
@@ -173,7 +173,7 @@ class EntryFile:
         return data
 
     def _chunks(self, entries: int) -> Iterator[tuple[int, bytes]]:
-        """(number of the first entry, bytes) chunk by chunk, on a descriptor of its own."""
+        """Yield (number of the first entry, bytes) chunk by chunk, on a separate descriptor."""
         if entries == 0:
             return
         try:
@@ -236,18 +236,18 @@ class IndexFile(EntryFile, Generic[Entry]):
         self._grown_here = False
         self._last: Entry | None = None
 
-    # -- how much there is -----------------------------------------------------------------------
+    # -- sizes -----------------------------------------------------------------------------------
 
     @property
     def max_entries(self) -> int:
-        """How many entries fit the file as long as it is now (a trimmed one is full until resized)."""
+        """How many entries fit the file at its current length (a trimmed file is full until it is resized)."""
         with self._lock:
             self._look()
             return (self.max_bytes if self._missing else self._length) // self.entry_size
 
     @property
     def length(self) -> int:
-        """Length of the file, including what is preallocated."""
+        """Length of the file, including preallocated bytes."""
         with self._lock:
             self._look()
             return self._length
@@ -257,7 +257,7 @@ class IndexFile(EntryFile, Generic[Entry]):
         return self.entries >= self.max_entries
 
     def entry(self, number: int) -> Entry:
-        """The entry with this number, from 0."""
+        """Return the entry with this number, counted from 0."""
         with self._lock:
             self._look()
             if not 0 <= number < self._entries:
@@ -271,7 +271,7 @@ class IndexFile(EntryFile, Generic[Entry]):
         return self.entries
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries in order, in bounded memory, as many as were there when it started."""
+        """Yield the entries that exist at the start of the iteration, in order and in bounded memory."""
         for _, chunk in self._chunks(self.entries):
             for fields in self.layout.iter_unpack(chunk):
                 yield self._decode(*fields)
@@ -279,7 +279,7 @@ class IndexFile(EntryFile, Generic[Entry]):
     # -- changing --------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make room for appending: create the file if there is none, grow it to full size if shorter."""
+        """Make room for appending: create the file if there is none, grow it to full size if it is shorter."""
         with self._lock:
             self._look()
             if self._missing or self._length < self.max_bytes // self.entry_size * self.entry_size:
@@ -287,7 +287,7 @@ class IndexFile(EntryFile, Generic[Entry]):
                 self.resize(self.max_bytes)
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every entry at or behind `offset`."""
+        """Drop every entry at or after `offset`."""
         with self._lock:
             self._look()
             with self._opened_for_read() as file:
@@ -299,18 +299,18 @@ class IndexFile(EntryFile, Generic[Entry]):
             self._keep(keep)
 
     def truncate(self) -> None:
-        """Drop all entries; the length of the file stays."""
+        """Drop all entries; the length of the file does not change."""
         self._keep(0)
 
     def trim(self) -> None:
-        """Cut the file to its valid entries (an empty file is made if there is none) and call it settled."""
+        """Cut the file to its valid entries (creating an empty file if there is none) and mark it settled."""
         with self._lock:
             self._look()
             self.resize(self._entries * self.entry_size)
             self._settled = True
 
     def resize(self, max_bytes: int) -> bool:
-        """Make the file hold as many entries as fit `max_bytes`; whether that changed anything."""
+        """Resize the file to as many entries as fit `max_bytes`; return whether that changed anything."""
         length = max_bytes // self.entry_size * self.entry_size
         with self._lock:
             self._look()
@@ -322,21 +322,21 @@ class IndexFile(EntryFile, Generic[Entry]):
                 return False
             file = self._opened_for_write()
             if self._length % self.entry_size:
-                # Half an entry at the end of a damaged file must not stay behind the last whole one (I2).
+                # Half an entry at the end of a damaged file must not remain after the last whole one (I4).
                 self._set_length(file, self._entries * self.entry_size)
             self._set_length(file, length)
             self._missing = False
             return True
 
     def reset(self) -> None:
-        """Drop all entries and preallocate the file anew, as before rebuilding it."""
+        """Drop all entries and preallocate the file again, before a rebuild."""
         with self._lock:
             self._check_capacity()
             self.truncate()
             self.resize(self.max_bytes)
 
     def close(self) -> None:
-        """Trim the file if it was created or resized here, and give its descriptor back."""
+        """Trim the file if it was created or resized here, and close its descriptor."""
         with self._sync_lock, self._lock:
             try:
                 if self._grown_here and not self._failed:
@@ -345,7 +345,7 @@ class IndexFile(EntryFile, Generic[Entry]):
                 self._drop_descriptor()
 
     def sanity_check(self) -> None:
-        """The quick check a broker makes: the length is whole entries and the last entry is plausible."""
+        """Check, as a broker does, that the file holds whole entries and the last one is plausible."""
         with self._lock:
             self._look()
             if self._length % self.entry_size != 0:
@@ -354,13 +354,13 @@ class IndexFile(EntryFile, Generic[Entry]):
                     self._length - self._length % self.entry_size,
                 )
 
-    # -- what the two kinds differ in ------------------------------------------------------------
+    # -- methods of subclasses -------------------------------------------------------------------
 
     def _decode(self, first: int, second: int) -> Entry:
-        """The two stored numbers as a value."""
+        """Return the entry with the two stored numbers."""
         raise NotImplementedError
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _relative(self, offset: int) -> int:
         relative = offset - self.base_offset
@@ -397,7 +397,7 @@ class IndexFile(EntryFile, Generic[Entry]):
                 return
             file = self._opened_for_write()
             length = self._length
-            # Cut, then grow again: what lies behind the last entry must be zero (I2).
+            # Cut, then grow again: bytes after the last entry must be zero (I4).
             self._last = None
             self._entries = entries
             self._set_length(file, entries * self.entry_size)
@@ -440,7 +440,7 @@ class IndexFile(EntryFile, Generic[Entry]):
         self._looked = self._grown_here = False
 
     def _written_entries(self) -> int:
-        """Entries before the zero tail of a file that is being written (I2)."""
+        """Return the number of entries before the zero tail of a file that is being written (I4)."""
         zero = bytes(self.entry_size)
         with self._opened_for_read() as file:
             if file is None or self._entries == 0:
@@ -448,7 +448,7 @@ class IndexFile(EntryFile, Generic[Entry]):
             low, high = 0, self._entries
             probe = high - 1
             while low < high:
-                # A short read means that the file was trimmed meanwhile: nothing written there either.
+                # A short read means that the file was trimmed meanwhile, so nothing is written there either.
                 data = file.read_at(probe * self.entry_size, self.entry_size)
                 if len(data) < self.entry_size or data == zero:
                     high = probe
@@ -458,10 +458,10 @@ class IndexFile(EntryFile, Generic[Entry]):
             return low
 
     def _count(self, file: File, field: int, target: int, *, inclusive: bool) -> int:
-        """How many leading entries have a `field` below `target` (or equal, when `inclusive`).
+        """Return how many leading entries have a `field` below `target` (or equal, when `inclusive`).
 
-        Call with `_lock` held and the file looked at. The end of the file comes first, in one read: most
-        look-ups are near the end. The entry before the answer was compared itself, so I3 holds in any bytes.
+        Call with `_lock` held and the entries counted. The end of the file is read first, in one read, because most
+        look-ups are near the end. The entry before the result was compared itself, so I5 holds for any bytes.
         """
         limit = target + 1 if inclusive else target
         low, high = 0, self._entries
@@ -471,7 +471,7 @@ class IndexFile(EntryFile, Generic[Entry]):
             block = self._read_entries(file, first, high - first)
             if first == low or self._field(block, 0, field) < limit:
                 return first + self._count_in(block, high - first, field, limit)
-            # The answer lies in [low, first]: narrow by single probes until one block holds it.
+            # The result lies in [low, first]: bisect with single probes until one block holds it.
             high = first
             while high - low > warm:
                 middle = (low + high) // 2
@@ -513,12 +513,12 @@ class OffsetIndex(IndexFile[OffsetPosition]):
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last entry, the base offset when there is none."""
+        """The offset of the last entry; the base offset when there is none."""
         last = self._last_entry()
         return self.base_offset if last is None else last.offset
 
     def lookup(self, offset: int) -> OffsetPosition:
-        """The last entry not behind `offset`, else `(base offset, 0)`: where to start scanning."""
+        """Return the last entry with an offset ≤ `offset`, else `(base offset, 0)`: the position to scan from."""
         with self._lock, self._opened_for_read() as file:
             self._look()
             if file is not None:
@@ -528,7 +528,7 @@ class OffsetIndex(IndexFile[OffsetPosition]):
             return OffsetPosition(self.base_offset, 0)
 
     def upper_bound(self, start: OffsetPosition, size: int) -> OffsetPosition | None:
-        """The first entry at or behind `size` bytes from `start`, None when the index ends before."""
+        """Return the first entry at least `size` bytes after `start`; None when the index ends before."""
         with self._lock, self._opened_for_read() as file:
             self._look()
             if file is not None:
@@ -538,7 +538,7 @@ class OffsetIndex(IndexFile[OffsetPosition]):
             return None
 
     def append(self, offset: int, position: int) -> None:
-        """Add an entry; `offset` must be greater than the last one's."""
+        """Add an entry; `offset` must be greater than that of the last entry."""
         with self._lock:
             if self.is_full:
                 raise InvalidError(f"{self.path} is full ({self._entries} entries); roll a new log segment")
@@ -575,7 +575,7 @@ class OffsetIndex(IndexFile[OffsetPosition]):
 
 
 class TimestampOffset(NamedTuple):
-    """No record before `offset` is younger than `timestamp` (epoch ms, -1 for none)."""
+    """No record before `offset` is newer than `timestamp` (epoch ms, -1 for none)."""
 
     timestamp: int
     offset: int
@@ -589,17 +589,17 @@ class TimeIndex(IndexFile[TimestampOffset]):
 
     @property
     def is_full(self) -> bool:
-        """True while one slot is left: that one is for the roll."""
+        """True while only one slot is left, which is reserved for the roll."""
         return self.entries >= self.max_entries - 1
 
     @property
     def last_entry(self) -> TimestampOffset:
-        """The last entry, `(-1, base offset)` when there is none."""
+        """The last entry; `(-1, base offset)` when there is none."""
         last = self._last_entry()
         return TimestampOffset(NO_TIMESTAMP, self.base_offset) if last is None else last
 
     def lookup(self, timestamp: int) -> TimestampOffset:
-        """The last entry not younger than `timestamp`; `(-1, base offset)` when there is none."""
+        """Return the last entry with a timestamp ≤ `timestamp`; `(-1, base offset)` when there is none."""
         with self._lock, self._opened_for_read() as file:
             self._look()
             found = 0 if file is None else self._count(file, 0, timestamp, inclusive=True)
@@ -615,7 +615,7 @@ class TimeIndex(IndexFile[TimestampOffset]):
         return entry
 
     def maybe_append(self, timestamp: int, offset: int, *, skip_full_check: bool = False) -> bool:
-        """Add an entry if `timestamp` is younger than the last one's; whether it was added.
+        """Add an entry if `timestamp` is larger than that of the last one; return whether it was added.
 
         `skip_full_check` is for the roll, which may use the reserved slot.
         """
@@ -672,7 +672,7 @@ class AbortedTxn(NamedTuple):
 
 
 class AbortedSearch(NamedTuple):
-    """What a log segment knows of a fetch range; unless `complete`, the next one must be asked too."""
+    """Aborted transactions of one log segment for a fetch; unless `complete`, search the next one, too."""
 
     aborted: list[AbortedTxn]
     complete: bool
@@ -689,7 +689,7 @@ class TransactionIndex(EntryFile):
 
     @property
     def last_offset(self) -> int | None:
-        """The last entry's marker offset, None when there is no entry."""
+        """The last entry's marker offset; None when there is no entry."""
         with self._lock:
             self._look()
             if self._last_offset is None and self._entries:
@@ -704,13 +704,13 @@ class TransactionIndex(EntryFile):
         return self.entries
 
     def __iter__(self) -> Iterator[AbortedTxn]:
-        """All entries in order, in bounded memory."""
+        """Yield all entries in order, in bounded memory."""
         for first, chunk in self._chunks(self.entries):
             for number, fields in enumerate(_LAYOUT.iter_unpack(chunk), first):
                 yield self._decode(fields, number)
 
     def append(self, aborted: AbortedTxn) -> None:
-        """Add an aborted transaction; its last offset must be greater than the last one's."""
+        """Add an aborted transaction; its last offset must be greater than that of the last entry."""
         with self._lock:
             last = self.last_offset
             if last is not None and aborted.last_offset <= last:
@@ -725,7 +725,7 @@ class TransactionIndex(EntryFile):
             self._last_offset = aborted.last_offset
 
     def collect_aborted(self, start: int, upper: int) -> AbortedSearch:
-        """The transactions that touch [start, upper), and whether later log segments cannot hold more."""
+        """Return the transactions that overlap [start, upper), and whether later log segments cannot hold more."""
         found: list[AbortedTxn] = []
         for aborted in self:
             if aborted.last_offset >= start and aborted.first_offset < upper:
@@ -735,7 +735,7 @@ class TransactionIndex(EntryFile):
         return AbortedSearch(found, complete=False)
 
     def truncate_to(self, offset: int) -> None:
-        """Drop every transaction whose marker is at or behind `offset`."""
+        """Drop every transaction whose marker is at or after `offset`."""
         with self._lock:
             for number, aborted in enumerate(self):
                 if aborted.last_offset >= offset:
@@ -743,23 +743,23 @@ class TransactionIndex(EntryFile):
                     return
 
     def reset(self) -> None:
-        """Drop all entries; no file is made for it."""
+        """Drop all entries; does not create a file."""
         with self._lock:
             self._look()
             if self._entries or self._torn_bytes:
                 self._cut(0)
 
     def settle(self) -> None:
-        """No more entries are expected: the next `sync` gives the descriptor back."""
+        """Mark the index as finished: the next `sync` closes the descriptor."""
         with self._lock:
             self._settled = True
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         self.release()
 
     def sanity_check(self) -> None:
-        """Whole entries of version 0, markers in this log segment and growing."""
+        """Check for whole entries of version 0, with ascending markers in this log segment."""
         with self._lock:
             self._look()
             if self._torn_bytes:

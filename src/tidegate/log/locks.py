@@ -14,7 +14,7 @@ K3  the operating system releases a dead owner's locks, so none ever has to be r
 
 The partition lock's file names its holder, for error messages only. Readers take no lock.
 
-Beside the maintenance lock, `tidegate.maintenance` says how often maintenance runs and when it ran last, as one JSON
+With the maintenance lock, `tidegate.maintenance` says how often maintenance runs and when it ran last, as one JSON
 object `{"interval_ms": …, "last_run_ms": … or null}`. Both are hints: no decision depends on them.
 """
 
@@ -41,7 +41,7 @@ _OWNER_NOTE_BYTES = 128
 
 
 def lock_against_brokers(files: Files, log_folder: Path) -> FileLock:
-    """Share the folder with other Tidegate processes and keep brokers out."""
+    """Take the shared lock that keeps brokers out; other Tidegate processes may share it."""
     path = log_folder / BROKER_LOCK_NAME
     try:
         return files.lock(path, shared=True, posix=True)
@@ -53,9 +53,9 @@ def lock_against_brokers(files: Files, log_folder: Path) -> FileLock:
 
 
 def lock_partition(files: Files, partition_folder: Path, clock: Clock, *, briefly: bool = False) -> FileLock:
-    """Become the one writer of a partition, or fail at once with the name of the one who is.
+    """Lock a partition for writing, or fail at once with the name of its holder.
 
-    Maintenance locks partitions `briefly`; only such an owner is waited for, and not for long (K1).
+    Maintenance locks partitions `briefly`; only such a holder is waited for, and for a bounded time (K1).
     """
     path = partition_folder / LOCK_NAME
     deadline_ms = clock.monotonic_ms() + _MAINTENANCE_WAIT_MS
@@ -82,7 +82,7 @@ def lock_partition(files: Files, partition_folder: Path, clock: Clock, *, briefl
 
 
 def note_owner(files: Files, partition_folder: Path, *, briefly: bool) -> None:
-    """Say in the lock's file who holds it; only for the holder to call."""
+    """Write the holder's name into the lock file; only the holder may call it."""
     with files.open(partition_folder / LOCK_NAME, write=True) as note:
         said = f"pid {os.getpid()}{' briefly' if briefly else ''}"
         note.write_at(0, said.ljust(_OWNER_NOTE_BYTES).encode("ascii"))
@@ -92,7 +92,7 @@ def note_owner(files: Files, partition_folder: Path, *, briefly: bool) -> None:
 def changing_folder(
     files: Files, log_folder: Path, clock: Clock, *, wait_ms: int = _WAIT_MS
 ) -> Iterator[None]:
-    """The short lock around a change of the folder's own files: catalog, checkpoints, clean marker."""
+    """Hold the short lock around a change of the folder's own files: catalog, checkpoints, clean marker."""
     deadline_ms = clock.monotonic_ms() + wait_ms
     while True:
         try:
@@ -118,7 +118,7 @@ def check_still_owner(lock: FileLock, what: str) -> None:
 
 
 def _read_owner(files: Files, path: Path) -> tuple[str, bool]:
-    """Who holds the lock, for a message; and whether it is held for a short while only."""
+    """Return the holder's name for a message, and whether it holds the lock only briefly."""
     try:
         note = files.read(path, limit=_OWNER_NOTE_BYTES).decode("ascii", "replace").split()
     except FileNotFoundError:
@@ -147,7 +147,7 @@ class MaintenanceLock:
         self.publish(last_run_ms=None)
 
     def publish(self, *, last_run_ms: int | None) -> None:
-        """Publish when maintenance ran last."""
+        """Publish the time of the last maintenance run."""
         status = {"interval_ms": self._interval_ms, "last_run_ms": last_run_ms}
         self._files.publish(self._folder / STATUS_NAME, json.dumps(status).encode("ascii"), sync=False)
 
@@ -163,7 +163,7 @@ class MaintenanceLock:
 
 @dataclass(frozen=True, slots=True)
 class OwnerStatus:
-    """Whether a process maintains a log now, how often, and when retention last ran there."""
+    """Whether a process maintains a log now, how often, and when retention last ran."""
 
     running: bool
     interval_ms: int
@@ -171,7 +171,7 @@ class OwnerStatus:
 
 
 def owner_status(log_folder: Path, *, files: Files) -> OwnerStatus | None:
-    """The maintenance status of a log, read in any process; None when none ever maintained it."""
+    """Return the maintenance status of a log, from any process; None when it was never maintained."""
     try:
         status = json.loads(files.read(log_folder / STATUS_NAME, limit=_STATUS_LIMIT_BYTES))
         interval_ms, last_run_ms = int(status["interval_ms"]), status["last_run_ms"]

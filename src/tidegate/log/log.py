@@ -9,11 +9,11 @@ L1  nothing is created, locked or changed until something is written; reading ch
 L2  a folder without Tidegate's catalog is foreign: it can only be read.
 L3  a log belongs to the process that opened it; after a fork, open it again in the child.
 T1  a topic is listed only when all its partition folders exist; folders left by an interrupted creation
-    hold no records and are used again.
+    hold no records and are reused.
 T2  a deleted topic leaves the catalog first, its folders listed as `removing`; then they are renamed
     `…-delete`, then removed. The next change of the catalog finishes what a crash interrupted.
 
-With `integrity=True` writers and readers are wrapped by the `integrity` package, which is imported by name:
+With `integrity=True` the `integrity` package wraps writers and readers. It is imported inside functions:
 imports point from `integrity` to `log`. In a notebook a log shows its first topics, from names, lengths and
 checkpoints of files, without reading a record.
 
@@ -83,18 +83,18 @@ COLUMNS: Final = ("topic", "partitions", "offsets", "bytes")
 
 
 def log_html(log: Log) -> str:
-    """What `Log` shows of itself."""
+    """Return the HTML table that a notebook shows for a `Log`."""
     facts = {"folder": log.path, "durability": log.durability, "opened": "to read" if log.read_only else None}
     return facts_html("log", facts) + grid_html(COLUMNS, _rows(log), total=len(log.topics()), noun="topics")
 
 
 def log_text(log: Log) -> str:
-    """The same for a terminal."""
+    """Return the same table as plain text for a terminal."""
     return grid_text(COLUMNS, _rows(log), total=len(log.topics()))
 
 
 def _rows(log: Log) -> list[list[Any]]:
-    """A line for each of the first topics; what cannot be told cheaply, or at all, is left empty."""
+    """Return one row for each of the first topics; cells that cannot be read, or only slowly, are empty."""
     rows: list[list[Any]] = []
     left = LOOKED_AT
     for topic, partitions in list(log.partition_counts().items())[:SHOWN_ROWS]:
@@ -113,13 +113,13 @@ def _rows(log: Log) -> list[list[Any]]:
 
 
 def numbered(writer: Any, integrity: bool | Mapping[str, Any], **ports: Any) -> Any:
-    """A `Sender` around `writer`; a mapping holds the sender's own settings."""
+    """Return a `Sender` around `writer`; a mapping holds the sender's settings."""
     settings = {} if isinstance(integrity, bool) else dict(integrity)
     return import_module("tidegate.integrity.sender").Sender(writer, **{**ports, **settings})
 
 
 def data_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records of a batch without Tidegate's own: starts and ends of chains and pushes, heartbeats."""
+    """Return the records of a batch without Tidegate's control records (chain and push boundaries, heartbeats)."""
     if not len(batch.column("headers").flatten()):
         return batch
     data: pa.RecordBatch = import_module("tidegate.integrity.columns").without_control(batch)
@@ -139,7 +139,7 @@ def _create(log: Log, name: str, partitions: int, config: Mapping[str, Any]) -> 
                 kafka_name="TOPIC_ALREADY_EXISTS",
             )
         if not log.contents.is_ours():
-            log.contents.write(catalog)  # first of all: partition folders without a catalog would be foreign
+            log.contents.write(catalog)  # first: partition folders without a catalog look foreign
         topic_id = TopicId.random(log.randomness)
         for number in range(partitions):
             _make_folder(log.files, log.path / partition_folder_name(name, number), topic_id)
@@ -157,7 +157,7 @@ def _alter(log: Log, name: str, changes: Mapping[str, Any], unset: tuple[str, ..
 
 
 def _record_encoding(log: Log, name: str, encoding: Mapping[str, Any]) -> None:
-    """Replace what the catalog says of a topic's keys and values."""
+    """Replace the encoding that the catalog records for a topic's keys and values."""
     with _changing(log) as catalog:
         entry = catalog.entry(name)
         log.contents.write(catalog.with_topic(name, replace(entry, encoding=encoding)))
@@ -196,7 +196,7 @@ def _delete(log: Log, name: str) -> None:
 
 @contextmanager
 def _changing(log: Log) -> Iterator[Catalog]:
-    """The catalog, read under the short lock, with interrupted removals finished."""
+    """Yield the catalog, read under the short lock, after finishing interrupted removals."""
     with changing_folder(log.files, log.path, log.clock):
         catalog = log.contents.read()
         yield _finish_removals(log, catalog) if catalog.removing else catalog
@@ -214,13 +214,13 @@ def _make_folder(files: Files, folder: Path, topic_id: TopicId) -> None:
                 f"choose another name"
             )
         if read_topic_id(folder, files=files) not in (None, topic_id):
-            _remove_folder(files, folder)  # what an interrupted creation left
+            _remove_folder(files, folder)  # left by an interrupted creation
     files.mkdir(folder)
     write_topic_id(folder, topic_id, files=files)
 
 
 def _finish_removals(log: Log, catalog: Catalog) -> Catalog:
-    """Rename and remove the folders of deleted topics, then forget them (T2)."""
+    """Rename and remove the folders of deleted topics, then drop them from the catalog (T2)."""
     for name in catalog.removing:
         _rename_for_removal(log.files, log.path, name, log.randomness)
     for name in log.files.list(log.path):
@@ -243,7 +243,7 @@ def _rename_for_removal(files: Files, log_path: Path, name: str, randomness: Ran
 
 
 def _remove_folder(files: Files, folder: Path) -> None:
-    """Remove a partition folder; it holds files only, and a link is removed, not followed."""
+    """Remove a partition folder, which holds only files; a symbolic link is removed, not followed."""
     found = files.stat(folder)
     if found is None or not found.is_folder:
         return
@@ -325,26 +325,26 @@ class Log:
         return log_html(self)
 
     def show(self) -> None:
-        """Print the first topics."""
+        """Print a table of the first topics."""
 
         print(log_text(self))
 
     # -- topics ----------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         return [description.name for description in self.contents.describe_all()]
 
     def partition_counts(self) -> dict[str, int]:
-        """Topic → number of partitions."""
+        """Return topic → number of partitions."""
         return {description.name: description.partitions for description in self.contents.describe_all()}
 
     def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Id and number of partitions of each of these topics that exists now."""
+        """Return the id and the number of partitions of each given topic that exists."""
         return self.contents.states(topics)
 
     def describe(self, topic: str) -> TopicDescription:
-        """A topic's partitions and settings with the source of each."""
+        """Return a topic's partitions and its settings, each with its source."""
         return self.contents.describe(topic)
 
     def create_topic(
@@ -355,7 +355,7 @@ class Log:
         *,
         if_not_exists: bool = False,
     ) -> TopicDescription:
-        """Make a topic, and the log folder where there is none yet."""
+        """Create a topic, and the log folder if there is none."""
         self._require_writable()
         with self._guard:
             if not (if_not_exists and name in self.topics()):
@@ -367,7 +367,7 @@ class Log:
     def alter_topic(
         self, name: str, set: Mapping[str, Any] | None = None, unset: Iterable[str] = ()
     ) -> TopicDescription:
-        """Change settings; `unset` gives some back to the broker's or default value."""
+        """Change settings of a topic; `unset` resets settings to the broker's value or the default."""
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
@@ -376,14 +376,14 @@ class Log:
             return self.describe(name)
 
     def record_encoding(self, name: str, encoding: Mapping[str, Any]) -> None:
-        """Record what a topic's keys and values are, in the catalog; `describe(name).encoding` has it."""
+        """Record the encoding of a topic's keys and values in the catalog; read it with `describe(name).encoding`."""
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
             _record_encoding(self, name, encoding)
 
     def add_partitions(self, name: str, total: int) -> TopicDescription:
-        """Give a topic more partitions; keys written from now on may go elsewhere than before."""
+        """Add partitions to a topic; records with the same key may be written to another partition than before."""
         self._require_writable()
         with self._guard:
             self._owned.keep_brokers_out()
@@ -401,7 +401,7 @@ class Log:
             _delete(self, name)
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
-        """Hide a partition's records below offset `before` (-1: all) from readers; the new log start offset.
+        """Hide a partition's records below offset `before` (-1: all) from readers; return the new log start offset.
 
         Retention then removes the log segments that lie wholly below it.
         """
@@ -416,10 +416,10 @@ class Log:
     def writer(self, topic: str, *, integrity: Literal[True] | Mapping[str, Any], **settings: Any) -> Any: ...
 
     def writer(self, topic: str, *, integrity: bool | Mapping[str, Any] = False, **settings: Any) -> Any:
-        """A `Writer` of Arrow tables; its keyword arguments are `Writer`'s.
+        """Return a `Writer` of Arrow tables; keyword arguments are passed to `Writer`.
 
-        With `integrity=True`, or a mapping of `Sender`'s settings, a `Sender` around it, which numbers and
-        check-sums every record.
+        With `integrity=True`, or a mapping of `Sender`'s settings, return a `Sender` around that writer. It numbers
+        and checksums every record.
         """
         from tidegate.log.writer import Writer
 
@@ -438,39 +438,39 @@ class Log:
         stop: StartLike | None = None,
         **settings: Any,
     ) -> Reader:
-        """A `Reader` of Arrow batches; it needs no lock and works beside any writer."""
+        """Return a `Reader` of Arrow batches; it takes no lock and may run next to any writer."""
         from tidegate.log.reader import Reader
 
         return Reader(self, topic, partitions, start=start, stop=stop, **settings)
 
     def partition(self, topic: str, partition: int) -> PartitionLog:
-        """The partition's log, open for writing by this process alone until `close` or `release`."""
+        """Return the partition's log, opened for writing by this process alone until `close` or `release`."""
         return self.open_partition(topic, partition).log
 
     def open_partition(self, topic: str, partition: int) -> OpenPartition:
-        """Open a partition for writing, or find it open."""
+        """Open a partition for writing, or return it if it is open already."""
         self._require_writable()
         return self._owned.get(TopicPartition(topic, partition))
 
     @contextmanager
     def borrowed(self, topic: str, partition: int) -> Iterator[PartitionLog | None]:
-        """The partition's log for a while, closed afterwards unless it was open or was asked for meanwhile.
+        """Yield the partition's log; close it afterwards unless it was open before or was opened meanwhile.
 
-        None when another process writes it, or the topic is gone.
+        Yield None when another process writes the partition, or the topic is gone.
         """
         self._require_writable()
         with self._owned.borrowed(TopicPartition(topic, partition)) as log:
             yield log
 
     def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
-        """The first offset of a record as new as that; None where there is none."""
+        """Return the first offset whose timestamp is at or after `time_ms`; None if there is none."""
         view = self.view(topic, partition)
         return view.offset_for_time(time_ms, view.bounds())
 
     def view(
         self, topic: str, partition: int, *, description: TopicDescription | None = None
     ) -> PartitionView:
-        """The partition as readers see it; `description` spares asking the catalog again."""
+        """Return the partition as readers see it; pass `description` to avoid reading the catalog again."""
         description = self.describe(topic) if description is None else description
         if partition not in description.partition_numbers:
             raise no_partition(description, partition)
@@ -485,12 +485,12 @@ class Log:
         )
 
     def compacted_below(self, topic: str, partition: int) -> CompactedBelow:
-        """Called, it answers the offset below which compaction may have removed records of the partition."""
+        """Return a callable that gives the offset below which compaction may have removed records."""
         is_foreign = self.describe(topic).assumed
         return CompactedBelow(self.path, topic, partition, is_foreign)
 
     def partition_rows(self, topic: str) -> list[dict[str, int]]:
-        """What `describe` shows of each partition: offsets readers may see, log segments, bytes."""
+        """Return a row for each partition, as `describe` shows it: visible offsets, number of log segments, bytes."""
         rows = []
         description = self.describe(topic)
         for number in description.partition_numbers:
@@ -507,11 +507,11 @@ class Log:
             )
         return rows
 
-    # -- life ------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------
 
     @property
     def scheduler(self) -> Scheduler:
-        """Where delayed work of this log runs; a thread of its own unless one was handed in."""
+        """The scheduler of this log's delayed work; a thread of its own unless one was passed in."""
         with self._guard:
             if self._scheduler is None:
                 self._scheduler = ThreadScheduler(self.clock)
@@ -519,15 +519,15 @@ class Log:
 
     @property
     def open_partitions(self) -> list[PartitionLog]:
-        """The logs this process is writing."""
+        """The logs that this process has open for writing."""
         return self._owned.logs
 
     def idle_partitions(self) -> list[TopicPartition]:
-        """The partitions of all topics that this process is not writing."""
+        """Return the partitions of all topics that are not open for writing in this process."""
         return self._owned.idle()
 
     def refresh(self) -> None:
-        """Take over settings that another process changed; looks at most once a second."""
+        """Apply settings that another process changed; checks at most once a second."""
         with self._guard:
             now_ms = self.clock.monotonic_ms()
             if now_ms - self._refreshed_ms >= _REFRESH_MS:
@@ -539,13 +539,13 @@ class Log:
                     self._owned.take_settings()
 
     def release(self, topic: str, partition: int) -> None:
-        """Close one partition properly, so that another process may write it."""
+        """Close one partition cleanly, so that another process may write it."""
         self._owned.release(TopicPartition(topic, partition))
 
     def close(self) -> None:
         """Close every partition cleanly and release the folder; may be called twice."""
         if os.getpid() != self._owner_pid:
-            self._owned.abandon()  # the parent closes
+            self._owned.abandon()  # the parent process closes them
             return
         with self._guard:
             if self._closed:
@@ -558,7 +558,7 @@ class Log:
             if self._maintenance is not None:
                 last_to_first.callback(self._maintenance.close)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _require_writable(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -593,7 +593,7 @@ def is_kafka(url: str) -> bool:
 
 
 def open_log(url: str, *, client: Mapping[str, str] | None = None, **settings: Any) -> Log | KafkaLog:
-    """The log at `url`; `client` are settings of the Kafka client, `settings` those of `Log`."""
+    """Open the log at `url`; `client` holds settings of the Kafka client, `settings` those of `Log`."""
     if is_kafka(url):
         from tidegate.log.kafka.log import KafkaLog
 
@@ -607,7 +607,7 @@ def open_log(url: str, *, client: Mapping[str, str] | None = None, **settings: A
 
 
 def folder_path(url: str) -> Path:
-    """The folder a URL names: a plain path or `file:///…`."""
+    """Return the folder that a URL names: a plain path or `file:///…`."""
     if not url:
         raise InvalidError("--log is empty; give a folder or kafka://HOST:PORT")
     if "://" not in url:
@@ -619,7 +619,7 @@ def folder_path(url: str) -> Path:
 
 
 def bootstrap_servers(url: str) -> str:
-    """`host:port,host:port` of a `kafka://` URL; 9092 where no port is given."""
+    """Return `host:port,host:port` of a `kafka://` URL; the default port is 9092."""
     servers = url.removeprefix(_SCHEME).rstrip("/")
     if not servers or "/" in servers or "@" in servers:
         raise InvalidError(

@@ -16,13 +16,13 @@ clean`) runs these tasks. `Housekeeping` has one method per task, `Maintenance` 
 
 Partitions that are open in this process are worked on directly. For idle ones, opening would cost a lock, a
 removed clean mark and several syncs at every check, so a `PartitionSnapshot` is read from their files first;
-they are opened only where it finds work. A partition that another process writes is left to that process.
+they are opened only where it finds work. A partition that another process writes is skipped.
 
 `ClockJumpGuard` protects against a wall clock that jumps: time retention takes the active log segment too, so
 a clock set a week ahead, even for a moment, would delete a whole log. When the wall clock advanced by more
 than an hour more than monotonic time between two checks, wall-clock tasks are suspended until both clocks
 have agreed for one check interval. So exactly one check is skipped, and two checks confirm the new time;
-another jump starts the wait anew. A clock that is set back does no harm.
+another jump restarts the wait. A clock that is set back does no harm.
 
 Invariants:
 T1  No error is suppressed. One that means "try later" (a full disk, a busy lock) is shown as a warning,
@@ -32,13 +32,13 @@ T2  Wall-clock tasks are suspended, with a warning, while the clock is not to be
 T3  Other processes can see that this log is maintained (`MaintenanceLock`).
 W1  A task finishes its other partitions before it raises the error of one.
 W2  A partition whose compaction found damage is not compacted again by this object.
-W3  A partition that is read-only is left alone, with one warning.
+W3  A read-only partition is skipped, with one warning.
 W4  The cleaner checkpoint moves after the swap: a crash between the two repeats a compaction, never skips
     one.
 
 Thread rule: tasks run on the scheduler's thread, one at a time; `start` and `close` are called by the owner.
 Partitions may be appended to and read meanwhile. A `PartitionSnapshot` is a hint that the opened partition
-confirms or not.
+confirms or refutes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ClockJumpGuard:
         self._held_until_ms: int | None = None
 
     def check(self) -> ClockCheck:
-        """Compare both clocks since the last check."""
+        """Compare how far both clocks advanced since the last check."""
         wall_ms, monotonic_ms = self._clock.now_ms(), self._clock.monotonic_ms()
         ahead_ms = (wall_ms - self._wall_ms) - (monotonic_ms - self._monotonic_ms)
         self._wall_ms, self._monotonic_ms = wall_ms, monotonic_ms
@@ -130,11 +130,11 @@ class PartitionSnapshot:
     last_stable: int
 
     def removals(self, now_ms: int) -> list[Removal]:
-        """What a retention pass would take."""
+        """Return the log segments that a retention pass would remove."""
         return plan_retention(self.segments, self.bounds, self.config, now_ms) if self.segments else []
 
     def retention(self, now_ms: int) -> RetentionReport:
-        """The same, as the report of a pass that was not made."""
+        """Return the report of a retention pass without running it."""
         removed = tuple(self.removals(now_ms))
         before = self.bounds.log_start_offset
         after = max(before, removed[-1].next_offset) if removed else before
@@ -142,7 +142,7 @@ class PartitionSnapshot:
         return RetentionReport(self.topic, self.partition, removed, before, after, rolled)
 
     def cleanable(self, checkpoint: int | None, now_ms: int) -> Cleanable | None:
-        """What a compaction would cover; None for a partition that never held anything."""
+        """Return what a compaction would cover; None for a partition that never held a record."""
         if not self.segments:
             return None
         return cleanable(
@@ -157,7 +157,7 @@ class PartitionSnapshot:
 
     @classmethod
     def from_open(cls, log: PartitionLog) -> PartitionSnapshot:
-        """The snapshot of a partition that is open in this process."""
+        """Return the snapshot of a partition that is open in this process."""
         with log.lock:
             bounds = Bounds(log.log_start_offset, log.high_watermark, log.log_end_offset)
             return cls(log.topic, log.partition, log.config, log.segments, bounds, log.last_stable_offset)
@@ -172,7 +172,7 @@ class PartitionSnapshot:
         clock: Clock,
         randomness: Randomness,
     ) -> PartitionSnapshot:
-        """The snapshot of a partition that is not open here, from its folder; nothing is changed or locked."""
+        """Return the snapshot of a partition that is not open here, from its folder; locks and changes nothing."""
         seen = view.bounds()
         segments = [
             LogSegment(
@@ -192,7 +192,7 @@ HELD_ELSEWHERE = "another process writes it and has to clean it"
 
 @dataclass(frozen=True, slots=True)
 class PartitionOutcome:
-    """What one pass did, or would do, to one partition.
+    """The result of one pass over one partition, or of a dry run.
 
     `skipped` says why nothing was done at all, `not_compacted_because` why there is no `compaction`.
     """
@@ -224,14 +224,14 @@ class Housekeeping:
         self._told: set[tuple[TopicPartition, str]] = set()
 
     def stop(self) -> None:
-        """Let a compaction that is running give up soon; nothing of it will have happened."""
+        """Make a running compaction stop soon; it then changes nothing."""
         if self._cleaner is not None:
             self._cleaner.stop()
 
     # -- retention and compaction ----------------------------------------------------------------
 
     def retain(self, *, compacted: bool) -> list[RetentionReport]:
-        """One retention pass over the open partitions that are, or are not, compacted."""
+        """Run one retention pass over the open partitions that are, or are not, compacted."""
         now_ms = self._clock.now_ms()
         reports: list[RetentionReport] = []
         chosen = [log for log in self._writable() if log.config.compacts is compacted]
@@ -252,9 +252,9 @@ class Housekeeping:
         return None if chosen is None else self._compact(*chosen)
 
     def clean_idle(self) -> list[PartitionOutcome]:
-        """Retention and compaction, where due, of the partitions that are not open here.
+        """Run retention and compaction, where due, on the partitions that are not open here.
 
-        Where the cleaner is off, compacted topics are not cleaned, as with those that are open.
+        Where the cleaner is off, compacted topics are not cleaned, as with open partitions.
         """
         outcomes: list[PartitionOutcome] = []
 
@@ -268,9 +268,9 @@ class Housekeeping:
     def clean_once(
         self, *, topics: Iterable[str] | None = None, dry_run: bool = False
     ) -> list[PartitionOutcome]:
-        """Retention and, where dirty enough, one compaction of every partition, whatever the timetable.
+        """Run retention and, where dirty enough, one compaction on every partition now, whatever the timetable.
 
-        With `dry_run`, what that would do; then nothing is opened, locked or changed.
+        With `dry_run`, return what that would do without opening, locking or changing anything.
         """
         wanted = None if topics is None else set(topics)
         outcomes: list[PartitionOutcome] = []
@@ -294,7 +294,7 @@ class Housekeeping:
             randomness=self._randomness,
         )
         expected = self._expect(snapshot)
-        # Only opening ends a replacement of log segments whose writer died; readers wait for that.
+        # Only opening completes a segment replacement whose writer died; readers wait for that.
         is_half_replaced = view.bounds().generation % 2 == 1
         due = is_half_replaced or bool(expected.retention.removed) or expected.not_compacted_because is None
         if dry_run or not due:
@@ -325,7 +325,7 @@ class Housekeeping:
         return PartitionOutcome(*_place(log), retention, expected.cleanable, report, reason)
 
     def _expect(self, snapshot: PartitionSnapshot) -> PartitionOutcome:
-        """What a pass would do."""
+        """Return what a pass would do."""
         place = TopicPartition(snapshot.topic, snapshot.partition)
         part = reason = None
         ratio = snapshot.config.min_cleanable_dirty_ratio
@@ -359,10 +359,10 @@ class Housekeeping:
         try:
             report = self._cleaner.clean(log, part)
         except ConflictError:
-            return None  # the partition was cut meanwhile: nothing happened, the next turn looks again
+            return None  # the partition was truncated meanwhile: nothing changed, the next turn retries
         except (TidegateError, OSError) as error:
             if log not in self._owner.open_partitions:
-                return None  # it was closed meanwhile
+                return None  # the partition was closed meanwhile
             if not isinstance(error, UnavailableError):
                 self._uncleanable[_place(log)] = str(error)
             raise
@@ -378,7 +378,7 @@ class Housekeeping:
         self._checkpoint(HIGH_WATERMARKS, lambda log: log.high_watermark)
 
     def checkpoint_log_starts(self) -> None:
-        """Only a log start inside the first segment says more than the folder itself."""
+        """Store log start offsets; only those inside the first segment, because file names give the others."""
 
         def inside(log: PartitionLog) -> int | None:
             start = log.log_start_offset
@@ -395,14 +395,14 @@ class Housekeeping:
     # -- producers and flushing ------------------------------------------------------------------
 
     def expire_producers(self) -> int:
-        """Forget producers silent for `producer.id.expiration.ms`; how many."""
+        """Drop producers idle for `producer.id.expiration.ms`; return how many."""
         now_ms = self._clock.now_ms()
         counts: list[int] = []
         self._each_open(self._writable(), lambda log: counts.append(log.remove_expired_producers(now_ms)))
         return sum(counts)
 
     def flush_due(self) -> int:
-        """Flush the partitions whose `flush.ms` has passed; milliseconds until the next one is due."""
+        """Flush the partitions whose `flush.ms` has passed; return the milliseconds until the next one is due."""
         now_ms = self._clock.monotonic_ms()
         waits = [FLUSH_LOOK_MS]
 
@@ -417,10 +417,10 @@ class Housekeeping:
         self._each_open(self._writable(), flush)
         return min(waits)
 
-    # -- one after the other ---------------------------------------------------------------------
+    # -- working through partitions --------------------------------------------------------------
 
     def _writable(self) -> list[PartitionLog]:
-        """The open partitions without those that refuse changes (W3)."""
+        """Return the open partitions except read-only ones (W3)."""
         logs = []
         for log in self._owner.open_partitions:
             reason = log.read_only_reason
@@ -444,12 +444,12 @@ class Housekeeping:
                 work(by_place[place])
             except (TidegateError, OSError):
                 if by_place[place] in self._owner.open_partitions:
-                    raise  # else it was closed or deleted meanwhile, and what it said means nothing
+                    raise  # else it was closed or deleted meanwhile, and its error is meaningless
 
         self._each(by_place, unless_closed)
 
     def _each(self, places: Iterable[TopicPartition], work: Callable[[TopicPartition], None]) -> None:
-        """Do the work for every partition, then raise the gravest of what went wrong (W1)."""
+        """Do the work for every partition, then raise the most severe error (W1)."""
         errors: list[TidegateError | OSError] = []
         for place in places:
             try:
@@ -518,7 +518,7 @@ class Maintenance:
         self._after("flush", self._flush, 0)
 
     def close(self) -> None:
-        """Stop: no task begins after this, a running one is waited for. Raises errors that persisted (T1)."""
+        """Stop: no new task begins, and a running one is waited for. Raises errors that persisted (T1)."""
         lock, self._lock = self._lock, None
         self.housekeeping.stop()
         if not self._turning.acquire(timeout=PATIENCE_SECONDS):
@@ -535,7 +535,7 @@ class Maintenance:
         for error in self._failing.values():
             raise error
 
-    # -- turns -----------------------------------------------------------------------------------
+    # -- tasks -----------------------------------------------------------------------------------
 
     def _retain(self) -> None:
         if self._clock_is_sound():

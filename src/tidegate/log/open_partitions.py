@@ -1,12 +1,12 @@
 """The partitions that this process writes: opened once each, kept or borrowed, closed cleanly.
 
-`OpenPartition` opens in this order: lock the partition, find out whether it was closed cleanly, remove that
+`OpenPartition` opens in this order: lock the partition, check whether it was closed cleanly, remove that
 mark, open the log (which recovers it if needed), publish its offsets to readers. It closes in this order:
 close the log, publish to readers; then `OwnedPartitions` merges checkpoints and marks the partition closed,
 before the lock is released.
 
 O1  a partition is open at most once in this process.
-O2  one that was opened with `get` stays open until it is released; one that was only borrowed is closed when
+O2  a partition opened with `get` stays open until it is released; one that was only borrowed is closed when
     the last borrower returns it.
 O3  closing continues past a partition that fails; the first failure is raised at the end.
 
@@ -107,7 +107,7 @@ class OpenPartition:
                 )
             try:
                 if self._watermark.was_found and not clean:
-                    self._watermark.begin_change()  # recovery may rename and cut
+                    self._watermark.begin_change()  # recovery may rename and truncate files
                 self.log: PartitionLog = PartitionLog.open(
                     folder,
                     config,
@@ -127,10 +127,10 @@ class OpenPartition:
                 if self.log.read_only_reason is None:
                     Sealer.attach(self.log, files, seal)
                 if sync and not clean and self.log.read_only_reason is None:
-                    self.log.flush()  # what recovery kept is shown to readers, so it must be on the disk
+                    self.log.flush()  # readers will see what recovery kept, so it must be on disk
                 self._changed()
                 if not self._watermark.was_certain:
-                    self._tell_readers()  # so that both slots are whole again
+                    self._tell_readers()  # write again, so that both slots are valid
             except BaseException:
                 self._watermark.close()
                 raise
@@ -142,12 +142,13 @@ class OpenPartition:
         self.log.hooks.on_segments_changed.append(self._changed)
 
     def _require_all_there(self, last: Watermark) -> None:
-        """A log that is shorter than it was, at either end, has lost files: that is not for us to accept."""
+        """Refuse a log that became shorter at either end: it has lost files."""
         first, end = self.log.segments[0].base_offset, self.log.log_end_offset
         if first <= last.log_start and end >= last.durable_end:
             return
         if self.log.read_only_reason is not None:
-            # Damage at the end: opened, it would tell readers of a shorter log, and hide what was acknowledged.
+            # The log is damaged at its end. Opening it would publish a shorter end to readers and hide
+            # acknowledged data.
             raise CorruptError(
                 f"{self.place} is read-only: {self.log.read_only_reason}", path=self.folder, offset=end
             )
@@ -164,18 +165,18 @@ class OpenPartition:
         check_still_owner(self._lock, f"partition {self.place}")
 
     def keep(self) -> None:
-        """What was locked briefly is now locked for long; say so to those who wait."""
+        """Record in the lock's file that it is now held for long, not briefly."""
         if self._is_brief:
             self._is_brief = False
             note_owner(self._files, self.folder, briefly=False)
 
     def position(self) -> Position:
-        """What the checkpoints keep."""
+        """Return the values that the checkpoints store."""
         first = self.log.segments[0].base_offset if self.log.segments else self.log.log_start_offset
         return Position(self.log.recovery_point, self.log.log_start_offset, first, self.log.high_watermark)
 
     def close_log(self) -> bool:
-        """Close the log and tell readers a last time; whether it was clean. The lock stays."""
+        """Close the log and publish to readers a last time; return whether it was clean. The lock is kept."""
         try:
             clean = self.log.close(clean=True)
             self._tell_readers()
@@ -205,7 +206,7 @@ class OpenPartition:
 
 @dataclass(slots=True)
 class _Held:
-    """An open partition, whether it stays open, and how many borrowers it has."""
+    """An open partition, whether it stays open, and its number of borrowers."""
 
     partition: OpenPartition
     is_kept: bool = False
@@ -243,7 +244,7 @@ class OwnedPartitions:
             return [held.partition.log for held in self._held.values()]
 
     def idle(self) -> list[TopicPartition]:
-        """The partitions of the catalog that are not open here."""
+        """Return the partitions of the catalog that are not open here."""
         with self._guard:
             return [
                 TopicPartition(name, number)
@@ -253,13 +254,13 @@ class OwnedPartitions:
             ]
 
     def keep_brokers_out(self) -> None:
-        """Hold the folder's shared lock from now on."""
+        """Take the folder's shared lock and keep it."""
         with self._guard:
             if self._broker_lock is None:
                 self._broker_lock = lock_against_brokers(self._files, self._contents.path)
 
     def get(self, place: TopicPartition) -> OpenPartition:
-        """Open the partition, or find it open; it stays so until released (O1, O2)."""
+        """Open the partition, or return it if it is open; it stays open until released (O1, O2)."""
         with self._guard:
             held = self._held.get(place)
             if held is None:
@@ -271,7 +272,7 @@ class OwnedPartitions:
 
     @contextmanager
     def borrowed(self, place: TopicPartition) -> Iterator[PartitionLog | None]:
-        """The partition for a while; None when another process writes it or it is gone (O2)."""
+        """Yield the partition's log; None when another process writes it or it is gone (O2)."""
         with self._guard:
             held = self._held.get(place)
             if held is None:
@@ -291,14 +292,14 @@ class OwnedPartitions:
                         self.release(place)
 
     def release(self, place: TopicPartition) -> None:
-        """Close one partition properly, so that another process may write it."""
+        """Close one partition cleanly, so that another process may write it."""
         with self._guard:
             held = self._held.pop(place, None)
             if held is not None:
                 self._close([held.partition])
 
     def release_all(self) -> None:
-        """Close everything and let brokers in again."""
+        """Close everything and release the lock against brokers."""
         with self._guard:
             opened = [held.partition for held in self._held.values()]
             self._held.clear()
@@ -315,7 +316,7 @@ class OwnedPartitions:
         self._broker_lock = None
 
     def take_settings(self) -> None:
-        """Give open partitions the settings their topics have now."""
+        """Apply the current settings of their topics to open partitions."""
         with self._guard:
             if not self._held:
                 return
@@ -325,7 +326,7 @@ class OwnedPartitions:
                 if config is not None and config != held.partition.log.config:
                     held.partition.log.update_config(config)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _open(self, place: TopicPartition, *, briefly: bool = False) -> OpenPartition:
         description = self._contents.describe(place.topic)
@@ -372,7 +373,7 @@ class OwnedPartitions:
         log.hooks.on_truncate.append(lower)
 
     def _close(self, opened: Sequence[OpenPartition]) -> None:
-        """Close the logs, then merge what they leave behind, then give up the locks (O3)."""
+        """Close the logs, then merge their checkpoints, then release the locks (O3)."""
         clean: list[OpenPartition] = []
         failures: list[Exception] = []
         for partition in opened:
@@ -413,7 +414,7 @@ class OwnedPartitions:
 
 
 def no_partition(description: TopicDescription, partition: int) -> InvalidError:
-    """The error for a partition a topic does not have."""
+    """Return the error for a partition that a topic does not have."""
     numbers = description.partition_numbers
     known = f"0 to {len(numbers) - 1}" if numbers == tuple(range(len(numbers))) else f"{list(numbers)}"
     return InvalidError(

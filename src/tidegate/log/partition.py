@@ -3,7 +3,7 @@
 `PartitionLog` runs the steps of an append in Kafka's order: `append_validation` checks and stamps the batch,
 `segment_roll` decides on a roll, `producer_state` checks sequences, `segment` writes. `fetch` reads,
 `group_commit` syncs, `partition_state` keeps offsets and changes the list of segments, `recovery` opens the
-folder. Locks between processes, checkpoint files and watermark files belong to `open_partitions`, which adds
+folder. Locks between processes, checkpoint files and watermark files belong to `open_partitions`, which registers
 hooks.
 
 Invariants: those of `partition_state`, and
@@ -90,10 +90,10 @@ class PartitionLog:
         recovery: str | Recovery = "safe",
         topic_id: TopicId | None = None,
     ) -> PartitionLog:
-        """Load the folder (made when absent) and recover it if the last stop was not `clean`.
+        """Load the folder (created when absent) and recover it unless the last stop was `clean`.
 
-        The high watermark starts at the log end unless told otherwise: with one replica, what is in the log
-        is replicated. A `topic_id` that contradicts the folder's is refused.
+        The high watermark defaults to the log end: with one replica, what is in the log is replicated. A `topic_id`
+        that differs from the folder's is refused.
         """
         files.mkdir(folder)
         if topic_id is not None:
@@ -118,7 +118,7 @@ class PartitionLog:
     def __repr__(self) -> str:
         return f"PartitionLog({self.folder}, {self.log_start_offset} … {self.log_end_offset})"
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def folder(self) -> Path:
@@ -134,12 +134,12 @@ class PartitionLog:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held by every change; a caller that wants several changes in a row may hold it around them."""
+        """The lock that every change takes; a caller may hold it around several changes."""
         return self._state.lock
 
     @property
     def view(self) -> LogView:
-        """The log as it is now; the value does not change when the log does."""
+        """The current state of the log as an immutable value."""
         return self._state.view
 
     @property
@@ -168,12 +168,12 @@ class PartitionLog:
 
     @property
     def recovery_point(self) -> int:
-        """Where recovery would begin after a crash: everything before this offset is on the disk."""
+        """The offset where recovery would begin after a crash: everything before it is on disk."""
         return self._state.recovery_point
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch of the last leader that wrote here, a broker perhaps; 0 when none did. It never goes back."""
+        """The epoch of the last leader (perhaps a broker) that wrote here; 0 if there was none. Never decreases."""
         latest = self._state.epochs.latest
         return 0 if latest is None else latest.epoch
 
@@ -183,12 +183,12 @@ class PartitionLog:
 
     @property
     def read_only_reason(self) -> str | None:
-        """Why changes are refused; None when they are not."""
+        """Why changes are refused; None when they are allowed."""
         return self._state.read_only or self._state.commit.failure
 
     @property
     def active_producers(self) -> Mapping[int, ProducerEntry]:
-        """Producer id → what is known of it: epoch, last sequence, open transaction."""
+        """Producer id → its state: epoch, last sequence, open transaction."""
         return self._state.producers.active_producers
 
     def fetch(
@@ -200,7 +200,7 @@ class PartitionLog:
         min_one: bool = True,
         buffer: bytearray | None = None,
     ) -> Fetched:
-        """Raw batches from offset `start` on; see `fetch`."""
+        """Return raw batches from offset `start` on; see `fetch`."""
 
         def read(view: LogView) -> Fetched:
             return fetch(
@@ -208,20 +208,20 @@ class PartitionLog:
             )
 
         fetched = self._reading(read)
-        if start < self.log_start_offset:  # its segment left the log while it was being read
+        if start < self.log_start_offset:  # retention removed its segment during the read
             raise out_of_range(self.view, start)
         return fetched
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record at or after `timestamp`; −1 … −4 are special, see `fetch`."""
+        """Return the first record at or after `timestamp`; −1 … −4 are special, see `fetch`."""
         return self._reading(lambda view: offset_for_timestamp(view, timestamp))
 
     def collect_aborted(self, start: int, upper: int) -> list[AbortedTxn]:
-        """Aborted transactions with records in [start, upper)."""
+        """Return the aborted transactions with records in [start, upper)."""
         return self._reading(lambda view: collect_aborted(view, start, upper))
 
     def _reading(self, read: Callable[[LogView], Result]) -> Result:
-        """Read, and once more whenever a segment left the log meanwhile."""
+        """Read, and repeat whenever a segment was removed meanwhile."""
         self._state.require_open()
         while True:
             view = self.view
@@ -246,9 +246,9 @@ class PartitionLog:
     ) -> AppendInfo:
         """Write one encoded batch (a replica: consecutive ones) at the end of the log.
 
-        A bytearray is stamped in place; other buffers are copied. `facts` spares reading the records of a batch
-        the caller encoded itself. Without a `leader_epoch` the log stays in the one it is in. The high watermark
-        does not move: `acknowledge` does that.
+        A bytearray is stamped in place; other buffers are copied. `facts` avoids reading the records of a batch that
+        the caller encoded itself. Without `leader_epoch` the log keeps its epoch. The high watermark does not move:
+        `acknowledge` does that.
         """
         state = self._state
         with state.lock:
@@ -270,7 +270,9 @@ class PartitionLog:
         return info
 
     def _append(self, prepared: Prepared, origin: Origin, now_ms: int) -> AppendInfo:
-        """Kafka's order: epochs, size, roll, producers, bytes; a duplicate is noticed after a roll."""
+        """Run the steps in Kafka's order: epochs, size, roll, producers, bytes. The roll precedes the duplicate
+        check.
+        """
         state = self._state
         for header in prepared.headers:
             latest = state.epochs.latest
@@ -312,9 +314,9 @@ class PartitionLog:
         state.extend(segment, position, data, header)
 
     def acknowledge(self, *, sync: bool) -> int:
-        """Show everything appended so far to readers, after bringing it to the disk if `sync`; the high watermark.
+        """Make everything appended so far visible to readers, after an fsync if `sync`; return the high watermark.
 
-        Callers that sync at the same time share one sync. A failed one makes the partition read-only.
+        Callers that sync at the same time share one fsync. A failed fsync makes the partition read-only.
         """
         state = self._state
         state.require_writable()
@@ -327,12 +329,12 @@ class PartitionLog:
             return self.high_watermark
 
     def flush(self) -> None:
-        """Everything appended so far is on the disk when this returns."""
+        """Sync everything appended so far to disk."""
         self._state.require_writable()
         self._state.flush()
 
     def update_high_watermark(self, offset: int) -> int:
-        """Move the high watermark, within log start and log end; where it is now."""
+        """Move the high watermark, bounded by log start and log end; return its new value."""
         state = self._state
         with state.lock:
             end = state.view.end
@@ -341,7 +343,7 @@ class PartitionLog:
             )
             return self.high_watermark
 
-    # -- reshaping -------------------------------------------------------------------------------
+    # -- changing the list of segments -----------------------------------------------------------
 
     def roll(self) -> LogSegment:
         """Finish the active segment and start a new one at the log end."""
@@ -350,50 +352,50 @@ class PartitionLog:
             return self._state.roll()
 
     def truncate_to(self, offset: int) -> bool:
-        """Drop every batch that reaches `offset` or beyond; whether there was one."""
+        """Drop every batch that reaches `offset` or beyond; return whether any was dropped."""
         with self._state.lock:
             self._state.require_writable()
             return self._state.truncate_to(offset)
 
     def truncate_fully(self, offset: int) -> None:
-        """Drop everything and start anew at `offset`."""
+        """Drop everything and restart the log at `offset`."""
         with self._state.lock:
             self._state.require_writable()
             self._state.truncate_fully(offset)
 
     def delete_records_before(self, offset: int) -> int:
-        """Raise the log start to `offset` (−1: the high watermark); where it is now. Retention frees the files."""
+        """Raise the log start to `offset` (−1: the high watermark); return it. Retention frees the files."""
         with self._state.lock:
             self._state.require_writable()
             self._state.raise_log_start(self.high_watermark if offset == -1 else offset)
             return self.log_start_offset
 
     def delete_segments(self, segments: Sequence[LogSegment], reason: str) -> int:
-        """Let the oldest segments go (unlinked after `file.delete.delay.ms`); how many."""
+        """Remove the oldest segments (unlinked after `file.delete.delay.ms`); return how many."""
         with self._state.lock:
             self._state.require_writable()
             return self._state.delete_segments(segments, reason)
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
-        """Swap finished and synced `.cleaned` segments in for `old` ones; `ConflictError` if one has left."""
+        """Replace the `old` segments by finished, synced `.cleaned` ones; `ConflictError` if an old one is gone."""
         with self._state.lock:
             self._state.require_writable()
             self._state.replace_segments(new, old)
 
     def remove_expired_producers(self, now_ms: int) -> int:
-        """Forget producers that were silent for too long; how many."""
+        """Drop producers that were idle for too long; return how many."""
         with self._state.lock:
             self._state.require_open()
             return self._state.producers.remove_expired(now_ms)
 
     def update_config(self, config: TopicConfig) -> None:
-        """Sizes, ages and limits act on the next append; index settings on the next segment."""
+        """Apply settings: sizes, ages and limits from the next append, index settings from the next segment."""
         self._state.config = config
 
     def close(self, *, clean: bool = True) -> bool:
-        """Sync everything in its final form and close all files; whether that was done.
+        """Sync every file at its final length and close it; return whether that was done.
 
-        False when the log was read-only, or `clean=False` asked to drop it as a crash would.
+        Return False when the log was read-only, or when `clean=False` asked to drop it as a crash would.
         """
         state = self._state
         with state.lock:

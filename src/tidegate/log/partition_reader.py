@@ -3,14 +3,14 @@
 `PartitionView` follows a folder while another process appends, rolls, deletes and compacts, and knows how far
 a reader may read. It makes `LogView`s; `fetch` reads from them. It never writes.
 
-The end for readers is what the partition's writer publishes in `tidegate.watermark`. A folder without that
-file (a broker's) is read up to its last whole batch; one whose file is damaged or from before a power
-failure, up to its last sound batch and at least to what was durable. The earliest open transaction of a
+The end for readers is published by the partition's writer in `tidegate.watermark`. A folder without that
+file (a broker's) is read up to its last whole batch. A folder whose file is damaged, or older than a power
+failure, is read up to its last sound batch and at least to its durable end. The earliest open transaction of a
 folder without that file comes from the newest producer snapshot and the batch headers after it.
 
 V1  nothing below the published log start offset is returned, even from a file that is still open.
 V2  a read that overlapped a removal or a replacement of log segments is repeated on the new files.
-V3  offsets are never skipped because a file was between two names: where the next log segment begins above
+V3  offsets are never skipped because a file was being renamed: where the next log segment begins above
     the requested offset, the folder is listed again, and not trusted while its writer is replacing files (the
     published generation is odd then). A gap that remains, and that compaction does not explain, is damage.
 
@@ -58,7 +58,7 @@ from tidegate.randomness import SeededRandomness
 
 
 def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end: int) -> int | None:
-    """The first offset of the earliest transaction still open below `end`; None when all are closed."""
+    """Return the first offset of the earliest transaction still open below `end`; None when all are closed."""
     start, open_since = _newest_snapshot(files, folder, end)
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= start:
@@ -82,7 +82,7 @@ def first_open_transaction(files: Files, folder: Path, bases: Sequence[int], end
 
 
 def _newest_snapshot(files: Files, folder: Path, end: int) -> tuple[int, dict[int, int]]:
-    """(offset, producer → first offset of its open transaction) of the newest usable snapshot."""
+    """Return (offset, producer → first offset of its open transaction) of the newest usable snapshot."""
     for offset in reversed(offsets_of(files.list(folder), SNAPSHOT)):
         if offset > end:
             continue
@@ -104,11 +104,11 @@ logger = logging.getLogger("tidegate.log")
 _CHANGING_WAIT_MS = 10_000
 _CHANGING_PAUSE_MS = 5
 _TORN_LOOKS = 5
-NO_GENERATION = -2  # even, as a folder that is not being changed
+NO_GENERATION = -2  # even, like a folder that is not being changed
 
 
 class Bounds(NamedTuple):
-    """What may be read: offsets from `log_start` up to, not including, the high watermark."""
+    """The readable range: offsets from `log_start` up to the high watermark, exclusive."""
 
     log_start: int
     high_watermark: int
@@ -142,15 +142,13 @@ class PartitionView:
         self._known: SegmentList | None = None
         self._generation = NO_GENERATION
         self._boot = boot_mark(files)
-        self._tail: tuple[object, int] | None = (
-            None  # version of the file, end: an unpublished end, remembered
-        )
-        self._damaged_slots: bytes | None = None  # of the watermark file, remembered: told once
+        self._tail: tuple[object, int] | None = None  # version of the file, end: an unpublished end, cached
+        self._damaged_slots: bytes | None = None  # of the watermark file, cached: reported once
 
-    # -- how far ---------------------------------------------------------------------------------
+    # -- offsets ---------------------------------------------------------------------------------
 
     def bounds(self) -> Bounds:
-        """What may be read now."""
+        """Return the range that may be read now."""
         mark, is_sure = self._published()
         is_stale = mark is not None and mark.boot and self._boot and mark.boot != self._boot
         if mark is None or is_stale or not is_sure or self._was_written_by_others():
@@ -161,12 +159,12 @@ class PartitionView:
         return Bounds(mark.log_start, mark.high_watermark, mark.last_stable, mark.generation)
 
     def _published(self) -> tuple[Watermark | None, bool]:
-        """What the writer published last, and whether it is that and not only a lower bound of it."""
+        """Return what the writer published last, and whether it is exact and not only a lower bound."""
         slots = read_slots(self._files, self.folder)
         for _ in range(_TORN_LOOKS):
             if slots is None or is_certain(slots) or slots == self._damaged_slots:
                 break
-            self._clock.sleep_ms(1)  # a slot that is just being written is whole in a moment
+            self._clock.sleep_ms(1)  # a slot that is being written is valid a moment later
             slots = read_slots(self._files, self.folder)
         if slots is None:
             return None, False
@@ -182,13 +180,13 @@ class PartitionView:
         return mark, False
 
     def _was_written_by_others(self) -> bool:
-        """Whether a broker, say, went on where our writer had stopped; until one of ours takes over again."""
+        """Return whether another program, such as a broker, wrote after Tidegate's last writer."""
         if self._is_others is not False:
             self._is_others = was_changed_since(self._files, self.folder)
         return self._is_others
 
     def last_stable(self, bounds: Bounds) -> int:
-        """The end for readers of committed records only; searched for in folders without a watermark file."""
+        """Return the end for readers of committed records only; scans folders without a watermark file."""
         if bounds.generation != NO_GENERATION:
             return bounds.last_stable
         open_since = first_open_transaction(
@@ -197,7 +195,7 @@ class PartitionView:
         return bounds.high_watermark if open_since is None else min(open_since, bounds.high_watermark)
 
     def segment_sizes(self) -> list[tuple[int, int]]:
-        """(base offset, bytes) of every log segment, as it is now."""
+        """Return (base offset, bytes) of every log segment as it is now."""
         self._known = None
         return [(segment.base_offset, segment.size) for segment in self._segments()]
 
@@ -206,10 +204,10 @@ class PartitionView:
     def fetch(
         self, offset: int, max_bytes: int, bounds: Bounds, *, buffer: bytearray | None = None
     ) -> Fetched | None:
-        """Bytes from the batch that holds `offset` on (V1, V2, V3); None when nothing is there.
+        """Return bytes from the batch that holds `offset` on (V1, V2, V3); None when nothing is there.
 
-        They may begin before `offset`, end in the middle of a batch, and reach behind the high watermark. With a
-        `buffer` they lie in it, unless they do not fit.
+        They may begin before `offset`, end in the middle of a batch, and extend beyond the high watermark. They are
+        read into `buffer` if one is given and they fit.
         """
         deadline_ms = self._clock.monotonic_ms() + _CHANGING_WAIT_MS
         while True:
@@ -236,7 +234,7 @@ class PartitionView:
                 )
 
     def offset_for_time(self, time_ms: int, bounds: Bounds) -> int | None:
-        """The first offset whose record is at or after the time; None when there is none below the end.
+        """Return the first offset whose record is at or after the time; None when there is none below the end.
 
         Damage that may hide an earlier such record raises `CorruptError`.
         """
@@ -244,7 +242,7 @@ class PartitionView:
         gaps_below = self.gaps_below()
         for number, segment in enumerate(segments):
             is_last = number + 1 == len(segments)
-            # The index of the last one may lag behind what was written, so that one is always searched.
+            # The index of the last segment may lag behind the log, so that one is always searched.
             if is_last or not segment.is_older_than(time_ms):
                 found = find_by_timestamp(
                     segment, time_ms, bounds.log_start, below=bounds.high_watermark, gaps_below=gaps_below
@@ -259,7 +257,7 @@ class PartitionView:
         return None
 
     def next_sound_offset(self, offset: int) -> int | None:
-        """The first offset behind `offset` that damage spared, in the same log segment or the next."""
+        """Return the first undamaged offset after `offset`, in the same log segment or the next."""
         segments = self._segments()
         for segment in segments.segments[max(segments.floor_index(offset), 0) :]:
             with segment.reader() as file:
@@ -269,14 +267,14 @@ class PartitionView:
         return None
 
     def aborted(self, start: int, upper: int) -> list[AbortedTxn]:
-        """Aborted transactions with records in [start, upper)."""
+        """Return aborted transactions with records in [start, upper)."""
         return collect_aborted(self._view(self.bounds()), start, upper)
 
     def log_path(self, base_offset: int) -> Path:
         return offset_file(self.folder, base_offset, LOG)
 
     def out_of_range(self, offset: int, bounds: Bounds) -> OffsetOutOfRangeError:
-        """The error, and the way out."""
+        """Return the error for an offset out of range, with its remedy."""
         where = f"{self.topic}-{self.partition}"
         if offset < bounds.log_start:
             reason = (
@@ -290,13 +288,14 @@ class PartitionView:
             )
         return OffsetOutOfRangeError(reason, offset=offset, first=bounds.log_start, end=bounds.high_watermark)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _try_fetch(
         self, offset: int, max_bytes: int, bounds: Bounds, buffer: bytearray | None
     ) -> Fetched | None:
-        """Fetch from the log segments known, then from a fresh look at the folder: a roll, a trim or a
-        removal in between shows as nothing found, a missing file, or a file shorter than it was."""
+        """Fetch from the known log segments, then from a new listing of the folder: a roll, a trim or a removal in
+        between shows as nothing found, a missing file, or a shorter file.
+        """
         for looks_left in (1, 0):
             try:
                 fetched = fetch(self._view(bounds), offset, max_bytes=max_bytes, buffer=buffer)
@@ -311,14 +310,14 @@ class PartitionView:
         return None
 
     def _view(self, bounds: Bounds) -> LogView:
-        """The log as a `LogView` for `fetch`. Its end is the end of the last file: the reader cuts at offsets."""
+        """Return a `LogView` for `fetch`. It ends at the end of the last file; the reader cuts at offsets."""
         segments = self._segments()
         last = segments.last
         end = LogPoint(max(bounds.high_watermark, last.base_offset), last.base_offset, last.size)
         return LogView(segments, bounds.log_start, end, end, None, self.folder.name)
 
     def _segments(self) -> SegmentList:
-        """The log segments by name; the last one is looked at anew, because it grows."""
+        """Return the log segments by name; the last one is opened anew, because it grows."""
         if self._known is None:
             self._known = SegmentList(self._segment(base) for base in self._listed_bases())
         elif len(self._known):
@@ -347,7 +346,7 @@ class PartitionView:
         )
 
     def _is_settled(self, bounds: Bounds) -> bool:
-        """Whether no process is renaming log segments, by the generation and a second listing of the folder (V3)."""
+        """Return whether no process renames log segments, by generation and a second listing of the folder (V3)."""
         known, self._known = self._segments().bases, None
         return bounds.generation % 2 == 0 and self._segments().bases[: len(known)] == known
 
@@ -357,8 +356,9 @@ class PartitionView:
             raise self.out_of_range(offset, bounds._replace(log_start=segments.first.base_offset))
 
     def gaps_below(self) -> int:
-        """The offset from which on a gap is damage: only compaction leaves one, now or while the topic was
-        compacted before; a broker's folder may have others."""
+        """Return the offset from which a gap is damage: only compaction leaves gaps, also when the topic was
+        compacted earlier; a broker's folder may have others.
+        """
         if self._is_foreign or self._config.compacts:
             return GAPS_ANYWHERE
         try:
@@ -377,7 +377,7 @@ class PartitionView:
             )
 
     def _unpublished_bounds(self, old: Watermark | None) -> Bounds:
-        """The bounds of a folder without a watermark: from its first log segment to its last batch."""
+        """Return the bounds of a folder without a watermark: from its first log segment to its last batch."""
         self._generation = NO_GENERATION
         self._known = None
         segments = self._segments()
@@ -391,23 +391,23 @@ class PartitionView:
         if old is not None:
             start = max(start, old.log_start)
         last = segments.last
-        found = self._files.stat(last.path)  # its size alone says nothing: it may be preallocated
+        found = self._files.stat(last.path)  # its size alone is not enough: it may be preallocated
         version = (last.base_offset, None if found is None else found.version)
         if self._tail is None or self._tail[0] != version:
             end = _end_of_last_batch(last) if old is None else _end_of_last_sound_batch(last)
             self._tail = (version, end)
-        # Less than what was durable is damage, and is read up to, so that it is told.
+        # Less than the durable end is damage; it is included in the range, so that reading it raises.
         end = max(self._tail[1], start, 0 if old is None else old.durable_end)
         return Bounds(start, end, end, NO_GENERATION)
 
 
 _UNUSED_CHANCE = SeededRandomness(
     0
-)  # a log segment draws its roll jitter, but a read-only one is never rolled
+)  # a log segment computes a roll jitter, but a read-only one is never rolled
 
 
 def _end_of_last_batch(segment: LogSegment) -> int:
-    """The offset after the last whole batch; zeros or a torn batch behind it do not count."""
+    """Return the offset after the last whole batch; zeros or a torn batch after it do not count."""
     try:
         return segment.read_next_offset()
     except CorruptError:
@@ -415,7 +415,7 @@ def _end_of_last_batch(segment: LogSegment) -> int:
 
 
 def _end_of_last_sound_batch(segment: LogSegment) -> int:
-    """The offset after the last batch whose CRC matches, of those that follow each other without damage."""
+    """Return the offset after the last batch whose CRC matches, in the leading run of undamaged batches."""
     file, hint = segment.open_near(segment.base_offset + 2**31 - 1)
     file.close()
     end = _end(segment, hint, sound_headers)
@@ -430,8 +430,8 @@ def _end(
         try:
             for _, header in walk(file, start, segment.size):
                 if header.base_offset < end:
-                    break  # an old piece of the file where new bytes never arrived
+                    break  # an old part of the file where new bytes never arrived
                 end = header.next_offset
         except CorruptError:
-            pass  # what came before it is the log
+            pass  # the batches before it are the log
     return end

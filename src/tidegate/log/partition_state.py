@@ -5,12 +5,12 @@ calls the hooks when they move. It rolls, cuts the end, drops the start and swap
 (`segment_roll`, `retention`, `compaction`) decide which segments. These changes run under the lock.
 
 A roll makes the new segment before it finishes the old one, and dropping old segments only renames, so that a
-full disk leaves a working log. Cutting and swapping change several files: one that fails half-way leaves the
+full disk leaves a working log. Cutting and swapping change several files: a failure half-way leaves the
 log read-only, and reopening it finishes or undoes the change.
 
 Invariants:
 P1  log start ≤ last stable offset ≤ high watermark ≤ log end, and durable point ≤ log end;
-P2  `view` is replaced as a whole, so that every reader of it sees one moment;
+P2  `view` is replaced as a whole, so that a reader sees a consistent state;
 P3  after a failed sync, or a change of files that failed half-way, nothing is written or acknowledged until
     the log is reopened.
 
@@ -43,7 +43,7 @@ COMPACTION = "compaction"
 
 @dataclass(slots=True)
 class Hooks:
-    """Lists of callables, told after the fact and under the partition's lock: they should be quick."""
+    """Lists of callables, called after the event and under the partition's lock; they must be quick."""
 
     on_append: list[Callable[[LogSegment, int, Bytes, BatchHeader], object]] = field(default_factory=list)
     """(segment, position, bytes of the batch, its header)"""
@@ -66,7 +66,7 @@ class Hooks:
 
 
 class PartitionState:
-    """What the steps of one partition share."""
+    """The offsets, segments, hooks and lock that the steps of one partition share."""
 
     def __init__(self, folder: Path, config: TopicConfig, ports: Ports, loaded: LoadedLog) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class PartitionState:
             loaded.segments, loaded.log_start, end, LogPoint(loaded.log_start), None, self.where
         )
 
-    # -- guards ----------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------
 
     def require_open(self) -> None:
         if self.is_closed:
@@ -110,7 +110,7 @@ class PartitionState:
 
     @contextmanager
     def whole_or_read_only(self, doing: str) -> Iterator[None]:
-        """A change of several files: stopped half-way, it leaves the log readable but not writable (P3)."""
+        """Wrap a change of several files; if it fails half-way, the log becomes read-only (P3)."""
         with self.lock:
             self.require_writable()
             try:
@@ -121,7 +121,7 @@ class PartitionState:
 
     @contextmanager
     def changing_names(self) -> Iterator[None]:
-        """Around every renaming of segment files, for readers in other processes."""
+        """Wrap every renaming of segment files, for readers in other processes."""
         for hook in self.hooks.on_segments_changing:
             hook()
         try:
@@ -134,12 +134,13 @@ class PartitionState:
 
     @property
     def recovery_point(self) -> int:
-        """Where recovery after a crash begins: batches before it are on the disk, and so are the indexes of
-        the segments before the one it lies in."""
+        """The offset where recovery after a crash begins: earlier batches are on disk, and so are the indexes of all
+        segments before the one that holds it.
+        """
         return min((self.commit.durable.offset, *(segment.base_offset for segment in self.finished)))
 
     def extend(self, segment: LogSegment, position: int, data: Bytes, header: BatchHeader) -> None:
-        """A batch was written: the log ends after it now."""
+        """Advance the log end after a batch was written."""
         view = self.view
         end = LogPoint(header.next_offset, segment.base_offset, position + header.size)
         self.view = LogView(
@@ -149,11 +150,11 @@ class PartitionState:
             hook(segment, position, data, header)
 
     def set_segments(self, segments: SegmentList, log_end: int) -> None:
-        """The list of segments changed, and perhaps where the log ends."""
+        """Replace the list of segments and set the log end."""
         active = segments.last
         end = LogPoint(log_end, active.base_offset, active.size)
         watermark = self.view.high_watermark
-        # A point in a segment that was cut, swapped or removed no longer stands for a position.
+        # A LogPoint in a segment that was cut, swapped or removed has no valid position any more.
         watermark = end if watermark.offset >= log_end else LogPoint(watermark.offset)
         self.finished = [segment for segment in self.finished if segments.get(segment.base_offset) is segment]
         self.view = self.view._replace(segments=segments, end=end, high_watermark=watermark)
@@ -164,7 +165,7 @@ class PartitionState:
         self.tell_progress()
 
     def raise_log_start(self, offset: int) -> bool:
-        """Forget everything before `offset`; whether that was news."""
+        """Raise the log start to `offset`; return whether it moved."""
         view = self.view
         if offset > view.high_watermark.offset:
             raise OffsetOutOfRangeError(
@@ -185,7 +186,7 @@ class PartitionState:
         return True
 
     def restart_at(self, log_start: int) -> None:
-        """The log was cut: offsets that lay beyond its end come back to it."""
+        """Bring offsets that lie beyond the end of a truncated log back to its end."""
         view = self.view
         self.commit.lower(view.end)
         self.producers.on_high_watermark(view.high_watermark.offset)
@@ -199,30 +200,30 @@ class PartitionState:
 
     def tell_progress(self) -> None:
         view = self.view
-        self.is_progress_told = False  # until every hook was told: one may fail, and is told again then
+        self.is_progress_told = False  # until every hook was called: one may fail, and is called again later
         for hook in self.hooks.on_acknowledged:
             hook(view.high_watermark.offset, view.log_start, self.recovery_point)
         self.is_progress_told = True
 
-    # -- the disk --------------------------------------------------------------------------------
+    # -- syncing ---------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Everything written so far is on the disk when this returns."""
+        """Sync everything written so far to disk."""
         self.commit.reach(self.view.end.offset, anyway=bool(self.finished))
 
     def _sync(self) -> LogPoint:
-        """Bring everything from the durable point on to the disk; runs without the lock."""
+        """Sync everything from the durable point on; runs without the lock."""
         finished, view = tuple(self.finished), self.view
         sync_segments(
             view, self.commit.durable.offset, finished, self.ports.files, self.producers, self._is_current
         )
         for segment in finished:
-            with suppress(ValueError):  # it left the log meanwhile
+            with suppress(ValueError):  # the file left the log meanwhile
                 self.finished.remove(segment)
         return view.end
 
     def settle(self) -> None:
-        """Snapshot at the log end, every file at its final length and on the disk."""
+        """Take a snapshot at the log end, and sync every file at its final length."""
         with self.whole_or_read_only("closing it"):
             segments = self.view.segments
             self.producers.take_snapshot()
@@ -240,7 +241,7 @@ class PartitionState:
     # -- rolling ---------------------------------------------------------------------------------
 
     def roll(self, first_offset: int = 0) -> LogSegment:
-        """Finish the active segment; the new one starts at the log end, or at `first_offset` beyond it."""
+        """Finish the active segment and return the new one, at the log end or at `first_offset` beyond it."""
         view = self.view
         active, base = view.segments.last, max(first_offset, view.end.offset)
         if active.base_offset > base or (active.base_offset == base and active.size > 0):
@@ -276,7 +277,7 @@ class PartitionState:
         return fresh
 
     def _recreate(self, empty: LogSegment) -> LogSegment:
-        """An empty segment whose index is full (it may have been cut to nothing) makes room for itself."""
+        """Recreate an empty segment whose index is full (it may have been truncated to nothing)."""
         empty.change_suffix(DELETED)
         try:
             fresh = self._create(empty.base_offset)
@@ -308,10 +309,10 @@ class PartitionState:
         if self.finished and not self.is_closed and self.commit.failure is None:
             self.flush()
 
-    # -- cutting the end -------------------------------------------------------------------------
+    # -- truncation ------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> bool:
-        """Drop every batch that reaches `offset` or beyond; whether there was one. The log then ends there."""
+        """Drop every batch that reaches `offset` or beyond; the log then ends there. Return whether any existed."""
         view = self.view
         if offset < 0:
             raise InvalidError(f"{self.where} cannot be cut at {offset}")
@@ -377,13 +378,13 @@ class PartitionState:
     # -- dropping the start, swapping ------------------------------------------------------------
 
     def delete_segments(self, segments: Sequence[LogSegment], reason: str) -> int:
-        """Let the oldest segments go; how many. If those are all, an empty one is rolled first."""
+        """Remove the oldest segments and return how many. If those are all, an empty one is rolled first."""
         going = [segment for segment in segments if self.view.segments.get(segment.base_offset) is segment]
         if not going:
             return 0
         if len(going) == len(self.view.segments):
             self.roll()
-            # An empty active segment was made anew by that, at the same base.
+            # Rolling recreated an empty active segment at the same base.
             going = [segment for segment in going if self.view.segments.get(segment.base_offset) is segment]
         count = len(going)
         if going:
@@ -396,7 +397,7 @@ class PartitionState:
         return count
 
     def replace_segments(self, new: Sequence[LogSegment], old: Sequence[LogSegment]) -> None:
-        """Put finished `.cleaned` segments where `old` ones were."""
+        """Replace the `old` segments by finished `.cleaned` ones."""
         current = self.view.segments
         if any(current.get(segment.base_offset) is not segment for segment in old):
             raise ConflictError(

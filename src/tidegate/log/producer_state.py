@@ -8,7 +8,7 @@ append; it changes only itself, and `ProducerStates.update` takes over the resul
     origin        data batches                                   end markers
     CLIENT        epoch, sequence and transaction checks         epoch and coordinator epoch
     COORDINATOR   epoch and transaction checks                   epoch and coordinator epoch
-    REPLICATION   none: the leader made them when it wrote       none; violations are logged
+    REPLICATION   none: the leader has made the checks           none; violations are logged
 
 The order for every append is: `duplicate_of`, `prepare`, the append's checks, write the bytes, `update`, and
 for each ended transaction `last_stable_offset`, transaction index, `complete_txn`; then
@@ -19,8 +19,8 @@ rebuilds the state from snapshots and log.
     int64 producer id, int16 epoch, int32 last sequence, int64 last offset, int32 offset delta,
     int64 timestamp, int32 coordinator epoch, int64 first offset of the open transaction (-1 for none)
 
-A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written by
-growing producer id; a broker writes them in any order, so files of several producers are equal as sets.
+A snapshot stores only the last batch of a producer; a negative last offset means none. Entries are written in
+ascending order of producer id; a broker writes them in any order, so compare such files as sets.
 
 Invariants:
 I1  a refused append changes nothing here;
@@ -73,7 +73,7 @@ _COUNT_POSITION = 6
 
 
 class BatchMetadata(NamedTuple):
-    """What is remembered of a written batch, to know it again when it is sent again."""
+    """The facts of a written batch that identify it when it is sent again."""
 
     last_sequence: int
     last_offset: int
@@ -91,7 +91,7 @@ class BatchMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """What a partition knows of one producer; `batches`: its last ones of this epoch, oldest first."""
+    """The state of one producer in a partition; `batches` are its last ones of this epoch, oldest first."""
 
     producer_id: int
     epoch: int = NO_EPOCH
@@ -110,12 +110,12 @@ class ProducerEntry:
 
     @property
     def first_offset(self) -> int:
-        """First offset of the oldest remembered batch, -1 when none is."""
+        """First offset of the oldest remembered batch; -1 when there is none."""
         return self.batches[0].first_offset if self.batches else -1
 
     @property
     def last_offset(self) -> int:
-        """Last offset of the newest batch, -1 when only markers are known."""
+        """Last offset of the newest batch; -1 when only markers are known."""
         return self.batches[-1].last_offset if self.batches else -1
 
     @property
@@ -123,7 +123,7 @@ class ProducerEntry:
         return self.batches[-1].offset_delta if self.batches else 0
 
     def find_batch(self, epoch: int, first_sequence: int, last_sequence: int) -> BatchMetadata | None:
-        """The remembered batch with exactly this epoch and these sequences."""
+        """Return the remembered batch with exactly this epoch and these sequence numbers."""
         if epoch == self.epoch:
             for batch in self.batches:
                 if batch.last_sequence == last_sequence and batch.first_sequence == first_sequence:
@@ -131,7 +131,7 @@ class ProducerEntry:
         return None
 
     def with_batch(self, epoch: int, batch: BatchMetadata) -> ProducerEntry:
-        """After one more batch; a new epoch forgets the batches of the old one."""
+        """Return the entry after one more batch; a new epoch drops the batches of the old one."""
         kept = self.batches if epoch == self.epoch else ()
         return ProducerEntry(
             self.producer_id,
@@ -143,7 +143,7 @@ class ProducerEntry:
         )
 
     def with_marker(self, epoch: int, coordinator_epoch: int, timestamp: int) -> ProducerEntry:
-        """After the end of its transaction."""
+        """Return the entry after the end of its transaction."""
         return ProducerEntry(
             self.producer_id,
             epoch,
@@ -154,7 +154,7 @@ class ProducerEntry:
         )
 
     def merged(self, later: ProducerEntry) -> ProducerEntry:
-        """After an append that ended in `later`, which holds only the batches of that append."""
+        """Return the entry after an append that ended in `later`, which holds only the batches of that append."""
         kept = self.batches if later.epoch == self.epoch else ()
         return replace(later, batches=(*kept, *later.batches)[-BATCHES_KEPT:])
 
@@ -163,7 +163,7 @@ class ProducerEntry:
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """The file of these producers."""
+    """Return the snapshot file's bytes for these producers."""
     ordered = sorted(entries, key=lambda entry: entry.producer_id)
     body = bytearray(struct.pack(">i", len(ordered)))
     for entry in ordered:
@@ -181,7 +181,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: bytes, *, path: Path | None = None) -> list[ProducerEntry]:
-    """The producers in a snapshot's bytes, in the order stored; `CorruptError` for anything but version 1."""
+    """Return the producers of a snapshot in stored order; `CorruptError` for anything but version 1."""
     if len(data) < _HEAD.size:
         raise _corrupt(path, len(data), f"{len(data)} bytes are too few for a snapshot")
     version, crc, count = _HEAD.unpack_from(data)
@@ -219,7 +219,7 @@ def _decode_entry(
 
 
 def read_snapshot(path: Path, *, files: Files) -> list[ProducerEntry]:
-    """The producers in a snapshot file; `CorruptError` when it is damaged."""
+    """Return the producers of a snapshot file; `CorruptError` when it is damaged."""
     found = files.stat(path)
     if found is not None and found.is_file and found.size > LIMIT_BYTES:
         raise _corrupt(path, LIMIT_BYTES, f"{found.size} bytes are more than the {LIMIT_BYTES} allowed")
@@ -227,7 +227,7 @@ def read_snapshot(path: Path, *, files: Files) -> list[ProducerEntry]:
 
 
 def write_snapshot(path: Path, entries: Iterable[ProducerEntry], *, files: Files, sync: bool = True) -> None:
-    """Replace the file; without `sync` a power cut may leave it damaged, which reading notices."""
+    """Replace the snapshot file; without `sync` a power failure may damage it, which reading detects."""
     files.publish(path, encode_snapshot(entries), sync=sync)
 
 
@@ -241,13 +241,13 @@ class SnapshotFiles:
         self.reload()
 
     def reload(self) -> None:
-        """Look at the folder again."""
+        """List the folder again."""
         names = self._files.list(self.folder) if self._files.exists(self.folder) else []
         self._offsets = offsets_of(names, SNAPSHOT)
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Growing."""
+        """The offsets in ascending order."""
         return tuple(self._offsets)
 
     @property
@@ -271,13 +271,13 @@ class SnapshotFiles:
         return read_snapshot(self.path(offset), files=self._files)
 
     def remove(self, offset: int) -> None:
-        """Delete the file, when it is one of ours."""
+        """Delete the snapshot at `offset`, if there is one."""
         if offset in self:
             self._files.unlink(self.path(offset), missing_ok=True)
             self._offsets.remove(offset)
 
     def mark_deleted(self, offset: int) -> Path | None:
-        """Rename the file to `….snapshot.deleted`, for unlinking later; None when it is gone already."""
+        """Rename the file to `….snapshot.deleted`, to be unlinked later; return None when it is gone already."""
         if offset not in self:
             return None
         deleted = self.path(offset).with_name(f"{self.path(offset).name}.deleted")
@@ -304,7 +304,7 @@ _log = logging.getLogger(__name__)
 
 
 class Origin(Enum):
-    """Who appends, which decides how much is checked."""
+    """The kind of appender, which decides what is checked."""
 
     CLIENT = "client"
     REPLICATION = "replication"
@@ -321,7 +321,7 @@ class CompletedTxn(NamedTuple):
 
 
 class ProducerAppend:
-    """Checks the batches of one producer in one append, in order, and gathers their effect."""
+    """Checks the batches of one producer in one append, in order, and collects their effects."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ class ProducerAppend:
         return tuple(self._started)
 
     def append(self, header: BatchHeader) -> None:
-        """Take a data batch whose header carries its final offsets."""
+        """Check and add a data batch whose header has its final offsets."""
         epoch, first_offset = header.producer_epoch, header.base_offset
         self._check_epoch(epoch, first_offset)
         if self.origin is Origin.CLIENT:
@@ -369,7 +369,7 @@ class ProducerAppend:
     def append_marker(
         self, header: BatchHeader, *, is_abort: bool, coordinator_epoch: int
     ) -> CompletedTxn | None:
-        """Take an end marker; the transaction it ended, None when none was open."""
+        """Check and add an end marker; return the transaction it ended, None when none was open."""
         offset = header.base_offset
         self._check_epoch(header.producer_epoch, offset)
         self._check_coordinator_epoch(coordinator_epoch, offset)
@@ -400,7 +400,7 @@ class ProducerAppend:
                 )
             return
         if self._current.epoch == NO_EPOCH:
-            return  # nothing was known before this append: any sequence may come
+            return  # nothing was known before this append, so any sequence is accepted
         last = self._last_sequence(epoch)
         if sequence != last + 1 and not (sequence == 0 and last == MAX_SEQUENCE):
             raise self._out_of_order(offset, sequence, f"the last one is {last}")
@@ -440,7 +440,7 @@ class ProducerAppend:
 
 
 class ProducerStates:
-    """The producers of one partition."""
+    """The state of all producers of one partition."""
 
     def __init__(
         self,
@@ -460,16 +460,16 @@ class ProducerStates:
         self._map_end_offset = 0
         self._last_snapshot_offset = 0
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def active_producers(self) -> Mapping[int, ProducerEntry]:
-        """Producer id → what is known of it; a live view."""
+        """Producer id → its state; a live view."""
         return MappingProxyType(self._producers)
 
     @property
     def is_empty(self) -> bool:
-        """No producer is known and nothing waits for the high watermark."""
+        """Return whether no producer is known and no transaction waits for the high watermark."""
         return not self._producers and not self._unreplicated
 
     @property
@@ -479,7 +479,7 @@ class ProducerStates:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Where the earliest transaction begins that is open, or complete but not replicated."""
+        """The first offset of the earliest transaction that is open, or complete but not replicated."""
         found = [
             offset for offset in (self.first_undecided_offset, *self._unreplicated) if offset is not None
         ]
@@ -487,7 +487,7 @@ class ProducerStates:
 
     @property
     def first_undecided_offset(self) -> int | None:
-        """Where the earliest open transaction begins."""
+        """The first offset of the earliest open transaction."""
         return self._open_order[0] if self._open_order else None
 
     def entry(self, producer_id: int) -> ProducerEntry | None:
@@ -496,7 +496,7 @@ class ProducerStates:
     # -- appending -------------------------------------------------------------------------------
 
     def duplicate_of(self, header: BatchHeader) -> BatchMetadata | None:
-        """The batch this one repeats exactly, if it is among the last five of its producer's epoch."""
+        """Return the batch that this one repeats exactly, if it is among the last five of its producer's epoch."""
         entry = self._producers.get(header.producer_id)
         if entry is None:
             return None
@@ -508,7 +508,7 @@ class ProducerStates:
         return ProducerAppend(self.folder.name, current, origin)
 
     def update(self, append: ProducerAppend) -> None:
-        """Take over what a finished append says."""
+        """Apply a finished append to the state."""
         producer_id = append.producer_id
         if producer_id < 0:
             raise InvalidError(f"{self.folder.name}: producer id {producer_id} has no state")
@@ -518,16 +518,16 @@ class ProducerStates:
             self._begin(producer_id, first_offset)
 
     def update_map_end_offset(self, offset: int) -> None:
-        """The log was written up to `offset`, exclusive, and this state knows all of it."""
+        """Record that the state covers the log up to `offset`, exclusive."""
         self._map_end_offset = offset
 
     def last_stable_offset(self, completed: CompletedTxn) -> int:
-        """What is stable once `completed` ended: up to the earliest open transaction of another producer."""
+        """Return the last stable offset after `completed` ended, bounded by other producers' open transactions."""
         others = (first for first in self._open_order if self._open[first] != completed.producer_id)
         return next(others, completed.last_offset + 1)
 
     def complete_txn(self, completed: CompletedTxn) -> None:
-        """The transaction's marker is in the log: it is stable once the high watermark passes the marker."""
+        """Record a transaction whose marker is in the log; it is stable once the high watermark passes the marker."""
         if self._open.pop(completed.first_offset, None) is None:
             raise InvalidError(
                 f"the transaction of producer {completed.producer_id} at offset {completed.first_offset} "
@@ -538,7 +538,7 @@ class ProducerStates:
         self._unreplicated[completed.first_offset] = completed
 
     def on_high_watermark(self, high_watermark: int) -> None:
-        """Complete transactions whose marker lies before the high watermark are stable now."""
+        """Mark complete transactions as stable whose marker lies before the high watermark."""
         if self._unreplicated:
             self._unreplicated = {
                 first_offset: txn
@@ -546,33 +546,33 @@ class ProducerStates:
                 if txn.last_offset >= high_watermark
             }
 
-    # -- forgetting ------------------------------------------------------------------------------
+    # -- removing producers ----------------------------------------------------------------------
 
     def remove_expired(self, now_ms: int) -> int:
-        """Forget producers that were silent too long and have no open transaction; how many."""
+        """Drop producers that were idle too long and have no open transaction; return how many."""
         expired = [entry.producer_id for entry in self._producers.values() if self._is_expired(entry, now_ms)]
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
 
     def on_log_start_incremented(self, log_start: int) -> None:
-        """Records before `log_start` are gone; producers stay known."""
+        """Handle the removal of records before `log_start`; producers are kept."""
         self.on_high_watermark(log_start)
         self._map_end_offset = max(self._map_end_offset, log_start)
         latest = self._snapshots.latest
         self._last_snapshot_offset = log_start if latest is None else latest
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Forget everything and delete all snapshots: the log begins anew at `offset`."""
+        """Drop everything and delete all snapshots: the log restarts at `offset`."""
         self._clear()
         self._keep_snapshots(())
         self._last_snapshot_offset = 0
         self._map_end_offset = offset
 
     def truncate_and_reload(self, log_start: int, log_end: int, now_ms: int) -> None:
-        """Make the state that of a log of [log_start, log_end), as far as snapshots reach.
+        """Restore the state of a log of [log_start, log_end), as far as snapshots reach.
 
-        Afterwards `map_end_offset` says from where the log must be replayed.
+        Afterwards `map_end_offset` is the offset from which the log must be replayed.
         """
         self._keep_snapshots(offset for offset in self._snapshots.offsets if log_start < offset <= log_end)
         if log_end == self._map_end_offset:
@@ -582,7 +582,7 @@ class ProducerStates:
         self._load_latest_snapshot(log_start, now_ms)
 
     def load_entry(self, entry: ProducerEntry) -> None:
-        """Know a producer as a snapshot describes it."""
+        """Add a producer as a snapshot describes it."""
         self._producers[entry.producer_id] = entry
         if entry.txn_first_offset is not None:
             self._begin(entry.producer_id, entry.txn_first_offset)
@@ -591,7 +591,7 @@ class ProducerStates:
 
     @property
     def snapshots(self) -> tuple[int, ...]:
-        """Offsets of the snapshot files, growing."""
+        """Offsets of the snapshot files in ascending order."""
         return self._snapshots.offsets
 
     @property
@@ -599,11 +599,11 @@ class ProducerStates:
         return self._snapshots.latest
 
     def snapshot_path(self, offset: int) -> Path | None:
-        """The file of the snapshot at `offset`, None when there is none."""
+        """Return the file of the snapshot at `offset`; None when there is none."""
         return self._snapshots.path(offset) if offset in self._snapshots else None
 
     def take_snapshot(self, *, sync: bool = True) -> Path | None:
-        """Write the state at `map_end_offset`; None when the last snapshot is not older."""
+        """Write the state at `map_end_offset`; return None when the last snapshot is as recent."""
         if self._map_end_offset <= self._last_snapshot_offset:
             return None
         path = self._snapshots.write(self._map_end_offset, self._producers.values(), sync=sync)
@@ -611,9 +611,9 @@ class ProducerStates:
         return path
 
     def remove_stray_snapshots(self, segment_bases: Iterable[int]) -> None:
-        """Delete snapshots that are at no log segment's base.
+        """Delete snapshots that are not at a log segment's base offset.
 
-        The largest one stays if it lies behind the last base: it was taken at a clean close.
+        The newest one is kept if it lies after the last base: a clean close took it.
         """
         bases = set(segment_bases)
         self._snapshots.reload()
@@ -627,7 +627,7 @@ class ProducerStates:
         """Rename a snapshot to `….deleted` and return that path; None when there is none."""
         return self._snapshots.mark_deleted(offset)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _is_expired(self, entry: ProducerEntry, now_ms: int) -> bool:
         return entry.txn_first_offset is None and now_ms - entry.last_timestamp >= self.expiration_ms
@@ -664,14 +664,14 @@ class ProducerStates:
 
 
 class ProducerStep(NamedTuple):
-    """What one batch does to its producer; nothing is changed before `take`."""
+    """The effect of one batch on its producer; `take` applies it."""
 
     append: ProducerAppend
     completed: CompletedTxn | None
     aborted: AbortedTxn | None
 
     def take(self, producers: ProducerStates) -> None:
-        """The batch is in the log: remember it."""
+        """Apply the effect, after the batch was written."""
         producers.update(self.append)
         if self.completed is not None:
             producers.complete_txn(self.completed)
@@ -680,7 +680,7 @@ class ProducerStep(NamedTuple):
 def check_batch(
     producers: ProducerStates, header: BatchHeader, content: Callable[[], Buffer], origin: Origin
 ) -> ProducerStep:
-    """Check a batch that has a producer; `content` gives its bytes, asked for only if it is a marker."""
+    """Check a batch that has a producer; `content` returns its bytes and is called only for markers."""
     append = producers.prepare(header.producer_id, origin)
     completed = None
     if not header.is_control:
@@ -701,7 +701,7 @@ def check_batch(
 
 
 def replay_segment(producers: ProducerStates, segment: LogSegment, start: int, end: int) -> None:
-    """Tell `producers` the batches of one segment from offset `start` to byte `end`, without checks."""
+    """Apply the batches of one segment to `producers`, from offset `start` to byte `end`, without checks."""
     file, hint = segment.open_near(start)
     with file:
         place = segment.locate_in(file, hint, start, end)
@@ -726,9 +726,9 @@ def rebuild_producers(
     clean: bool,
     now_ms: int,
 ) -> None:
-    """Make `producers` the state at offset `end`: newest snapshot, then the log behind it, then a snapshot.
+    """Restore `producers` at offset `end`: load the newest snapshot, replay the log after it, take a snapshot.
 
-    After a clean stop without any snapshot there is nothing to know, so the log is not read.
+    After a clean stop without any snapshot there is no producer state, so the log is not read.
     """
     bases = segments.bases[-2:]
     if clean and producers.latest_snapshot is None:

@@ -1,7 +1,7 @@
 """Read records of a topic as Arrow batches, from any process, while the topic is written.
 
 `Reader` keeps the position of each partition: its start, its next offset and its stop. Bytes come from
-`PartitionView`, records from `format.decode`. Start and stop can be given as
+`PartitionView`, records from `format.decode`. Start and stop are given as
 
 | value | meaning |
 |---|---|
@@ -13,13 +13,13 @@
 | `"@-1h"` | the same, an hour ago |
 | `{0: 42, 1: "earliest"}` | one for each partition |
 
-Numbers in strings are numbers. Only `parse_range` accepts the two-sided forms of the command line.
+A number may be given as a string. Only `parse_range` accepts the two-sided forms of the command line.
 
 R1  only whole batches below the high watermark are returned (below the last stable offset, and without
     aborted transactions, for `isolation="read_committed"`).
 R2  memory is bounded by `max_bytes` of the log (or one larger batch) and `max_piece_bytes` of records at a
     time, whatever the size of the log.
-R3  records before damage are returned first; then `CorruptError` names the place and the offset to resume at.
+R3  records before damage are returned first; then `CorruptError` names the position and the offset to resume at.
 R4  Tidegate's own control records are left out unless requested; positions and offsets count them.
 R5  an offset that retention removed raises `OffsetOutOfRangeError`, never a silent jump.
 
@@ -65,7 +65,7 @@ class PositionKind(Enum):
 
 
 class Position(NamedTuple):
-    """One place in a partition; `value` is an offset, a count or epoch milliseconds."""
+    """A position in a partition; `value` is an offset, a count or epoch milliseconds."""
 
     kind: PositionKind
     value: int = 0
@@ -85,7 +85,7 @@ _WORDS = {
 
 
 def parse_position(said: PlaceLike, *, now_ms: int = 0) -> Position:
-    """One place; `now_ms` is what relative times count from."""
+    """Parse one position; relative times count from `now_ms`."""
     if isinstance(said, bool):
         raise TypeError("a position is an offset, a word, a time or a mapping, not a bool")
     if isinstance(said, Position):
@@ -105,7 +105,7 @@ def parse_position(said: PlaceLike, *, now_ms: int = 0) -> Position:
 
 
 def parse_positions(said: StartLike, partitions: tuple[int, ...], *, now_ms: int = 0) -> dict[int, Position]:
-    """A place for each partition."""
+    """Parse the position of each partition."""
     if not isinstance(said, Mapping):
         position = parse_position(said, now_ms=now_ms)
         return dict.fromkeys(partitions, position)
@@ -118,7 +118,7 @@ def parse_positions(said: StartLike, partitions: tuple[int, ...], *, now_ms: int
 
 
 def parse_range(text: str, *, now_ms: int) -> tuple[Position, Position | None]:
-    """Start and stop of the command line's `-o`: `@T1:T2`, `N:M`, `:end`, or a single place."""
+    """Parse the command line's `-o` into start and stop: `@T1:T2`, `N:M`, `:end`, or a single position."""
     stripped = text.strip()
     if stripped.startswith("@"):
         return _time_range(stripped, now_ms)
@@ -132,7 +132,7 @@ def parse_range(text: str, *, now_ms: int) -> tuple[Position, Position | None]:
 
 
 def _time_range(text: str, now_ms: int) -> tuple[Position, Position | None]:
-    """A time by itself holds colons too, so that reading is tried first."""
+    """Parse a range of times; a single time is tried first, because it holds colons, too."""
     try:
         return parse_position(text, now_ms=now_ms), None
     except InvalidError as not_one_time:
@@ -164,14 +164,14 @@ def _time(text: str, now_ms: int) -> int:
 
 
 IsolationName: TypeAlias = Literal["read_uncommitted", "read_committed"]
-DEFAULT_MAX_BYTES = 12 << 20  # measured: less pays more per fetch, more leaves the cache
+DEFAULT_MAX_BYTES = 12 << 20  # measured: less costs more per fetch, more leaves the cache
 DEFAULT_PIECE_BYTES = 32 << 20
 _SHORTEST_PAUSE_MS = 1
 _LONGEST_PAUSE_MS = 50
 
 
 class _Track:
-    """One partition being read: the next offset, and the first one not wanted any more."""
+    """One partition being read: the next offset, and the offset to stop at (exclusive)."""
 
     def __init__(self, view: PartitionView, offset: int, stop: int | None) -> None:
         self.view = view
@@ -184,10 +184,10 @@ class _Track:
 
 
 class Reader:
-    """Iterates `pyarrow.RecordBatch` of `RECORD_SCHEMA`; made by `Log.reader`.
+    """Iterator over `pyarrow.RecordBatch` of `RECORD_SCHEMA`; made by `Log.reader`.
 
-    Iterating ends where the log ended when it began, or at `stop`; with `follow=True` it waits for more.
-    `poll` returns the next batch or, after the timeout, None.
+    Iteration ends at `stop`, or where the log ended when it began; with `follow=True` it waits for more.
+    `poll` returns the next batch, or None after the timeout.
     """
 
     def __init__(
@@ -206,8 +206,10 @@ class Reader:
         control_records: bool = False,
         buffer: bytearray | None = None,
     ) -> None:
-        """`control_records` hands out Tidegate's own records, too, which a writer with `integrity=True` puts between
-        the others. `buffer` is memory to fetch into, for callers that make many readers, one after the other."""
+        """Open a reader. With `control_records` it also returns Tidegate's own records, which a writer with
+        `integrity=True` writes between the others. `buffer` is memory to fetch into; pass it to many short-lived
+        readers.
+        """
         if isolation not in ("read_uncommitted", "read_committed"):
             raise InvalidError(f"isolation={isolation!r}: choose 'read_uncommitted' or 'read_committed'")
         description = log.describe(topic)
@@ -226,7 +228,7 @@ class Reader:
         self._records = log.metrics.counter(
             "tidegate_records_total", "records by what became of them", ("topic", "partition", "verdict")
         )
-        self._buffer = buffer  # decoding copies out of it, so it is used again and again
+        self._buffer = buffer  # decoding copies out of it, so it can be reused
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._turn = 0
         now_ms = log.clock.now_ms()
@@ -248,7 +250,7 @@ class Reader:
         self.close()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches up to `stop`, or up to where the log ends now; without end when following."""
+        """Yield batches up to `stop`, or up to the current end of the log; without end when following."""
         if self.follow:
             while not self.is_done:
                 batch = self.poll(_LONGEST_PAUSE_MS * 20)
@@ -267,7 +269,7 @@ class Reader:
                 track.stop = None
 
     def poll(self, timeout: int | DurationLike = 0) -> pa.RecordBatch | None:
-        """The next batch, waiting up to `timeout` for one; None when none came or `stop` is reached."""
+        """Return the next batch, waiting up to `timeout`; None when none came or `stop` is reached."""
         deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout)
         pause_ms = _SHORTEST_PAUSE_MS
         while True:
@@ -281,22 +283,22 @@ class Reader:
             pause_ms = min(pause_ms * 2, _LONGEST_PAUSE_MS)
 
     def read_all(self) -> pa.Table:
-        """Everything up to the end, as one table: for small topics and tests."""
+        """Return everything up to the end as one table: for small topics and tests."""
         from tidegate.log.format.records import RECORD_SCHEMA
 
         return pa.Table.from_batches(list(self), RECORD_SCHEMA)
 
     @property
     def is_done(self) -> bool:
-        """Whether every partition has reached its stop."""
+        """Return whether every partition has reached its stop."""
         return all(track.is_done for track in self._tracks)
 
     def positions(self) -> dict[int, int]:
-        """Partition → the next offset it will be read at; good as `start` of another reader."""
+        """Return partition → next offset; usable as `start` of another reader."""
         return {track.view.partition: track.offset for track in self._tracks}
 
     def seek(self, partition: int, offset: int) -> None:
-        """Read the partition from `offset` next; what was read ahead is read again."""
+        """Continue the partition at `offset`; records that were fetched ahead are read again."""
         for track in self._tracks:
             if track.view.partition == partition:
                 self._pieces = iter(())
@@ -305,20 +307,20 @@ class Reader:
         raise InvalidError(f"partition {partition} of {self.topic} is not read here")
 
     def end_offsets(self) -> dict[int, int]:
-        """Partition → the offset readers of this isolation may not reach yet."""
+        """Return partition → the first offset that readers of this isolation level cannot read yet."""
         return {track.view.partition: self._end(track.view, track.view.bounds()) for track in self._tracks}
 
     def lag(self) -> int:
-        """How many offsets lie between here and the end, over all partitions."""
+        """Return the number of offsets between the positions and the end, over all partitions."""
         ends = self.end_offsets()
         return sum(max(ends[number] - offset, 0) for number, offset in self.positions().items())
 
     def close(self) -> None:
-        """Let go of what was read ahead; a reader holds nothing else."""
+        """Drop the records that were fetched ahead; a reader holds no other resources."""
         self._pieces = iter(())
         self._buffer = None
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _track(self, view: PartitionView, start: Position, stop: Position | None) -> _Track:
         bounds = view.bounds()
@@ -344,7 +346,7 @@ class Reader:
         return view.last_stable(bounds) if self.isolation == "read_committed" else bounds.high_watermark
 
     def _next_batch(self) -> pa.RecordBatch | None:
-        """The next records that are wanted."""
+        """Return the next wanted records."""
         while (batch := self._next_piece()) is not None and not self._control_records:
             batch = data_records(batch)
             if batch.num_rows:
@@ -352,7 +354,7 @@ class Reader:
         return batch
 
     def _next_piece(self) -> pa.RecordBatch | None:
-        """What is left of the last fetch, else the next partition's turn."""
+        """Return the rest of the last fetch, or fetch from the next partition."""
         while True:
             batch = next(self._pieces, None)
             if batch is not None:
@@ -366,12 +368,12 @@ class Reader:
                 if batch is not None:
                     return batch
                 if track.offset != before:
-                    break  # only control batches or holes there: go round once more
+                    break  # only control batches or gaps there: fetch again
             else:
                 return None
 
     def _fetch(self, track: _Track) -> Iterator[pa.RecordBatch]:
-        """One fetch of one partition, decoded piece by piece; the position follows what is handed out."""
+        """Fetch once from one partition and yield decoded pieces; the position advances with each piece yielded."""
         view = track.view
         bounds = view.bounds()
         end = self._end(view, bounds)
@@ -395,7 +397,7 @@ class Reader:
         try:
             yield from self._decode(track, fetched, table.end, stop, following)
         except CorruptError as error:
-            # What comes before the malformed batch is handed out first (R3).
+            # Records before the malformed batch are returned first (R3).
             number = int(np.searchsorted(table.position, (error.position or 0) - fetched.start_position))
             if error.position is None or not 0 < number < len(table):
                 raise _damage(view, track.offset, str(error), error) from error
@@ -425,7 +427,7 @@ class Reader:
             yield piece
 
     def _sound(self, track: _Track, fetched: Fetched, end: int) -> BatchTable:
-        """The leading batches that are below the end and undamaged; damage right at the start is raised."""
+        """Return the leading batches that are below the end and undamaged; raise if the first one is damaged."""
         table = scan_batches(fetched.data, strict=False)
         last_offset = table.last_offset
         sound = last_offset >= table.base_offset
@@ -444,9 +446,9 @@ class Reader:
         return BatchTable(table.rows[:keep], bytes_kept)
 
     def _gaps(self, track: _Track, table: BatchTable) -> NDArray[np.bool_]:
-        """Batches before which offsets are missing that compaction cannot have removed.
+        """Mark the batches before which offsets are missing that compaction cannot have removed.
 
-        The CRC does not cover a batch's offset: a flipped one shows as a gap, before it or behind it.
+        The CRC does not cover a batch's base offset: a flipped one shows as a gap before or after the batch.
         """
         expected = np.empty(len(table), dtype=np.int64)
         expected[:1] = track.offset
@@ -456,7 +458,7 @@ class Reader:
 
 
 def _damage(view: PartitionView, offset: int, why: str, cause: CorruptError | None = None) -> CorruptError:
-    """The error for an offset that cannot be read, with the place to go on (R3)."""
+    """Return the error for an offset that cannot be read, with the offset to resume at (R3)."""
     resume = view.next_sound_offset(offset)
     way_out = (
         f"no sound batch follows; {verify_command(view.folder)} shows the extent"

@@ -4,7 +4,7 @@ stop.
 `Loader` follows the start-up sequence of a Kafka 3.9 broker for one partition:
 
 1. Interrupted segment changes are finished or undone (`segment_swap.finish_interrupted_work`).
-2. Index files without a `.log` are removed. A segment without `.index`, or with an impossible `.txnindex`, is
+2. Index files without a `.log` are removed. A segment without `.index`, or with an invalid `.txnindex`, is
    recovered.
 3. After an unclean stop every segment from the recovery point on is recovered; if one had to be cut, all
    later ones are removed.
@@ -15,7 +15,7 @@ stop.
 After a clean stop no segment is read except the tail of the last one, and not even that where
 `Recovery.known_end` knows its end. Loading can be interrupted anywhere and started again.
 
-A broker cuts a segment at its first bad batch (`KafkaRecovery`; `CarefulKafkaRecovery` also keeps a copy of
+A broker truncates a segment at its first bad batch (`KafkaRecovery`; `CarefulKafkaRecovery` also keeps a copy of
 sound batches after the cut): right for a replica, wrong for the only copy. `SafeRecovery` decides by the last
 synced offset (*durable end*) and the last acknowledged one (*high watermark*), both from the watermark file:
 
@@ -26,12 +26,12 @@ synced offset (*durable end*) and the last acknowledged one (*high watermark*), 
 | at or above the high watermark | a sound batch | copied to `<base>.log.<position>.cut`, then cut |
 | at or above the durable end | nothing sound | a torn tail: cut |
 
-*Damage* changes nothing on disk: every sound batch is served, before and after it; appends are refused;
+*Damage* changes nothing on disk: every sound batch before and after it is served; appends are refused;
 reading into it raises `CorruptError` with file and position. `tidegate verify` shows the extent; the remedy
 is a restored file, or `recovery="kafka"`, which keeps a copy of what it cuts.
 
 V1  `SafeRecovery` never removes a byte below the durable end;
-V2  it cuts a torn batch, or keeps what it cuts beside the log; where the watermark file is damaged, both
+V2  it cuts a torn batch, or keeps a copy of what it cuts; where the watermark file is damaged, both
     offsets are only lower bounds, so a torn batch is kept too;
 V3  recovering twice, or again after a crash in the middle, ends in the same files.
 """
@@ -69,24 +69,24 @@ from tidegate.scheduling import Scheduler
 
 
 class Recovery(Protocol):
-    """What to believe of a segment found on disk, and what to do with one that a crash may have hurt."""
+    """Strategy that decides which segments found on disk to trust, and how to recover the others."""
 
     @property
     def read_only(self) -> str | None:
-        """Why the log must not be written to; None when it may. Asked after loading."""
+        """Why the log must not be written to; None when it may. Read after loading."""
         ...
 
     def known_end(self, segment: LogSegment) -> int | None:
-        """The offset after a segment's last; None when it must be read."""
+        """Return the offset after a segment's last record; None when the segment must be read."""
         ...
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
-        """Rebuild the segment's indexes and cut what is no sound batch; how many bytes went."""
+        """Rebuild the segment's indexes and cut what is not a sound batch; return the number of bytes cut."""
         ...
 
 
 class KafkaRecovery:
-    """Believes file lengths after a clean stop; cuts a segment at its first bad batch otherwise."""
+    """Trust file lengths after a clean stop; otherwise truncate a segment at its first bad batch."""
 
     read_only: str | None = None
 
@@ -98,7 +98,7 @@ class KafkaRecovery:
 
 
 def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
-    """Rebuild indexes, epochs and producers from the batches, and cut the file before the first bad one."""
+    """Rebuild indexes, epochs and producers from the batches, and cut the file at the first bad one."""
     segment.reset_indexes()
     valid = 0
     with segment.reader() as file:
@@ -110,7 +110,7 @@ def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: Lead
                 content = partial(file.read_at, position, header.size)
                 try:
                     step = check_batch(producers, header, content, Origin.REPLICATION)
-                except CorruptError:  # a marker that cannot be read ends the log as a bad batch does
+                except CorruptError:  # an unreadable marker ends the log as a bad batch does
                     break
             segment.reindex(header, position)
             note_epoch(epochs, header)
@@ -126,7 +126,7 @@ def recover_segment(segment: LogSegment, producers: ProducerStates, epochs: Lead
 
 
 def note_epoch(epochs: LeaderEpochs, header: BatchHeader) -> None:
-    """Remember where a leader epoch begins that is newer than all known ones."""
+    """Record the start offset of a leader epoch that is newer than all known ones."""
     latest = epochs.latest
     if header.leader_epoch >= 0 and (latest is None or header.leader_epoch > latest.epoch):
         epochs.assign(header.leader_epoch, header.base_offset)
@@ -144,7 +144,7 @@ _LOOK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a log segment that hold no sound batch though they should."""
+    """A range of bytes in a log segment that should hold batches but holds no sound one."""
 
     path: Path
     position: int
@@ -156,10 +156,10 @@ class Damage:
 
 @dataclass(slots=True)
 class SafeRecovery:
-    """The default strategy; both offsets as the last writer left them, 0 when unknown.
+    """The default strategy. Both offsets are those of the last writer, 0 when unknown.
 
     `is_certain` is False when they may have been larger, because the file that holds them is damaged. `end` is the
-    seal that the last segment had, if it is as it was closed.
+    seal of the last segment, if the segment is unchanged since it was closed.
     """
 
     files: Files
@@ -183,7 +183,7 @@ class SafeRecovery:
         )
 
     def known_end(self, segment: LogSegment) -> int | None:
-        """Where a segment ends, from its seal or from what recovery saw."""
+        """Return where a segment ends, from its seal or from an earlier recovery."""
         if (known := self._ends.get(segment.base_offset)) is not None:
             return known
         try:
@@ -197,16 +197,16 @@ class SafeRecovery:
         return seal.next_offset
 
     def recover(self, segment: LogSegment, producers: ProducerStates, epochs: LeaderEpochs) -> int:
-        """Rebuild the indexes; cut a torn tail, keep damage. How many bytes went."""
+        """Rebuild the indexes, cut a torn tail and keep damage; return the number of bytes cut."""
         with segment.reader() as file:
             bad_at, expected = _first_bad(file, segment, self.high_watermark)
             behind = next_sound_batch(file, bad_at, segment.size) if bad_at < segment.size else None
         if bad_at == segment.size:
             if not self.damages:
                 return recover_segment(segment, producers, epochs)
-            self._ends[segment.base_offset] = expected  # read-only already: look, do not touch
+            self._ends[segment.base_offset] = expected  # already read-only: change nothing
             return 0
-        # A flipped offset may have raised what is expected; what follows says where the log really was.
+        # A flipped offset may have raised `expected`; the next sound batch shows where the log really was.
         offset = expected if behind is None else min(expected, behind[1].base_offset)
         promised = self.durable_end if behind is None else max(self.durable_end, self.high_watermark)
         if self.damages or offset < promised:
@@ -218,7 +218,7 @@ class SafeRecovery:
         return recover_segment(segment, producers, epochs)
 
     def _keep(self, segment: LogSegment, bad_at: int, offset: int) -> None:
-        """Remember the damage and where the log ends behind it; the segment's files stay as they are (V1)."""
+        """Record the damage and where the log ends after it; the segment's files are not changed (V1)."""
         resume_at, resume, log_end = _survey(segment, bad_at, offset, self.high_watermark)
         self.damages.append(
             Damage(
@@ -245,8 +245,10 @@ class SafeRecovery:
 
 
 def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
-    """Copy what is about to be cut to a file beside the log (V2); one left by an interrupted recovery is
-    written again (V3)."""
+    """Copy the bytes that will be cut to a file in the log's folder (V2).
+
+    A copy left by an interrupted recovery is overwritten (V3).
+    """
     path = segment.folder / f"{segment.path.name}.{bad_at}.cut"
     tail = segment.read_at(bad_at, segment.size - bad_at)
     files.publish(path, tail)
@@ -258,7 +260,7 @@ def keep_cut(segment: LogSegment, bad_at: int, files: Files) -> Path:
 
 
 def _is_zero(segment: LogSegment, start: int) -> bool:
-    """Whether nothing but the zeros of a preallocated file follows."""
+    """Return whether the rest of the file is only the zeros of preallocation."""
     with segment.reader() as file:
         for position in range(start, segment.size, _LOOK_BYTES):
             if any(file.read_at(position, min(_LOOK_BYTES, segment.size - position))):
@@ -267,12 +269,13 @@ def _is_zero(segment: LogSegment, start: int) -> bool:
 
 
 def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[int, int]:
-    """Position of the first byte that begins no sound batch in its place, and the offset expected there."""
+    """Return the position of the first byte that starts no valid batch, and the offset expected there."""
     position, expected = 0, segment.base_offset
     try:
         for start, header in sound_headers(file, 0, segment.size):
-            # The CRC does not cover the base offset. One that goes back is damage; so is one that jumps ahead
-            # of everything acknowledged, because only compaction makes gaps, and only below that.
+            # The CRC does not cover the base offset. A base offset that decreases is damage. So is one
+            # that jumps ahead of every acknowledged offset, because only compaction makes gaps, and only
+            # below that.
             is_ahead = header.base_offset > expected and header.base_offset > high_watermark > 0
             if header.base_offset < expected or is_ahead:
                 break
@@ -285,7 +288,7 @@ def _first_bad(file: File, segment: LogSegment, high_watermark: int) -> tuple[in
 def _survey(
     segment: LogSegment, bad_at: int, offset: int, high_watermark: int
 ) -> tuple[int, int | None, int]:
-    """What follows damage: position and offset of the next batch that can be true, and where the log ends."""
+    """Return the position and offset of the next plausible batch after damage, and where the log ends."""
     resume_at, resume, log_end = segment.size, None, offset
     with segment.reader() as file:
         for position, header in sound_batches(file, bad_at, segment.size):
@@ -298,7 +301,7 @@ def _survey(
 
 @dataclass(slots=True)
 class CarefulKafkaRecovery(KafkaRecovery):
-    """Recovers as a broker does, but keeps a copy of sound batches that its cut takes along."""
+    """Recover as a broker does, but keep a copy of sound batches after the cut."""
 
     files: Files
 
@@ -312,7 +315,7 @@ class CarefulKafkaRecovery(KafkaRecovery):
 
 
 def recovery_named(name: str, files: Files) -> Recovery:
-    """The strategy a user asks for by name."""
+    """Return the recovery strategy with this name."""
     if name == "safe":
         return SafeRecovery(files)
     if name == "kafka":
@@ -325,7 +328,7 @@ END_OF_LOG: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside world of a partition."""
+    """The injected dependencies of a partition: files, clock and the like."""
 
     files: Files
     clock: Clock
@@ -335,7 +338,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """A partition ready to be used. `read_only` says why it must not be written to, if so."""
+    """A loaded partition. `read_only` says why it must not be written to; None when it may."""
 
     segments: SegmentList
     log_start: int
@@ -347,7 +350,7 @@ class LoadedLog:
 
 
 class Loader:
-    """One opening of one partition folder."""
+    """The loading of one partition folder."""
 
     def __init__(
         self,
@@ -422,7 +425,7 @@ class Loader:
         )
 
     def _open_segments(self) -> None:
-        """Segments by ascending base; nothing of a sound one is read."""
+        """Open the segments in the order of their base offsets; sound ones are not read."""
         present = set(self._ports.files.list(self._folder))
         logs = sorted(name for name in present if name.endswith(LOG) and OFFSET_NAME.fullmatch(name))
         stems = [name.removesuffix(LOG) for name in logs]
@@ -454,9 +457,9 @@ class Loader:
         return True
 
     def _recover(self, segment: LogSegment) -> int:
-        """Recover one segment, at least the earlier ones being in `_segments`; how many bytes were cut."""
+        """Recover one segment, after the earlier ones; return the number of bytes cut."""
         producers = self._new_producers()
-        if self._recovery.read_only is None:  # else damage lies in the way of a replay
+        if self._recovery.read_only is None:  # otherwise damage prevents a replay
             rebuild_producers(
                 producers,
                 self._segments,
@@ -468,7 +471,7 @@ class Loader:
         cut = self._recovery.recover(segment, producers, self._epochs)
         if self._recovery.read_only is not None:
             return 0
-        segment.sync()  # a rebuilt index that a second crash half-lost would not be looked at again
+        segment.sync()  # a second crash could lose part of a rebuilt index, which would not be checked again
         producers.take_snapshot()
         return cut
 
@@ -477,7 +480,7 @@ class Loader:
         for number, segment in enumerate(unflushed):
             try:
                 cut = self._recover(segment)
-            except OffsetsGoBackError:  # nothing of such a segment is believed
+            except OffsetsGoBackError:  # nothing in such a segment is trusted
                 cut = segment.truncate_to(segment.base_offset)
             if cut > 0:
                 self._retire(unflushed[number + 1 :])
@@ -488,7 +491,7 @@ class Loader:
         self._segments = self._segments.without(segments)
 
     def _splitting(self, step: Callable[[], None]) -> None:
-        """Do a step; again, whenever it met a segment that has to be split first."""
+        """Run a step; repeat it after splitting each segment that has to be split first."""
         while True:
             try:
                 return step()
@@ -500,7 +503,7 @@ class Loader:
                 self._segments = self._segments.without([old]).with_segments(parts)
 
     def _find_end(self) -> int:
-        """The log end offset; the segments are replaced by an empty one if they end before the log start."""
+        """Return the log end offset; replace the segments by an empty one if they end before the log start."""
         if len(self._segments):
             last = self._segments.last
             known = self._recovery.known_end(last)
@@ -516,7 +519,7 @@ class Loader:
     # -- epochs ----------------------------------------------------------------------------------
 
     def _open_epochs(self) -> tuple[LeaderEpochs, bool]:
-        """The epochs of the checkpoint; none, to be rebuilt from the log, when it is damaged or missing."""
+        """Return the epochs of the checkpoint; none (rebuild them from the log) when it is damaged or missing."""
         path, files = self._folder / LEADER_EPOCHS, self._ports.files
         try:
             return LeaderEpochs(path, files=files), False
@@ -524,7 +527,7 @@ class Loader:
             return LeaderEpochs.empty(path, files=files), True
 
     def _trim_epochs(self, log_end: int) -> None:
-        # A broker continues without the checkpoint; for the only copy of a log the epochs are read from its batches.
+        # A broker continues without the checkpoint; Tidegate rebuilds the epochs from the batches.
         is_missing = self._epochs.latest is None and self._segments.size > 0
         if self._are_epochs_damaged or (is_missing and not isinstance(self._recovery, KafkaRecovery)):
             self._epochs.clear()

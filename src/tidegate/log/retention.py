@@ -9,14 +9,14 @@ match:
 | size | removing it leaves at least `retention.bytes` (which must be ≥ 0) | with `delete` |
 | time | now − its largest timestamp > `retention.ms` (which must be ≥ 0) | with `delete` |
 
-Renaming and unlinking is the partition's (`delete_segments`); `maintenance` decides when passes run.
+The partition renames and unlinks files (`delete_segments`); `maintenance` decides when passes run.
 
 Invariants:
 R1  A segment is removed only when the high watermark has reached its end (the next segment's base; the log
     end offset for the last), so the log start offset never passes the high watermark.
 R2  A last segment without bytes is never removed; a last one with bytes is: the partition first rolls an
     empty segment at the log end.
-R3  One young segment keeps everything newer than it, whatever the newer timestamps are.
+R3  A segment that does not match keeps every segment after it, whatever their timestamps are.
 
 Thread rule: the counts are pure; a pass runs under the partition's own lock.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Reason(Enum):
-    """Why log segments were removed; the value is what reports and the command line print."""
+    """Why log segments were removed; reports and the command line print the value."""
 
     START_OFFSET = "start-offset"
     SIZE = "size"
@@ -44,7 +44,7 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets of one partition that every rule respects."""
+    """The offsets of one partition that limit every rule."""
 
     log_start_offset: int
     high_watermark: int
@@ -52,7 +52,7 @@ class Bounds:
 
 
 def breaching_start_offset(segments: Sequence[LogSegment], bounds: Bounds) -> int:
-    """How many of the oldest segments lie wholly below the log start offset."""
+    """Return how many of the oldest segments lie wholly below the log start offset."""
 
     def matches(index: int) -> bool:
         return index + 1 < len(segments) and segments[index + 1].base_offset <= bounds.log_start_offset
@@ -61,7 +61,7 @@ def breaching_start_offset(segments: Sequence[LogSegment], bounds: Bounds) -> in
 
 
 def breaching_size(segments: Sequence[LogSegment], bounds: Bounds, retention_bytes: int) -> int:
-    """How many of the oldest segments can go with at least `retention_bytes` left; negative is no limit."""
+    """Return how many of the oldest segments can go and leave `retention_bytes`; negative is no limit."""
     total = sum(segment.size for segment in segments)
     if retention_bytes < 0 or total < retention_bytes:
         return 0
@@ -79,14 +79,14 @@ def breaching_size(segments: Sequence[LogSegment], bounds: Bounds, retention_byt
 
 
 def breaching_time(segments: Sequence[LogSegment], bounds: Bounds, retention_ms: int, now_ms: int) -> int:
-    """How many of the oldest segments hold nothing as young as `retention_ms`; negative is no limit."""
+    """Return how many of the oldest segments hold only records older than `retention_ms`; negative is no limit."""
     if retention_ms < 0:
         return 0
     return _leading(segments, bounds, lambda index: now_ms - segments[index].largest_timestamp > retention_ms)
 
 
 def _leading(segments: Sequence[LogSegment], bounds: Bounds, matches: Callable[[int], bool]) -> int:
-    """The length of the matching run from the oldest segment on (R1, R2, R3)."""
+    """Return the number of matching segments from the oldest on (R1, R2, R3)."""
     for index, segment in enumerate(segments):
         is_last = index + 1 == len(segments)
         end = bounds.log_end_offset if is_last else segments[index + 1].base_offset
@@ -97,7 +97,7 @@ def _leading(segments: Sequence[LogSegment], bounds: Bounds, matches: Callable[[
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One log segment that goes; its files are unlinked after `file.delete.delay.ms`."""
+    """One log segment to remove; its files are unlinked after `file.delete.delay.ms`."""
 
     base_offset: int
     next_offset: int
@@ -108,7 +108,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What one pass did, or would do, to one partition. `rolled`: the active segment went too."""
+    """The result of one pass over one partition. `rolled`: the active segment was removed, too."""
 
     topic: str
     partition: int
@@ -125,7 +125,7 @@ class RetentionReport:
 def plan_retention(
     segments: Sequence[LogSegment], bounds: Bounds, config: TopicConfig, now_ms: int
 ) -> list[Removal]:
-    """What a pass removes, oldest first: by start offset, then size, then time, each seeing what is left."""
+    """Return the segments that a pass removes, oldest first: by start offset, then size, then time."""
     removals: list[Removal] = []
     for reason in Reason if config.deletes else (Reason.START_OFFSET,):
         if reason is Reason.START_OFFSET:
@@ -144,7 +144,7 @@ def plan_retention(
 
 
 def apply_retention(log: PartitionLog, now_ms: int) -> RetentionReport:
-    """One retention pass over one partition."""
+    """Run one retention pass over one partition."""
     with log.lock:
         segments = log.segments
         before = log.log_start_offset

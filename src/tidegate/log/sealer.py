@@ -36,7 +36,7 @@ from tidegate.log.segment import LogSegment
 
 
 class Tally:
-    """What a seal says of a segment beyond its bytes; grows batch by batch."""
+    """The facts of a segment that a seal stores next to checksums; updated batch by batch."""
 
     def __init__(self, base_offset: int) -> None:
         self.next_offset = base_offset
@@ -77,7 +77,7 @@ class Tally:
 
 
 class Sealer:
-    """Keeps the seals of one partition; `attach` it before the partition is written to."""
+    """Writes the seals of one partition; `attach` it before the partition is written to."""
 
     def __init__(self, log: PartitionLog, files: Files, end: Seal | None) -> None:
         self._log = log
@@ -87,9 +87,9 @@ class Sealer:
 
     @classmethod
     def attach(cls, log: PartitionLog, files: Files, end: Seal | None = None) -> Sealer:
-        """Start listening. Seals of segments that are gone are removed, and the active one's (L4).
+        """Attach to the partition's hooks. Remove the seals of missing segments and of the active one (L4).
 
-        `end` is the seal that the active one had, if that was removed already (`seal_of_end`).
+        `end` is the seal of the active segment, if it was removed already (`seal_of_end`).
         """
         sealer = cls(log, files, end)
         sealer._remove_strays()
@@ -102,7 +102,7 @@ class Sealer:
         hooks.on_close.append(sealer._closed)
         return sealer
 
-    # -- what the partition tells ----------------------------------------------------------------
+    # -- hooks of the partition ------------------------------------------------------------------
 
     def _appended(self, segment: LogSegment, position: int, data: Bytes, header: BatchHeader) -> None:
         self._sums.update(data)
@@ -126,10 +126,10 @@ class Sealer:
     def _closed(self, segments: Sequence[LogSegment]) -> None:
         self._write(segments[-1].base_offset, self._sums.sum(), self._tally)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _take_up(self, active: LogSegment, end: Seal | None) -> tuple[BlockSums, Tally]:
-        """Go on where a clean close stopped, or measure what is there."""
+        """Return the sums and counts of the active segment: continue from its seal, or read the segment."""
         with suppress(CorruptError):
             is_end = end is not None and end.base_offset == active.base_offset
             seal = end if is_end else read_seal(self._files, self._folder, active.base_offset)
@@ -154,10 +154,10 @@ class Sealer:
 
 
 def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
-    """The seal of the last segment, if its index files and the end of its `.log` are what it says.
+    """Return the seal of the last segment, if its index files and the end of its `.log` match it.
 
-    The end is its last block of up to 64 KiB: lengths can survive a power failure that the bytes did not, and new
-    batches must not be written behind a hole.
+    The end is the last block of up to 64 KiB: after a power failure a file can have its length but not its bytes,
+    and new batches must not be written after a hole.
     """
     try:
         seal = read_seal(files, folder, base_offset)
@@ -170,7 +170,7 @@ def seal_of_end(files: Files, folder: Path, base_offset: int) -> Seal | None:
 
 
 def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
-    """The segment's files are about to change: nothing vouches for them any more."""
+    """Remove the seal of a segment whose files are about to change."""
     path = offset_file(folder, base_offset, SEAL)
     if files.exists(path):
         files.unlink(path, missing_ok=True)
@@ -178,7 +178,7 @@ def remove_seal(files: Files, folder: Path, base_offset: int) -> None:
 
 
 def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:
-    """Accept a segment as it is on disk: measure it and write its seal."""
+    """Accept a segment as it is on disk: read it and write its seal."""
     sums, tally = _measure(segment, files)
     seal = tally.seal(segment.base_offset, _sums(files, folder, segment.base_offset, sums.sum()))
     write_seal(files, folder, seal)
@@ -186,7 +186,7 @@ def seal_as_found(files: Files, folder: Path, segment: LogSegment) -> Seal:
 
 
 def _measure(segment: LogSegment, files: Files) -> tuple[BlockSums, Tally]:
-    """Sums and counts by reading the segment."""
+    """Compute sums and counts by reading the segment."""
     found = sum_file(files, segment.path, limit=segment.size)
     tally = Tally(segment.base_offset)
     for _, header in segment.batches():

@@ -1,9 +1,9 @@
 """Seals: lengths and checksums of the files of a finished log segment.
 
 `<base>.seal` is a plain file that brokers ignore. It is written when a log segment is rolled, when a log is
-closed cleanly, and by `tidegate log reseal`, which accepts what another program wrote. `sealer` decides when
-seals are written, `recovery` what follows from a mismatch. Producer snapshots are not sealed; they carry a
-checksum of their own.
+closed cleanly, and by `tidegate log reseal`, which accepts files that another program wrote. `sealer` decides when
+seals are written, `recovery` how a mismatch is handled. Producer snapshots are not sealed; they carry a
+checksum themselves.
 
     {"version": 1, "base_offset": …, "next_offset": …, "records": …, "batches": …, "first_timestamp": …,
      "max_timestamp": …, "max_timestamp_offset": …,
@@ -11,8 +11,8 @@ checksum of their own.
     crc32c:<8 hex digits over the line above>
 
 Invariants:
-L1  a seal describes whole files: every byte of a listed file is under one block checksum, its size is exact;
-L2  block checksums of the `.log` come from the bytes passed to the writer: a seal attests what was to be
+L1  a seal describes whole files: every byte of a listed file is in one checksummed block, its size is exact;
+L2  block checksums of the `.log` come from the bytes passed to the writer: a seal records what was to be
     written, not what the disk returned;
 L3  a seal that cannot be read or does not match its own checksum is damage, never "no seal".
 
@@ -57,7 +57,7 @@ class FileSum:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What was known of a log segment when it was finished; `records` counts data records, not markers."""
+    """The facts of a log segment when it was finished; `records` counts data records without markers."""
 
     base_offset: int
     next_offset: int
@@ -108,14 +108,14 @@ class Seal:
 
 
 def reseal_command(folder: Path) -> str:
-    """The command that accepts the log segments of a partition's folder as they are, as a message names it."""
+    """Return the command that accepts the log segments of a partition folder as they are, for error messages."""
     topic = folder.name.rpartition("-")[0]
     return f"`tidegate log reseal {topic} --log {shlex.quote(str(folder.parent))}`"
 
 
 @dataclass(frozen=True, slots=True)
 class SealMismatch:
-    """One place where a file is not what its seal says; `length` bytes from `position` are in doubt."""
+    """A range where a file differs from its seal: `length` bytes from `position`."""
 
     path: Path
     suffix: str
@@ -125,7 +125,7 @@ class SealMismatch:
 
 
 class BlockSums:
-    """Checksums of a growing file, taken from what is handed to the writer (L2)."""
+    """Checksums of a growing file, computed from the bytes passed to the writer (L2)."""
 
     def __init__(self, start: FileSum | None = None) -> None:
         self.size = 0
@@ -135,11 +135,11 @@ class BlockSums:
             self.size = start.size
             whole = start.size // BLOCK_BYTES * 4
             self._finished += start.blocks[:whole]
-            if len(start.blocks) > whole:  # CRC-32C continues from its value, so a partial block does too
+            if len(start.blocks) > whole:  # a CRC-32C can be continued, so a partial block is no problem
                 self._running = struct.unpack_from(">I", start.blocks, whole)[0]
 
     def update(self, data: Bytes) -> None:
-        """More bytes at the end of the file."""
+        """Add bytes at the end of the file."""
         view = memoryview(data).cast("B")
         position = 0
         while position < len(view):
@@ -154,13 +154,13 @@ class BlockSums:
                 self._finished += struct.pack(">I", self._running)
 
     def sum(self) -> FileSum:
-        """The checksums of everything so far."""
+        """Return the checksums of everything so far."""
         partial = struct.pack(">I", self._running) if self.size % BLOCK_BYTES else b""
         return FileSum(self.size, bytes(self._finished) + partial)
 
 
 def sum_file(files: Files, path: Path, *, limit: int | None = None) -> FileSum | None:
-    """The checksums of a file as it is on disk (its first `limit` bytes); None when there is no such file."""
+    """Return the checksums of a file on disk (of its first `limit` bytes); None when there is no such file."""
     if not files.exists(path):
         return None
     sums = BlockSums()
@@ -176,7 +176,7 @@ def sum_file(files: Files, path: Path, *, limit: int | None = None) -> FileSum |
 
 
 def last_block_matches(files: Files, path: Path, expected: FileSum) -> bool:
-    """Whether the file has the size, and in its last block the bytes, that its checksums were taken of."""
+    """Return whether the size of a file and the checksum of its last block are as expected."""
     with files.open(path) as file:
         if file.size() != expected.size:
             return False
@@ -188,7 +188,7 @@ def last_block_matches(files: Files, path: Path, expected: FileSum) -> bool:
 
 
 def read_seal(files: Files, folder: Path, base_offset: int) -> Seal | None:
-    """The seal of a log segment; None when it has none, `CorruptError` when it is damaged (L3)."""
+    """Return the seal of a log segment; None when it has none, `CorruptError` when it is damaged (L3)."""
     path = offset_file(folder, base_offset, SEAL)
     if not files.exists(path):
         return None
@@ -207,7 +207,7 @@ def write_seal(files: Files, folder: Path, seal: Seal) -> None:
 def mismatches(
     files: Files, folder: Path, seal: Seal, suffixes: tuple[str, ...] = SEGMENT_SUFFIXES
 ) -> list[SealMismatch]:
-    """Every place where the sealed files are not what the seal says; reads them whole."""
+    """Return every place where the sealed files differ from the seal; reads the files whole."""
     found: list[SealMismatch] = []
     for suffix in suffixes:
         path = offset_file(folder, seal.base_offset, suffix)
@@ -254,7 +254,7 @@ def _block_mismatches(path: Path, suffix: str, expected: FileSum, actual: FileSu
 
 
 def check_seals(files: Files, folder: Path) -> list[SealMismatch]:
-    """Compare every sealed log segment of a partition folder with its seal; reads the folder whole."""
+    """Compare every sealed log segment of a partition folder with its seal; reads all its files."""
     found: list[SealMismatch] = []
     for base_offset in offsets_of(files.list(folder), SEAL):
         path = offset_file(folder, base_offset, SEAL)

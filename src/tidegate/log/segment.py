@@ -1,8 +1,8 @@
-"""One log segment: a `.log` file of batches and the three indexes beside it; and the ordered list of a
-partition's segments.
+"""One log segment, a `.log` file of batches with its three indexes; and the ordered list of a partition's
+segments.
 
-`LogSegment` applies Kafka's index rule, keeps the largest timestamp, cuts, and renames and removes its files.
-When to roll is `segment_roll`'s decision, recovery `recovery`'s.
+`LogSegment` applies Kafka's index rule, tracks the largest timestamp, and truncates, renames and removes its files.
+`segment_roll` decides when to roll; `recovery` recovers segments.
 
 The index rule, for a batch at file position `p`: a larger maximum timestamp is remembered with the batch's
 last offset; if more than `index.interval.bytes` (strictly) were written since the last entry, then
@@ -12,14 +12,14 @@ is never indexed, and a reopened segment starts counting at zero.
 An offset index entry is proved or refuted by the batch at its position. A time index (a flipped timestamp
 would skip records), a transaction index (a flipped producer id would show an aborted record) and the offset
 index as a bound cannot be proved that way, so `IndexTrust` compares each file with the segment's seal at its
-first use. Without a seal (another program's folder, or a segment that another process is writing) the first
-and the last are not used, and the batch headers of the segment are read instead; a transaction index must
+first use. Without a seal (another program's folder, or a segment that another process is writing) the time index
+and that bound are not used, and the batch headers of the segment are read instead; a transaction index must
 then be in order.
 
 Invariants:
 S1  every offset o in the segment satisfies 0 ≤ o − base offset ≤ 2147483647;
 S2  an append that fails leaves file, indexes and counters as they were;
-S3  an index position that proves wrong is ignored: the file is searched from its start, and sound batches
+S3  an index position that is wrong is ignored: the file is searched from its start, and sound batches
     after damage are found; an index that is damaged or missing gives position 0, never an error;
 S4  a segment that is not written to holds no file descriptor;
 S5  index files exist from the first append on, at full size, as a broker makes them; reading creates none.
@@ -75,7 +75,7 @@ logger = logging.getLogger("tidegate.log")
 
 
 class IndexTrust:
-    """What a log segment's seal says about the files beside it."""
+    """Decides by a log segment's seal which of its index files can be trusted."""
 
     __slots__ = (
         "_are_transactions_sound",
@@ -97,7 +97,7 @@ class IndexTrust:
         self._are_transactions_sound = False
 
     def seal(self, size: int) -> Seal | None:
-        """The segment's seal, if it has a readable one that speaks of a `.log` of this size."""
+        """Return the segment's seal, if it is readable and was made for a `.log` of this size."""
         if not self._is_seal_read:
             try:
                 self._seal = read_seal(self._files, self._folder, self._base_offset)
@@ -108,7 +108,7 @@ class IndexTrust:
         return seal if seal is not None and seal.files[".log"].size == size else None
 
     def is_sound(self, index: OffsetIndex | TimeIndex, size: int) -> bool:
-        """Whether what the index says may be believed without proof."""
+        """Return whether an index may be trusted without checking its entries against the log."""
         kind = index.path.suffix
         if kind not in self._sound:
             seal = self.seal(size)
@@ -119,7 +119,7 @@ class IndexTrust:
         return self._sound[kind]
 
     def require_sound(self, index: TransactionIndex, size: int) -> None:
-        """Raise unless the transaction index may be believed."""
+        """Raise unless the transaction index may be trusted."""
         if self._are_transactions_sound:
             return
         seal = self.seal(size)
@@ -135,11 +135,11 @@ class IndexTrust:
 
 
 class OffsetsGoBackError(CorruptError):
-    """The offsets of a log segment do not ascend. Caught by the loader, which does as a broker does."""
+    """The offsets of a log segment do not ascend. The loader catches it and acts as a broker does."""
 
 
 class SegmentIndexes:
-    """`.index`, `.timeindex` and `.txnindex` beside one `.log`."""
+    """The `.index`, `.timeindex` and `.txnindex` of one `.log`."""
 
     __slots__ = ("_folder", "is_prepared", "offsets", "times", "transactions")
 
@@ -165,21 +165,21 @@ class SegmentIndexes:
     # -- hints (I1) ------------------------------------------------------------------------------
 
     def position_near(self, offset: int) -> int:
-        """From which byte on to look for the batch holding `offset`."""
+        """Return the byte position from which to search for the batch that holds `offset`."""
         try:
             return self.offsets.lookup(offset).position
         except CorruptError:
             return 0
 
     def offset_before(self, timestamp: int) -> int:
-        """An offset before which nothing is as late as `timestamp`."""
+        """Return an offset before which no record is as new as `timestamp`."""
         try:
             return self.times.lookup(timestamp).offset
         except CorruptError:
             return self.times.base_offset
 
     def upper_bound(self, start: int, position: int, size: int) -> int | None:
-        """An indexed offset at or behind `size` bytes from `position`; None when the index ends before."""
+        """Return an indexed offset at least `size` bytes after `position`; None when the index ends before."""
         try:
             bound = self.offsets.upper_bound(OffsetPosition(start, position), size)
         except CorruptError:
@@ -189,20 +189,20 @@ class SegmentIndexes:
     # -- filling ---------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make both preallocated indexes, or grow them to full size, before the first append (I2)."""
+        """Create both preallocated indexes, or grow them to full size, before the first append (S5)."""
         self.offsets.prepare()
         self.times.prepare()
         self.is_prepared = True
 
     def enter(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
-        """One entry each, the time index's only if it is news."""
+        """Add an entry to both indexes, to the time index only if its timestamp is larger."""
         self.offsets.append(last_offset, position)
         self.times.maybe_append(largest.timestamp, largest.offset)
 
     def enter_again(self, last_offset: int, position: int, largest: TimestampOffset) -> None:
-        """Like `enter`, while rebuilding: an index that is full stays as it is, since a sparser one is as good.
+        """Like `enter`, for a rebuild: a full index stays as it is, because a sparser index is still correct.
 
-        `OffsetsGoBackError` when the log's offsets do not ascend.
+        Raise `OffsetsGoBackError` when the log's offsets do not ascend.
         """
         if self.offsets.entries and last_offset <= self.offsets.last_offset:
             raise OffsetsGoBackError(
@@ -216,24 +216,24 @@ class SegmentIndexes:
             self.times.maybe_append(largest.timestamp, largest.offset)
 
     def grow(self, max_bytes: int) -> None:
-        """Make room for more entries under another limit."""
+        """Make room for more entries under a new limit."""
         self.offsets.max_bytes = self.times.max_bytes = max_bytes
         self.prepare()
 
     def reset(self) -> None:
-        """Drop all entries; recovery fills them in again."""
+        """Drop all entries; recovery adds them again."""
         for index in self:
             index.reset()
         self.is_prepared = True
 
     def truncate_to(self, offset: int) -> None:
-        """Drop what is at or behind `offset`, and make room again."""
+        """Drop entries at or after `offset`, and make room for new ones."""
         for index in self:
             index.truncate_to(offset)
         self.prepare()
 
     def finish(self, largest: TimestampOffset) -> None:
-        """The final time-index entry, for which a slot was kept, and exact file sizes."""
+        """Add the final time-index entry, for which a slot was kept, and trim the files."""
         self.times.maybe_append(largest.timestamp, largest.offset, skip_full_check=True)
         self.offsets.trim()
         self.times.trim()
@@ -247,12 +247,12 @@ class SegmentIndexes:
             index.sync()
 
     def release(self) -> None:
-        """Give descriptors back, changing nothing."""
+        """Close descriptors without changing the files."""
         for index in self:
             index.release()
 
     def change_suffix(self, base_offset: int, suffix: str) -> None:
-        """Files that do not exist are not made."""
+        """Rename the files that exist."""
         for index, kind in zip(self, INDEX_SUFFIXES, strict=True):
             index.rename_to(offset_file(self._folder, base_offset, kind, suffix))
 
@@ -262,9 +262,9 @@ class SegmentIndexes:
 
 
 class LogSegment:
-    """Files `<base>.log/.index/.timeindex/.txnindex` of one folder; making one touches nothing on disk.
+    """Files `<base>.log/.index/.timeindex/.txnindex` of one folder; the constructor does not access the disk.
 
-    With `read_only` the indexes are those of another process that may be writing: nothing here changes them.
+    With `read_only` the indexes belong to another process that may be writing; they are not changed.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class LogSegment:
         self._largest: TimestampOffset | None = None
 
     def create(self) -> LogSegment:
-        """Make the (empty, perhaps preallocated) `.log` now; index files follow with the first append."""
+        """Create the (empty, perhaps preallocated) `.log`; index files follow with the first append."""
         self._log.create(self._preallocate_bytes)
         self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         return self
@@ -308,7 +308,7 @@ class LogSegment:
     def __repr__(self) -> str:
         return f"LogSegment({self._log.path})"
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
@@ -336,7 +336,7 @@ class LogSegment:
 
     @property
     def offset_index_bytes(self) -> int:
-        """Bytes in use, not bytes preallocated."""
+        """Bytes in use, without preallocated ones."""
         return self._indexes.offsets.size_bytes
 
     @property
@@ -345,7 +345,7 @@ class LogSegment:
 
     @property
     def largest(self) -> TimestampOffset:
-        """The largest timestamp so far and the last offset of the first batch that had it."""
+        """The largest timestamp so far, and the last offset of the first batch that had it."""
         if self._largest is None:
             if (seal := self._trust.seal(self.size)) is not None:
                 self._largest = TimestampOffset(seal.max_timestamp, seal.max_timestamp_offset)
@@ -356,20 +356,20 @@ class LogSegment:
 
     @property
     def largest_timestamp(self) -> int:
-        """What retention goes by: the largest record timestamp, or the file's when no record has one."""
+        """The timestamp that retention uses: the largest record timestamp, or the file's mtime if there is none."""
         timestamp = self.largest.timestamp
         return timestamp if timestamp >= 0 else self.mtime_ms
 
     @property
     def seal(self) -> Seal | None:
-        """The segment's seal, if it speaks of a `.log` of this size."""
+        """The segment's seal, if it was made for a `.log` of this size."""
         return self._trust.seal(self.size)
 
     def is_older_than(self, timestamp: int) -> bool:
-        """Whether it is known that no record is as new as `timestamp`; False where only a walk can tell.
+        """Return whether every record is known to be older than `timestamp`; False where only a full read can tell.
 
-        The seal knows. Without one the time index is believed as far as the log confirms it: its last entry is
-        that of its batch, and the sound batches behind that one are not newer.
+        The seal answers if there is one. Otherwise the time index is trusted as far as the log confirms it: its last
+        entry matches its batch, and no sound batch after that one is newer.
         """
         if (seal := self.seal) is not None:
             return seal.max_timestamp < timestamp
@@ -399,13 +399,13 @@ class LogSegment:
         return self._first_timestamp
 
     def holds(self, offset: int) -> bool:
-        """Whether the offset can be stored in this segment's indexes (S1)."""
+        """Return whether the segment's indexes can store the offset (S1)."""
         return 0 <= offset - self.base_offset <= MAX_RELATIVE_OFFSET
 
     # -- reading ---------------------------------------------------------------------------------
 
     def reader(self) -> File:
-        """A descriptor of the `.log`, to be closed by the caller."""
+        """Return a descriptor of the `.log`; the caller closes it."""
         with self._guard:
             return self._log.reader()
 
@@ -416,18 +416,19 @@ class LogSegment:
     def batches(
         self, start: int = 0, end: int | None = None, *, window: int = WINDOW_BYTES
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """Position and header of each whole batch from byte `start` on."""
+        """Yield the position and header of each whole batch from byte `start` on."""
         with self.reader() as file:
             yield from headers(file, start, self.size if end is None else end, window=window)
 
     def open_near(self, offset: int) -> tuple[File, int]:
-        """A descriptor of the `.log` and the position from which to search for `offset` (S3)."""
+        """Return a descriptor of the `.log` and the position from which to search for `offset` (S3)."""
         with self._guard:
             return self._log.reader(), self._indexes.position_near(offset)
 
     def open_before(self, timestamp: int, from_offset: int) -> tuple[File, int, int]:
-        """A descriptor, and the position and offset from which to search for a record at or after
-        `timestamp` (S3)."""
+        """Return a descriptor, and position and offset from which to search for records at or after
+        `timestamp` (S3).
+        """
         from_offset = max(from_offset, self.base_offset)
         with self._guard:
             if self._believes(self._indexes.times):
@@ -441,11 +442,11 @@ class LogSegment:
         return file, self.size if place is None else place.position, from_offset
 
     def _believes(self, index: OffsetIndex | TimeIndex) -> bool:
-        """Whether an index may be used where nothing proves it right."""
+        """Return whether an index may be used where the log cannot confirm its entries."""
         return self._indexes.is_prepared or self._trust.is_sound(index, self.size)
 
     def locate(self, offset: int, end: int | None = None) -> BatchPlace | None:
-        """The first batch whose last offset is ≥ `offset`, looked for below byte `end`."""
+        """Return the first batch below byte `end` whose last offset is ≥ `offset`."""
         file, hint = self.open_near(offset)
         with file:
             return self.locate_in(file, hint, offset, self.size if end is None else end)
@@ -453,14 +454,14 @@ class LogSegment:
     def locate_in(
         self, file: File, hint: int, offset: int, end: int, *, bound: int | None = None
     ) -> BatchPlace | None:
-        """`locate` with the descriptor and hint of `open_near`; `bound` as in `find_offset`."""
+        """Like `locate`, with the descriptor and hint of `open_near`; `bound` as in `find_offset`."""
         window = min(self.index_interval_bytes + HEADER_SIZE, WINDOW_BYTES)
         if 0 < hint < end:
             try:
                 place = find_offset(file, hint, end, offset, window=window, bound=bound)
             except CorruptError:
                 place = None
-            # A first batch that begins beyond the offset may have a predecessor the hint jumped over.
+            # If the first batch begins beyond the offset, the hint may have skipped its predecessor.
             if place is not None and (place.position > hint or place.base_offset <= offset):
                 return place
         try:
@@ -469,7 +470,7 @@ class LogSegment:
             return find_around(file, end, offset, bound=bound)
 
     def read_next_offset(self) -> int:
-        """The offset after the last batch; the base offset when there is none. Reads the tail only."""
+        """Return the offset after the last batch; the base offset when there is none. Reads only the tail."""
         end, next_offset = self.size, self.base_offset
         last = self._indexes.offsets.last_offset
         file, hint = self.open_near(last)
@@ -481,14 +482,14 @@ class LogSegment:
         return next_offset
 
     def upper_bound(self, start: int, position: int, size: int) -> int | None:
-        """An indexed offset at or behind `size` bytes from `position`; None when the index ends before."""
+        """Return an indexed offset at least `size` bytes after `position`; None when the index ends before."""
         with self._guard:
             if not self._believes(self._indexes.offsets):
                 return None
             return self._indexes.upper_bound(start, position, size)
 
     def collect_aborted(self, start: int, upper: int) -> tuple[list[AbortedTxn], bool]:
-        """Aborted transactions that ended here and touch [start, upper); whether no later segment has any."""
+        """Return the aborted transactions ended here that overlap [start, upper), and if no later segment has any."""
         with self._guard:
             if not self._indexes.is_prepared:
                 self._trust.require_sound(self._indexes.transactions, self.size)
@@ -498,7 +499,7 @@ class LogSegment:
     # -- writing ---------------------------------------------------------------------------------
 
     def append(self, data: Bytes, header: BatchHeader) -> int:
-        """Write one batch and apply the index rule to it; the position it went to (S1, S2)."""
+        """Write one batch and apply the index rule to it; return its position (S1, S2)."""
         self._require_room(header.last_offset)
         largest = self._largest_with(header.max_timestamp, header.last_offset)
         position = self._log.append(data)
@@ -542,19 +543,19 @@ class LogSegment:
             self._indexes.transactions.append(transaction)
 
     def drop_aborted(self, offset: int) -> None:
-        """Take back aborted transactions whose marker is at or behind `offset`."""
+        """Drop aborted transactions whose marker is at or after `offset`."""
         with self._guard:
             self._indexes.transactions.truncate_to(offset)
 
     def grow_indexes(self, max_bytes: int) -> None:
-        """Room for more entries, as a segment that becomes active again needs it."""
+        """Make room for more index entries, for a segment that becomes active again."""
         with self._guard:
             self._indexes.grow(max_bytes)
 
-    # -- recovering and cutting ------------------------------------------------------------------
+    # -- recovery and truncation -----------------------------------------------------------------
 
     def reset_indexes(self) -> None:
-        """Empty all three indexes; `reindex` fills them again."""
+        """Empty all three indexes; `reindex` adds entries again."""
         with self._guard:
             self._indexes.reset()
         self._largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
@@ -562,7 +563,7 @@ class LogSegment:
         self._since_entry = 0
 
     def reindex(self, header: BatchHeader, position: int) -> None:
-        """Apply the index rule to a batch that is in the file already; ascending, after `reset_indexes`."""
+        """Apply the index rule to a batch in the file; call in ascending order after `reset_indexes`."""
         self._largest = self._largest_with(header.max_timestamp, header.last_offset)
         if self._since_entry > self.index_interval_bytes:
             with self._guard:
@@ -571,7 +572,7 @@ class LogSegment:
         self._since_entry += header.size
 
     def truncate_to(self, offset: int) -> int:
-        """Remove every batch whose last offset is ≥ `offset`; how many bytes went."""
+        """Remove every batch whose last offset is ≥ `offset`; return the number of bytes removed."""
         place = self.locate(offset)
         with self._guard:
             self._indexes.truncate_to(offset)
@@ -585,13 +586,13 @@ class LogSegment:
         return removed
 
     def cut_file(self, size: int) -> int:
-        """Cut the `.log` to `size` bytes, whatever the indexes say; how many bytes went."""
+        """Cut the `.log` to `size` bytes, whatever the indexes say; return the number of bytes removed."""
         removed = self.size - size
         self._log.truncate(size)
         return removed
 
     def _read_largest(self) -> TimestampOffset:
-        """From the time index's last entry, then from the batches after it."""
+        """Return the largest timestamp from the time index's last entry and the batches after it."""
         with self._guard:
             largest = self._indexes.times.last_entry
             start = self._indexes.position_near(largest.offset)
@@ -600,12 +601,13 @@ class LogSegment:
                 largest = TimestampOffset(header.max_timestamp, header.last_offset)
         return largest
 
-    # -- life of the files -----------------------------------------------------------------------
+    # -- lifecycle of the files ------------------------------------------------------------------
 
     def become_inactive(self) -> None:
-        """Finish the segment: final time-index entry, exact file sizes, nothing open.
+        """Finish the segment: add the final time-index entry, trim the files, close descriptors.
 
-        One that is written to again, after recovery say, counts from zero to its next index entry, as a broker does.
+        A segment that is written again, for example after recovery, counts from zero to its next index entry, as in
+        a broker.
         """
         largest = self.largest
         self._since_entry = 0
@@ -615,25 +617,25 @@ class LogSegment:
         self.close()
 
     def sync_log(self) -> None:
-        """The batches are on the disk when this returns; the indexes, which can be rebuilt, may not be."""
+        """Sync the `.log`; the indexes, which can be rebuilt, are not synced."""
         self._log.sync()
 
     def sync(self) -> None:
-        """All files of the segment are on the disk when this returns."""
+        """Sync all files of the segment."""
         self._log.sync()
         self._indexes.sync()
 
     def close(self) -> None:
-        """Close descriptors; change nothing (S4)."""
+        """Close descriptors without changing the files (S4)."""
         self._log.close()
         with self._guard:
             self._indexes.release()
 
     def change_suffix(self, suffix: str) -> None:
-        """Rename all files, e.g. to `.deleted`.
+        """Rename all files, for example to `.deleted`.
 
-        The seal goes first, so that it never stands beside another segment's files; then the `.log`: an index
-        alone means nothing, a `.log` alone gets new indexes.
+        The seal is renamed first, so that it never lies next to another segment's files; then the `.log`: an index
+        alone is ignored, a `.log` alone gets new indexes.
         """
         self.close()
         with self._guard:
@@ -645,14 +647,14 @@ class LogSegment:
             self.suffix = suffix
 
     def delete(self) -> None:
-        """Unlink all files; those that are gone already are fine."""
+        """Unlink all files; missing ones are ignored."""
         self._files.unlink(offset_file(self.folder, self.base_offset, SEAL, self.suffix), missing_ok=True)
         self._log.delete()
         with self._guard:
             self._indexes.delete()
 
     def set_mtime_ms(self, mtime_ms: int) -> None:
-        """Date the files as their source was: retention of batches without timestamps goes by it."""
+        """Set the files' mtime to that of their source: retention uses it for batches without timestamps."""
         for kind in (LOG, INDEX, TIME_INDEX):
             path = offset_file(self.folder, self.base_offset, kind, self.suffix)
             if self._files.exists(path):
@@ -660,7 +662,7 @@ class LogSegment:
 
 
 class SegmentList:
-    """Log segments by base offset."""
+    """Immutable list of log segments, ordered by base offset."""
 
     __slots__ = ("_bases", "segments")
 
@@ -688,11 +690,11 @@ class SegmentList:
 
     @property
     def size(self) -> int:
-        """Bytes of all `.log` files together."""
+        """Total bytes of all `.log` files."""
         return sum(segment.size for segment in self.segments)
 
     def floor_index(self, offset: int) -> int:
-        """The number of the segment the offset belongs to; −1 when it lies before the first."""
+        """Return the index of the segment that holds the offset; −1 when it lies before the first."""
         return bisect_right(self._bases, offset) - 1
 
     def floor(self, offset: int) -> LogSegment | None:
@@ -700,32 +702,35 @@ class SegmentList:
         return None if index < 0 else self.segments[index]
 
     def get(self, base_offset: int) -> LogSegment | None:
-        """The segment with exactly this base."""
+        """Return the segment with exactly this base offset."""
         index = bisect_left(self._bases, base_offset)
         return self.segments[index] if self._bases[index : index + 1] == [base_offset] else None
 
     def between(self, start: int, stop: int) -> tuple[LogSegment, ...]:
-        """From the segment `start` belongs to, to the last whose base is below `stop`; none unless `start` is."""
+        """Return the segments from the one that holds `start` to the last with a base below `stop`.
+
+        Empty unless `start` < `stop`. A `start` before the first segment begins with the first.
+        """
         if stop <= start:
             return ()
         return self.segments[max(self.floor_index(start), 0) : bisect_left(self._bases, stop)]
 
     def next_base(self, base_offset: int) -> int | None:
-        """The base of the segment after this one."""
+        """Return the base offset of the segment after this one."""
         index = bisect_right(self._bases, base_offset)
         return self._bases[index] if index < len(self._bases) else None
 
     def appended(self, segment: LogSegment) -> SegmentList:
-        """With one more, whose base is above all others."""
+        """Return the list with one more segment, whose base is above all others."""
         return SegmentList((*self.segments, segment))
 
     def with_segments(self, added: Iterable[LogSegment]) -> SegmentList:
-        """With `added` in their places; one with a base that is taken replaces the other."""
+        """Return the list with `added` inserted; an added segment replaces one with the same base."""
         merged = {segment.base_offset: segment for segment in self.segments}
         merged.update((segment.base_offset, segment) for segment in added)
         return SegmentList(merged[base] for base in sorted(merged))
 
     def without(self, removed: Iterable[LogSegment]) -> SegmentList:
-        """Without these very segments; a newer one with the same base stays."""
+        """Return the list without these objects; a newer segment with the same base stays."""
         gone = {id(segment) for segment in removed}
         return SegmentList(segment for segment in self.segments if id(segment) not in gone)

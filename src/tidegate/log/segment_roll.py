@@ -38,7 +38,7 @@ OFFSET_OVERFLOW: Final = "offset_overflow"
 
 
 def roll_reason(segment: LogSegment, append: Prepared, config: TopicConfig, now_ms: int) -> str | None:
-    """Why the append needs a new log segment; None when it does not."""
+    """Return why the append needs a new log segment; None when it does not."""
     size = segment.size
     if size > config.segment_bytes - append.size:
         return SIZE
@@ -57,14 +57,14 @@ def roll_reason(segment: LogSegment, append: Prepared, config: TopicConfig, now_
 
 
 def waited_ms(segment: LogSegment, append_timestamp: int, now_ms: int) -> int:
-    """How long the segment has been filling, in the time its first batch is dated in."""
+    """Return how long the segment has been filling, in event time if its first batch has a timestamp."""
     first = segment.first_timestamp
     return append_timestamp - first if first >= 0 else now_ms - segment.created_ms
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCapacity:
-    """How many equal records one log segment takes; `terms` has each rule's own limit."""
+    """How many equal records one log segment holds; `terms` has each rule's own limit."""
 
     records: int
     reason: str
@@ -81,9 +81,9 @@ def records_per_segment(
     segment_ms: int,
     jitter_ms: int = 0,
 ) -> SegmentCapacity:
-    """The capacity for batches of one record each, `record_bytes` long and `interval_ms` apart.
+    """Return the capacity for batches of one record each, `record_bytes` long and `interval_ms` apart.
 
-    `segment_ms` is the age in force (the smaller of `segment.ms` and, when compacting, the maximum lag).
+    `segment_ms` is the effective age limit (the smaller of `segment.ms` and, when compacting, the maximum lag).
     """
     if record_bytes <= 0 or record_bytes > segment_bytes:
         raise InvalidError(

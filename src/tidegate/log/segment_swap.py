@@ -11,8 +11,8 @@ of base, the old ones are removed, the new ones get their final names, the folde
 `.cleaned` files are not all `.swap` yet is undone; one with all `.swap` names is completed: the replaced
 segments are removed, their seals first, and the `.swap` files get their final names.
 
-Splitting: a segment whose offsets do not fit its indexes, as very old brokers could write (and as a damaged
-base offset, which no checksum covers, appears to be). Every batch stays, in order; each new segment begins
+Splitting: a segment whose offsets do not fit its indexes is split. Very old brokers could write one (and a damaged
+base offset, which no checksum covers, looks like one). Every batch stays, in order; each new segment begins
 with the batch that did not fit the one before.
 
 Thread rule: called under the partition's lock, or while the log is loaded.
@@ -36,7 +36,7 @@ from tidegate.scheduling import Scheduler
 
 
 class OffsetOverflowError(CorruptError):
-    """The segment holds an offset that does not fit its indexes. Caught by the loader, which splits it."""
+    """A segment holds an offset that does not fit its indexes. The loader catches it and splits the segment."""
 
     def __init__(self, segment: LogSegment, header: BatchHeader, position: int) -> None:
         super().__init__(
@@ -50,7 +50,7 @@ class OffsetOverflowError(CorruptError):
 
 
 def split(segment: LogSegment, new_segment: Callable[[int, str], LogSegment]) -> list[LogSegment]:
-    """Finished and synced `.cleaned` segments with all batches of `segment`; `new_segment(base, suffix)` makes one."""
+    """Return finished, synced `.cleaned` segments, made by `new_segment(base, suffix)`, with all of its batches."""
     parts: list[LogSegment] = []
     copied = 0
     try:
@@ -78,7 +78,7 @@ def split(segment: LogSegment, new_segment: Callable[[int, str], LogSegment]) ->
 
 
 class Retirement:
-    """Takes segments of one partition out of its folder."""
+    """Removes and replaces segment files of one partition."""
 
     def __init__(
         self, folder: Path, producers: ProducerStates, *, files: Files, scheduler: Scheduler
@@ -99,8 +99,8 @@ class Retirement:
     ) -> None:
         """Rename the files of `segments` (and their snapshots) to `.deleted` and unlink them later.
 
-        A rename that fails is raised if the names are needed or must not be found again (`is_urgent`); else the
-        files are unlinked under the names they have.
+        A failed rename is raised if the names are needed or must not be found again (`is_urgent`); otherwise the
+        files are unlinked under their current names.
         """
         leftovers: list[Path] = []
         for segment in segments:
@@ -119,7 +119,7 @@ class Retirement:
             self._scheduler.after(delay_ms, lambda: self._unlink(retired, leftovers), "delete-file")
 
     def stage(self, new: Sequence[LogSegment]) -> None:
-        """Give finished `.cleaned` segments their `.swap` names, or remove them all."""
+        """Rename finished `.cleaned` segments to `.swap`, or remove them all."""
         try:
             for segment in sorted(new, key=lambda segment: segment.base_offset, reverse=True):
                 segment.change_suffix(SWAP)
@@ -129,8 +129,8 @@ class Retirement:
             raise
 
     def swap(self, staged: Sequence[LogSegment], old: Sequence[LogSegment], delay_ms: int) -> None:
-        """Put `staged` segments where `old` ones were."""
-        # The .swap names must be on the disk before an old file goes: only a complete set survives a crash.
+        """Replace the `old` segments by the `staged` ones."""
+        # The .swap names must be on disk before an old file is removed: only a complete set survives a crash.
         self._files.sync_folder(self._folder)
         taken = {segment.base_offset for segment in staged}
         self.retire([segment for segment in old if segment.base_offset not in taken], delay_ms)
@@ -142,7 +142,7 @@ class Retirement:
         self._files.sync_folder(self._folder)
 
     def cancel(self) -> None:
-        """Leave what is waiting to be unlinked to the next start of the log."""
+        """Leave files that wait to be unlinked to the next start of the log."""
         self._is_cancelled = True
 
     def _unlink(self, segments: Sequence[LogSegment], snapshots: Sequence[Path]) -> None:
@@ -169,7 +169,7 @@ _KRAFT_DELETED: Final = ".checkpoint.deleted"
 def finish_interrupted_work(
     folder: Path, open_segment: Callable[[int, str], LogSegment], *, files: Files
 ) -> None:
-    """Leave only files with their final names; `open_segment(base, suffix)` opens one."""
+    """Finish or undo interrupted changes until only final names remain; `open_segment(base, suffix)` opens one."""
     names = files.list(folder)
     cleaned = [name for name in names if name.endswith(CLEANED)]
     first_cleaned = min((_offset_of(name, folder) for name in cleaned), default=None)
@@ -184,7 +184,7 @@ def finish_interrupted_work(
     for name in incomplete:
         files.unlink(folder / name, missing_ok=True)
     if incomplete:
-        files.sync_folder(folder)  # before the .cleaned files go that prove these incomplete
+        files.sync_folder(folder)  # before the .cleaned files go, which prove these incomplete
     for name in cleaned:
         files.unlink(folder / name, missing_ok=True)
     if complete:
@@ -201,8 +201,8 @@ def _complete_swap(folder: Path, names: list[str], new: list[LogSegment], files:
             for name in files.list(folder)
             if (matched := OFFSET_NAME.fullmatch(name)) and not name.endswith(SWAP)
         ]
-        # Seals first: one never stands beside files that it does not speak of. A segment may come back empty, so
-        # that its own offset is not below where the new ones end.
+        # Seals first: a seal must never lie next to files it was not made for. A replaced segment may
+        # be empty, so its own offset may not be below the end of the new ones.
         seals = [base for base, name in replaced if name.endswith(SEAL)]
         for base in seals:
             if base in taken or first <= base < stop:

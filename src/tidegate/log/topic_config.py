@@ -1,11 +1,11 @@
 """Settings of topics and brokers: names, types, ranges, defaults (Kafka 3.9), and typed values with their
 sources.
 
-A topic's own value overrides the broker's static one (`server.properties`), which overrides the default;
-among broker synonyms the finer unit wins (`log.retention.ms`, then `.minutes`, then `.hours`).
+A topic's own value overrides the broker's static one (`server.properties`), which overrides the default.
+Among broker synonyms the finer unit wins (`log.retention.ms`, then `.minutes`, then `.hours`).
 
-C1  a `TopicConfig` or `BrokerConfig` that exists is valid: ranges and cross-checks are tested when it is
-    made.
+C1  a `TopicConfig` or `BrokerConfig` is always valid: its constructor tests ranges and
+    cross-checks.
 C2  both are immutable; an altered topic gets a new one.
 """
 
@@ -173,7 +173,7 @@ BROKER_ONLY_SETTINGS = Settings(
     noun="broker setting",
 )
 
-# Storage settings of a broker that say nothing to an embedded log; read over without complaint.
+# Broker storage settings that do not apply to an embedded log; ignored without a warning.
 IGNORED_BROKER_KEYS = frozenset(
     {
         "log.dir",
@@ -187,7 +187,7 @@ NOT_USED = "kept, not used"
 
 
 def _broker_twins() -> list[Setting]:
-    """The broker-level form of every topic setting: same type, the broker's own range where it differs."""
+    """Return the broker-level setting of every topic setting: same type, the broker's own range where it differs."""
     twins = []
     for topic_key, pairs in SYNONYMS.items():
         setting = TOPIC_SETTINGS[topic_key]
@@ -207,7 +207,7 @@ BROKER_SETTINGS = Settings([*_broker_twins(), *BROKER_ONLY_SETTINGS], noun="brok
 
 
 def is_used(setting: Setting) -> bool:
-    """Whether the setting changes anything in an embedded log."""
+    """Return whether the setting changes anything in an embedded log."""
     return NOT_USED not in setting.summary
 
 
@@ -216,7 +216,7 @@ _VERSION: Final = re.compile(r"(0\.(8|9|10|11)\.\d|1\.[01]|2\.[0-8]|3\.\d)(\.\d+
 
 
 class Source(Enum):
-    """Where a value came from, in Kafka's words; ASSUMED is ours, for folders without a catalog."""
+    """The source of a value, in Kafka's words; ASSUMED is Tidegate's, for folders without a catalog."""
 
     TOPIC = "DYNAMIC_TOPIC_CONFIG"
     DYNAMIC_BROKER = "DYNAMIC_BROKER_CONFIG"
@@ -238,7 +238,7 @@ class ConfigEntry(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Who set a value, and under which name it was set there."""
+    """The source that set a value, and the name under which it was set there."""
 
     source: Source
     key: str
@@ -276,11 +276,11 @@ class BrokerConfig:
 
     @classmethod
     def of(cls, typed: Mapping[str, Any]) -> BrokerConfig:
-        """From `server.properties` keys.
+        """Build the settings from `server.properties` keys.
 
-        Keys that do nothing here, because they do not concern storage (`listeners`, …) or are not used, are listed in
-        `ignored`; a mistyped storage key is an error: a retention that silently stays at its default costs data or a
-        disk.
+        Keys that have no effect here, because they do not concern storage (`listeners`, …) or are not used, are
+        listed in `ignored`. A mistyped storage key is an error: a retention that silently stays at its default costs
+        data or a disk.
         """
         storage, ignored = {}, []
         for key, value in typed.items():
@@ -306,11 +306,11 @@ class BrokerConfig:
         )
 
     def inherited(self, topic_key: str) -> tuple[SettingValue, str] | None:
-        """The broker's value for a topic setting and the broker key that says so, None when none does."""
+        """Return the broker's value for a topic setting and the broker key that sets it; None when none does."""
         return _inherited(topic_key, self.topic_defaults)
 
     def describe(self) -> list[ConfigEntry]:
-        """The broker-only settings, KEY VALUE SOURCE."""
+        """Return the broker-only settings: KEY VALUE SOURCE."""
         return [
             ConfigEntry(
                 setting.name,
@@ -323,7 +323,7 @@ class BrokerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The settings in force for one topic. `TopicConfig()` is all defaults; `of` reads dotted names."""
+    """The effective settings of one topic. `TopicConfig()` has all defaults; `of` reads dotted names."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 604_800_000
@@ -386,7 +386,7 @@ class TopicConfig:
         broker: BrokerConfig | None = None,
         assumed: bool = False,
     ) -> TopicConfig:
-        """From dotted names over a broker's values over the defaults; `assumed` marks what is guessed."""
+        """Build from dotted names over a broker's values over the defaults; `assumed` marks guessed settings."""
         own = TOPIC_SETTINGS.parse(typed or {})
         broker = broker if broker is not None else BrokerConfig()
         values: dict[str, Any] = {}
@@ -412,21 +412,21 @@ class TopicConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """Age at which a log segment rolls: compaction's maximum lag shortens it."""
+        """The age at which a log segment rolls; `max.compaction.lag.ms` shortens it."""
         return min(self.max_compaction_lag_ms, self.segment_ms) if self.compacts else self.segment_ms
 
     @property
     def timestamp_bounds_ms(self) -> tuple[int, int]:
-        """How far a timestamp may lie in the past and in the future.
+        """The largest distance of a timestamp into the past and into the future.
 
-        The deprecated `message.timestamp.difference.max.ms` stands in for either that is not limited.
+        The deprecated `message.timestamp.difference.max.ms` replaces either one that is not limited.
         """
         either = self.message_timestamp_difference_max_ms
         before, after = self.message_timestamp_before_max_ms, self.message_timestamp_after_max_ms
         return (either if before == LONG_MAX else before, either if after == LONG_MAX else after)
 
     def value(self, key: str) -> str:
-        """One value, as Kafka prints it."""
+        """Return one value as Kafka prints it."""
         setting = TOPIC_SETTINGS.find(key)
         return setting.format(getattr(self, _field(setting.name)))
 
@@ -434,20 +434,20 @@ class TopicConfig:
         return self.origins[TOPIC_SETTINGS.find(key).name].source
 
     def describe(self) -> list[ConfigEntry]:
-        """Every setting, in the order of the table: KEY VALUE SOURCE."""
+        """Return every setting in the order of the table: KEY VALUE SOURCE."""
         return [
             ConfigEntry(setting.name, self.value(setting.name), self.origins[setting.name].source)
             for setting in TOPIC_SETTINGS
         ]
 
     def overrides(self) -> dict[str, str]:
-        """What the topic itself sets, ready to be stored and given to `of` again."""
+        """Return the topic's own settings, in a form that can be stored and passed to `of`."""
         return {entry.key: entry.value for entry in self.describe() if entry.source is Source.TOPIC}
 
     def altered(
         self, changes: Mapping[str, Any], *, unset: Iterable[str] = (), broker: BrokerConfig | None = None
     ) -> TopicConfig:
-        """With some settings changed and others back at their inherited value."""
+        """Return a copy with some settings changed and others reset to their inherited value."""
         own: dict[str, Any] = dict(self.overrides())
         for name in unset:
             own.pop(TOPIC_SETTINGS.find(name).name, None)
@@ -507,6 +507,6 @@ def _inherited(topic_key: str, broker_values: Mapping[str, SettingValue]) -> tup
 
 
 def _fields_match_settings() -> bool:
-    """Guards the two tables against drifting apart (checked by a test)."""
+    """Return whether the two tables have the same settings (checked by a test)."""
     own = {name.name for name in fields(TopicConfig)} - {"origins"}
     return own == {_field(setting.name) for setting in TOPIC_SETTINGS}

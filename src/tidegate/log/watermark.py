@@ -1,6 +1,6 @@
 """How far readers in other processes may read: `<partition>/tidegate.watermark`.
 
-Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence. Which one is
+Two slots of 64 bytes, written in turn; a reader takes the valid one with the larger sequence. Which slot is
 the newest is certain only while the other one is its predecessor: next to a damaged slot, the valid one is a
 lower bound.
 
@@ -19,8 +19,8 @@ lower bound.
 W1  written after the data it describes is acknowledged, never before.
 W2  not synced with each write: a crash of its writer loses nothing, but a power failure may leave it older or
     newer than the data. A slot of an earlier start of the machine is therefore only a lower bound (what is
-    durable is there), until opening the partition for writing writes it anew.
-W3  a damaged slot hides nothing: readers then search the log for its end, and recovery keeps a copy of all it
+    durable is there), until opening the partition for writing rewrites it.
+W3  a damaged slot hides no data: readers then search the log for its end, and recovery keeps a copy of all it
     cuts.
 
 One writer (the holder of the partition lock); any number of readers.
@@ -46,7 +46,7 @@ _CRC = struct.Struct(">I")
 
 
 class Watermark(NamedTuple):
-    """What one slot says."""
+    """The content of one slot."""
 
     sequence: int
     log_start: int
@@ -71,7 +71,7 @@ class Watermark(NamedTuple):
 
 
 def parse_slot(slot: bytes) -> Watermark | None:
-    """The slot's content, None when it is short, torn or empty."""
+    """Return the slot's content; None when it is short, torn or empty."""
     if len(slot) < SLOT_BYTES:
         return None
     body = slot[: _BODY.size]
@@ -82,7 +82,7 @@ def parse_slot(slot: bytes) -> Watermark | None:
 
 
 def newest(slots: bytes) -> Watermark | None:
-    """The valid slot with the larger sequence."""
+    """Return the valid slot with the larger sequence; None when neither is valid."""
     first, second = parse_slot(slots[:SLOT_BYTES]), parse_slot(slots[SLOT_BYTES : 2 * SLOT_BYTES])
     if first is None or second is None:
         return first or second
@@ -90,9 +90,9 @@ def newest(slots: bytes) -> Watermark | None:
 
 
 def is_certain(slots: bytes) -> bool:
-    """Whether `newest` is what was written last: both slots are whole and follow each other (W3).
+    """Return whether `newest` is what was written last: both slots are valid and consecutive (W3).
 
-    A file that is empty, or whose first value is its only one, is whole, too.
+    A file that is empty, or that was written only once, counts, too.
     """
     first, second = parse_slot(slots[:SLOT_BYTES]), parse_slot(slots[SLOT_BYTES : 2 * SLOT_BYTES])
     if first is None:
@@ -101,7 +101,7 @@ def is_certain(slots: bytes) -> bool:
 
 
 def read_slots(files: Files, partition_folder: Path) -> bytes | None:
-    """The bytes of the file; None when there is none."""
+    """Return the bytes of the file; None when there is none."""
     try:
         with files.open(partition_folder / WATERMARK_NAME) as file:
             return file.read_at(0, 2 * SLOT_BYTES)
@@ -110,15 +110,15 @@ def read_slots(files: Files, partition_folder: Path) -> bytes | None:
 
 
 def read_watermark(files: Files, partition_folder: Path) -> Watermark | None:
-    """What the partition's writer last published; None when nothing valid is there."""
+    """Return what the partition's writer last published; None when no slot is valid."""
     slots = read_slots(files, partition_folder)
     return None if slots is None else newest(slots)
 
 
 def boot_mark(files: Files) -> int:
-    """A number that differs from one start of the machine to the next; 0 where none is to be had."""
+    """Return a number that differs between starts of the machine; 0 where none is available."""
     try:
-        with files.open(_BOOT_ID) as file:  # its length is said to be 0
+        with files.open(_BOOT_ID) as file:  # the kernel reports its length as 0
             found = file.read_at(0, 64).decode("ascii", "replace")
     except (FileNotFoundError, UnavailableError):
         return 0
@@ -127,7 +127,7 @@ def boot_mark(files: Files) -> int:
 
 
 class WatermarkFile:
-    """The writer's end. Call under the partition's own lock, or from one thread."""
+    """The writer's side of the file. Call under the partition's own lock, or from one thread."""
 
     def __init__(self, files: Files, partition_folder: Path) -> None:
         self._file: File = files.open(partition_folder / WATERMARK_NAME, create=True)
@@ -137,16 +137,17 @@ class WatermarkFile:
         self.was_certain = is_certain(slots)
         if found is None:
             found = Watermark(0, 0, 0, 0, 0, 0)
-        # A writer that died during a change left an odd number; opening the partition has finished the change.
+        # A writer that died during a change left an odd number; opening the partition has finished the
+        # change.
         self._newest = found._replace(generation=_even(found.generation + 2), boot=boot_mark(files))
 
     @property
     def newest(self) -> Watermark:
-        """What was written last, or found at opening."""
+        """The slot that was written last, or found at opening."""
         return self._newest
 
     def write(self, *, log_start: int, high_watermark: int, durable_end: int, last_stable: int) -> None:
-        """Publish how far readers may go."""
+        """Publish how far readers may read."""
         self._put(
             self._newest._replace(
                 log_start=log_start,
@@ -157,16 +158,16 @@ class WatermarkFile:
         )
 
     def begin_change(self) -> None:
-        """Log segments are about to be renamed: readers must not trust what they do not find.
+        """Publish an odd generation before log segments are renamed: readers must not conclude from a missing file.
 
-        Synced, so that after a power cut no file is missed that had left the log on purpose.
+        Synced, so that after a power failure a file that was removed on purpose is not missed.
         """
         if self._newest.generation % 2 == 0:
             self._put(self._newest._replace(generation=self._newest.generation + 1))
             self.sync()
 
     def end_change(self) -> None:
-        """The log segments are in place: readers look at the folder again."""
+        """Publish an even generation after the renames: readers list the folder again."""
         if self._newest.generation % 2 == 1:
             self._put(self._newest._replace(generation=_even(self._newest.generation + 1)))
 

@@ -1,21 +1,21 @@
 """Write Arrow tables as record batches to the logs of partitions.
 
-`Writer` chooses partitions, cuts and compresses batches, numbers an idempotent producer's batches, and waits
+`Writer` chooses partitions, cuts and compresses batches, assigns sequence numbers for an idempotent producer, and waits
 for acknowledgement. The log checks, stamps and stores each batch (`PartitionLog.append`).
 
-Columns: `value`, and optionally `key`, `timestamp`, `headers` (see `format.records.coerce`) and `partition`.
+Columns: `value`, and optionally `key`, `timestamp`, `headers` (see `format.records.coerce`), `partition`.
 A row with no timestamp gets the time of the write. The partition of a row is the table's own `partition`
-column where that is not null; else Kafka's hash of the key (murmur2); rows with neither go in runs to one
+column where that is not null; else Kafka's hash of the key (murmur2); rows with neither are sent in runs to one
 partition after the other, so that batches stay full.
 
-`Writer.prepare` encodes and checks records of one partition without storing them, for callers that number
-records themselves (`integrity.sender`): every refusal comes before a number is given out, and a failed append
+`Writer.prepare` encodes and checks records of one partition without storing them. It serves callers that number
+records themselves (`integrity.sender`): every refusal happens before a number is assigned, and a failed append
 is repeated with the same bytes.
 
 D1  `write` returns after everything it wrote is acknowledged: on the disk (`durability="disk"`, one sync per
     partition and call, shared with other writers of this process) or with the operating system (`"os"`).
-D2  with a producer id, a write that failed may be repeated with the same rows: those that were stored are not
-    stored again. A repetition is recognised by its rows, so other rows written after a failure are stored as
+D2  with a producer id, a failed write may be repeated with the same rows: those that were stored are not
+    stored again. A retry is recognised by its rows, so other rows written after a failure are stored as
     new ones. Sequence numbers always continue after the last batch that is in the log. All batches are cut
     and checked before the first is stored.
 D3  a batch counts as a duplicate only if the stored batch holds the same records; one that reuses the
@@ -72,12 +72,12 @@ RUN_ROWS = 4096
 
 
 def partition_of_key(key: bytes, partitions: int) -> int:
-    """Where Kafka's default partitioner puts one key."""
+    """Return the partition that Kafka's default partitioner chooses for a key."""
     return int(murmur2(np.frombuffer(key, np.uint8)) & 0x7FFFFFFF) % partitions
 
 
 def partitions_of_column(keys: pa.BinaryArray, partitions: int) -> NDArray[np.int32]:
-    """Where Kafka's default partitioner puts each key of a column; 0 where there is none."""
+    """Return the partition that Kafka's default partitioner chooses for each key of a column; 0 for null keys."""
     chosen = np.zeros(len(keys), np.int32)
     if len(keys) > keys.null_count:
         data, bounds = _buffers(keys)
@@ -86,7 +86,7 @@ def partitions_of_column(keys: pa.BinaryArray, partitions: int) -> NDArray[np.in
 
 
 class Partitioner:
-    """Chooses partitions for one topic; remembers where keyless rows go next."""
+    """Choose partitions for the rows of one topic; keep the next partition for rows without a key."""
 
     def __init__(self, topic: str, partitions: int, *, first: int = 0) -> None:
         self.topic = topic
@@ -94,7 +94,7 @@ class Partitioner:
         self._next_keyless = first % partitions
 
     def choose(self, columns: RecordColumns, explicit: pa.Array | None) -> NDArray[np.int32]:
-        """The partition of every row."""
+        """Return the partition of every row."""
         rows = len(columns)
         chosen = np.full(rows, -1, np.int32)
         if explicit is not None:
@@ -115,7 +115,7 @@ class Partitioner:
         return chosen
 
     def split(self, columns: RecordColumns, explicit: pa.Array | None) -> Iterator[tuple[int, RecordColumns]]:
-        """(partition, its rows in their order) for every partition that gets any."""
+        """Yield (partition, its rows in order) for every partition that gets rows."""
         if len(columns) == 0:
             return
         chosen = self.choose(columns, explicit)
@@ -154,7 +154,7 @@ def _valid(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def _buffers(array: pa.BinaryArray) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """The bytes and the n + 1 offsets of a binary column, where they lie."""
+    """Return the data bytes and the n + 1 offsets of a binary column, without a copy."""
     _, offsets, data = array.buffers()
     bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
     return np.frombuffer(data if data is not None else b"", np.uint8), bounds
@@ -170,7 +170,7 @@ def _take(columns: RecordColumns, order: pa.Array) -> RecordColumns:
 
 
 class PreparedWrite:
-    """Made by `Writer.prepare`."""
+    """Encoded and checked batches of one partition that are not stored yet; made by `Writer.prepare`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class PreparedWrite:
         self._written: list[Written] = []
 
     def append(self) -> list[Written]:
-        """Store what is not stored yet, and answer all that is; after an error, call it again to go on."""
+        """Store the batches that are not stored yet, and return all stored ones; after an error, call it again."""
         with self._turn:
             while self._left:
                 self._written.append(self._store(*self._left[0]))
@@ -195,7 +195,7 @@ class PreparedWrite:
 def check_appendable(
     batch: bytearray, facts: RecordFacts, config: TopicConfig, where: str, now_ms: int
 ) -> None:
-    """Raise what appending the batch would raise; leaves the batch as it was."""
+    """Raise the error that appending the batch would raise; leaves the batch unchanged."""
     to = Appending(where, config, next_offset=0, leader_epoch=0, now_ms=now_ms)
     prepared = prepare(batch, Origin.CLIENT, to, facts)
     if prepared is not None and prepared.data is batch:
@@ -210,7 +210,7 @@ Encoded: TypeAlias = "tuple[bytearray, RecordFacts]"
 
 
 class Written(NamedTuple):
-    """One stored batch: where it is. A duplicate has the offsets its first arrival got."""
+    """The location of one stored batch. A duplicate has the offsets of the first copy."""
 
     partition: int
     first_offset: int
@@ -226,7 +226,7 @@ class Written(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """A batch that is in the log: where, and under which number of its producer."""
+    """A batch that is in the log: its location and its producer's sequence number."""
 
     info: AppendInfo
     base_sequence: int
@@ -234,7 +234,7 @@ class _Arrived(NamedTuple):
 
 @dataclass(slots=True)
 class _NumberedWrite:
-    """One call of `write` of an idempotent writer, and which of its batches arrived (D2)."""
+    """One call of `write` of an idempotent writer, and which of its batches are stored (D2)."""
 
     columns: RecordColumns
     explicit: pa.Array | None
@@ -308,12 +308,12 @@ class Writer:
         partition: int | None = None,
         first_sequences: Mapping[int, int] | None = None,
     ) -> list[Written]:
-        """Store the rows; one entry per batch. Returns when they are acknowledged (D1).
+        """Store the rows and wait until they are acknowledged (D1); return one entry for each batch.
 
-        `partition` sends all rows there. `first_sequences` numbers the batches of some partitions anew, as a
-        producer does that repeats what it sent before; without it numbering continues after the last batch of
-        this producer in the log, also over a restart. After an error, call `write` with the same rows again:
-        what arrived the first time comes back as a duplicate and is not stored twice (D2).
+        `partition` sends all rows to that partition. `first_sequences` sets the first sequence number of some
+        partitions, for a producer that repeats what it sent before; otherwise numbering continues after the last
+        batch of this producer in the log, also after a restart. After an error, call `write` with the same rows
+        again: rows that were stored the first time are returned as duplicates and not stored twice (D2).
         """
         columns = coerce(table)
         explicit = _partition_column(table, partition, len(columns))
@@ -327,9 +327,9 @@ class Writer:
         return written
 
     def prepare(self, pieces: Sequence[RecordColumns], partition: int) -> PreparedWrite:
-        """Cut and check records for one partition, and store nothing: the result's `append` does.
+        """Cut and check records for one partition without storing them; `append` of the result stores them.
 
-        For callers that number records themselves, one at a time per partition; `acknowledge` comes after.
+        For callers that number records themselves, one at a time for each partition. Call `acknowledge` afterwards.
         """
         self._log.refresh()
         opened = self._log.open_partition(self.topic, partition)
@@ -357,15 +357,15 @@ class Writer:
         return PreparedWrite(batches, store, self._lock)
 
     def acknowledge(self, partitions: Iterable[int]) -> None:
-        """Wait until what was appended to these partitions counts as written (D1)."""
+        """Wait until everything appended to these partitions is acknowledged (D1)."""
         for number in partitions:
             opened = self._log.open_partition(self.topic, number)
             opened.log.acknowledge(sync=self.durability == "disk")
 
     def close(self) -> None:
-        """Nothing is pending after a write; partitions stay open until the log closes."""
+        """Do nothing: no work is pending after a write, and partitions stay open until the log closes."""
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _count(self, written: Written) -> None:
         verdict = "duplicate" if written.duplicate else "written"
@@ -396,7 +396,7 @@ class Writer:
     def _write_numbered(
         self, columns: RecordColumns, explicit: pa.Array | None, first_sequences: Mapping[int, int]
     ) -> list[Written]:
-        """Store what of the rows is not in the log yet; remember what arrived if that fails (D2)."""
+        """Store the rows that are not in the log yet; on failure remember which batches were stored (D2)."""
         with self._lock:
             sending = self._repeated(_NumberedWrite(columns, explicit, first_sequences, []))
             try:
@@ -413,7 +413,7 @@ class Writer:
         return written
 
     def _repeated(self, write: _NumberedWrite) -> _NumberedWrite:
-        """The failed write that this one repeats, taken off the list; else this one, split over partitions."""
+        """Return the failed write that this one repeats, removed from the list; else this one, split by partition."""
         for number, failed in enumerate(self._failed):
             if failed.has_same_rows(write):
                 del self._failed[number]
@@ -422,11 +422,11 @@ class Writer:
         return write
 
     def _remember(self, failed: _NumberedWrite) -> None:
-        if any(failed.arrived.values()):  # else repeating it is a first write
+        if any(failed.arrived.values()):  # if nothing was stored, the retry is a first write
             self._failed = [*self._failed, failed][-_REMEMBERED_FAILURES:]
 
     def _append_numbered(self, sending: _NumberedWrite) -> list[Written]:
-        """Cut, number and check everything that is not in the log, then store it."""
+        """Cut, number and check every batch that is not in the log, then store them."""
         ready: list[tuple[int, OpenPartition, list[Encoded]]] = []
         now_ms = self._log.clock.now_ms()
         for number, rows in sending.parts:
@@ -465,7 +465,7 @@ class Writer:
         try:
             info = opened.log.append(batch, facts=facts)
         except BaseException:
-            # What follows the write of the bytes may fail, too: the log knows whether they are in it.
+            # Steps after the bytes were written may fail, too; the log knows whether the batch is stored.
             entry = opened.log.active_producers.get(header.producer_id)
             known = (
                 None
@@ -481,7 +481,7 @@ class Writer:
         return info
 
     def _is_in_log(self, opened: OpenPartition, batch: _Arrived) -> bool:
-        """Whether a batch that arrived is still there after its partition was closed and opened again."""
+        """Return whether a stored batch is still there after its partition was closed and reopened."""
         stored = _stored_batch(opened, batch.info)
         if stored is None:  # beyond the end, or compacted away meanwhile
             return batch.info.last_offset < opened.log.log_end_offset
@@ -508,12 +508,12 @@ class Writer:
         )
 
     def _codec(self, config: TopicConfig) -> Codec:
-        """The topic's codec where it insists on one, else the writer's."""
+        """Return the topic's codec if `compression.type` names one, else the writer's."""
         wanted = config.compression_type if config.compression_type != "producer" else self.compression
         return Codec.NONE if wanted is None or wanted in _UNCOMPRESSED else CODECS[wanted]
 
     def _sequence(self, opened: OpenPartition) -> int:
-        """The number after the last one of this producer in the log; 0 when the log knows none."""
+        """Return the sequence number after this producer's last one in the log; 0 when the log has none."""
         entry = opened.log.active_producers.get(self.producer_id if self.producer_id is not None else -1)
         if entry is None or entry.epoch != self.producer_epoch or entry.last_sequence < 0:
             return 0
@@ -528,7 +528,7 @@ def _are_equal(one: pa.Array | None, other: pa.Array | None) -> bool:
 
 
 def _stored_batch(opened: OpenPartition, info: AppendInfo) -> memoryview | None:
-    """The bytes of the batch that was stored at `info`'s first offset; None when it is not there any more."""
+    """Return the bytes of the batch stored at `info`'s first offset; None when it is gone."""
     log = opened.log
     if not log.log_start_offset <= info.first_offset < log.log_end_offset:
         return None
@@ -542,9 +542,9 @@ def _stored_batch(opened: OpenPartition, info: AppendInfo) -> memoryview | None:
 def _require_same_records(
     opened: OpenPartition, sent: bytearray, info: AppendInfo, *, unstamped_ms: int | None = None
 ) -> None:
-    """Refuse a batch that has the sequence numbers, but not the records, of a stored one (D3).
+    """Refuse a batch that reuses the sequence numbers of a stored batch with other records (D3).
 
-    Records that got the time `unstamped_ms` because they came without one had another when they came first.
+    `unstamped_ms` is the time given to records that came without a timestamp; the first attempt had given another.
     """
     stored = _stored_batch(opened, info)
     if stored is None:

@@ -1,1 +1,1 @@
-"""What `kafka-dump-log` prints, line for line, and the same for machines."""
+"""Print log files as `kafka-dump-log` does, line for line, or as JSON."""

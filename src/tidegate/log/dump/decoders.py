@@ -13,7 +13,7 @@ not covered.
               fields: varint count, { varint tag, varint size, value }
     uuid      16 bytes, printed as 22 characters of URL-safe base64
 
-As JSON a field's name starts with a small letter, bytes are base64, tagged fields appear when set.
+In JSON a field's name starts with a lower-case letter, bytes are base64, tagged fields appear when set.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A message: versions it may have, the first flexible one, its fields."""
+    """A message: its versions, the first flexible one, and its fields."""
 
     versions: tuple[int, int]
     flexible: int
@@ -62,7 +62,7 @@ class Schema:
 
 
 def read_message(data: bytes, schema: Schema) -> tuple[int, dict[str, Any]]:
-    """The version in front of a message, and its fields as they print; `CorruptError` when malformed."""
+    """Return the version at the start of a message, and its fields as printed; `CorruptError` when malformed."""
     reader = _Reader(data)
     version = reader.number("int16")
     if not schema.versions[0] <= version <= schema.versions[1]:
@@ -74,7 +74,7 @@ def read_message(data: bytes, schema: Schema) -> tuple[int, dict[str, Any]]:
 
 
 def read_versionless(data: bytes, schema: Schema, version: int) -> dict[str, Any]:
-    """The fields of a message that carries no version in front."""
+    """Return the fields of a message that has no version at its start."""
     reader = _Reader(data)
     reader.flexible = version >= schema.flexible
     return reader.struct(schema.fields, version)
@@ -337,7 +337,7 @@ RecordParser: TypeAlias = "Callable[[int, bytes | None, bytes | None], tuple[str
 
 
 def find_decoder(name: str) -> Decoder | None:
-    """The decoder of that (class) name; None for text, which is decoded a column at a time."""
+    """Return the decoder with that (class) name; None for text, which is decoded a column at a time."""
     short = name.rpartition(".")[2].lower().removesuffix("decoder") or "string"
     if short == "string":
         return None
@@ -358,7 +358,7 @@ def _number(data: bytes, layout: Struct, name: str) -> str:
 
 
 def parse_with(key: Decoder | None, value: Decoder | None) -> RecordParser | None:
-    """A parser from two decoders; None when both are text."""
+    """Return a parser from two decoders; None when both are text."""
     if key is None and value is None:
         return None
     shown_key, shown_value = key or _decoded_text, value or _decoded_text
@@ -377,14 +377,14 @@ def _decoded_text(data: bytes) -> str:
 
 
 def compact_json(value: Any) -> str:
-    """JSON as the Java tool prints it."""
+    """Return JSON as the Java tool prints it."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def parse_offsets_record(
     offset: int, key: bytes | None, value: bytes | None
 ) -> tuple[str | None, str | None]:
-    """A record of `__consumer_offsets`."""
+    """Return key and value of a record of `__consumer_offsets` as text."""
     if key is None or len(key) < 2:
         raise CorruptError(
             f"the record at offset {offset} has no key, so it is not from __consumer_offsets; "
@@ -409,7 +409,7 @@ def parse_offsets_record(
 
 
 def _open_members(members: list[dict[str, Any]]) -> None:
-    """Consumers' subscription and assignment are messages of their own; what does not parse stays bytes."""
+    """Decode consumers' subscription and assignment, which are messages; if that fails, keep the bytes."""
     import base64
 
     for member in members:
@@ -423,7 +423,7 @@ def _open_members(members: list[dict[str, Any]]) -> None:
 def parse_transaction_record(
     offset: int, key: bytes | None, value: bytes | None
 ) -> tuple[str | None, str | None]:
-    """A record of `__transaction_state`."""
+    """Return key and value of a record of `__transaction_state` as text."""
     if key is None or len(key) < 2:
         raise CorruptError(
             f"the record at offset {offset} has no key, so it is not from __transaction_state; "

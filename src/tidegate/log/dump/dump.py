@@ -1,10 +1,10 @@
 """Print log files line for line as Kafka 3.9's `DumpLogSegments` does, or as JSON lines.
 
-`dump` writes one file after the other to stdout and the mismatches it found to stderr at the end. `text` and
-`json` format the lines. Nothing is written to or created beside a dumped file.
+`dump` writes one file after the other to stdout, and the mismatches to stderr at the end. `text` and
+`json` format the lines. Dumped files and their folders are not changed.
 
 Where the Java tool stops with an exception (a corrupt index, records that do not parse, a tail of zeros), the
-lines up to that point are the same; the fault is then named on stderr and the remaining files are still
+lines up to that point are the same; the fault is then reported on stderr and the remaining files are still
 dumped.
 
 A `.log` (or KRaft `.checkpoint`) file is read batch by batch in bounded memory. A whole window is decoded at
@@ -121,7 +121,7 @@ def dump_transaction_index(target: Target, sink: Sink, files: Files) -> None:
 
 
 def dump_snapshot(target: Target, sink: Sink, files: Files) -> None:
-    """Print a producer snapshot; a corrupt one is told of and is no failure."""
+    """Print a producer snapshot; a corrupt one is reported and is not a failure."""
     try:
         entries = read_snapshot(target.path, files=files)
     except CorruptError as error:
@@ -155,7 +155,7 @@ class _TimeCheck:
         self._previous = entry.timestamp
 
     def _find(self, offset: int) -> tuple[int, int] | None:
-        """(last offset, largest record timestamp) of the first batch that ends at or after `offset`."""
+        """Return (last offset, largest record timestamp) of the first batch that ends at or after `offset`."""
         from tidegate.log.format.decode import inspect_records
 
         start = self._offsets.lookup(offset).position
@@ -181,7 +181,7 @@ class _TimeCheck:
 
 
 def _last_offset_at(log: File, position: int, max_message_bytes: int, target: Target) -> int:
-    """The last offset of the batch that starts at `position`."""
+    """Return the last offset of the batch that starts at `position`."""
     size = log.size()
     head = log.read_at(position, SPAN_LAYOUT.size) if 0 <= position < size else b""
     if len(head) == SPAN_LAYOUT.size:
@@ -231,7 +231,7 @@ _CONTROL_KEY = Struct(">hh")
 
 
 def dump_log(target: Target, options: DumpOptions, sink: Sink, findings: Findings, files: Files) -> None:
-    """Print one log file; `CorruptError` where it cannot be read any further."""
+    """Print one log file; `CorruptError` where it cannot be read further."""
     sink.log_start(target)
     with files.open(target.path) as file:
         size = file.size()
@@ -267,7 +267,7 @@ class _LogDumper:
         try:
             records = read_records(run, self.target.path)
             controls = _controls(run, records, self.target)
-        except (CorruptError, InvalidError):  # InvalidError: unfolds to more than fits at once
+        except (CorruptError, InvalidError):  # InvalidError: decompresses to more than the limit
             if len(run.table) == 1:
                 self._as_far_as_possible(run, valid)
                 raise
@@ -278,7 +278,7 @@ class _LogDumper:
         self.sink.run(run, valid, records, controls)
 
     def _as_far_as_possible(self, run: BatchRun, valid: NDArray[np.bool_]) -> None:
-        """Print a batch that cannot be decoded, and those of its records that lie before the malformed one."""
+        """Print a batch that cannot be decoded, with its records before the malformed one."""
         try:
             part = readable_part(run)
             records = None if part is None else read_records(part, self.target.path)
@@ -315,7 +315,7 @@ class _LogDumper:
             )
 
     def _note_gaps(self, offsets: Sequence[int] | NDArray[np.int64]) -> None:
-        """Remember where an offset does not follow the one before it."""
+        """Record where an offset does not follow the one before it."""
         import numpy as np
 
         if not len(offsets):
@@ -325,14 +325,14 @@ class _LogDumper:
         self.last_offset = int(column[-1])
         pairs = array("q")
         for index in broken.tolist():
-            if column[index] != -1:  # nothing came before
+            if column[index] != -1:  # -1: nothing came before
                 pairs.extend((int(column[index]), int(column[index + 1])))
         if pairs:
             self.findings.gaps.setdefault(self.target.absolute, array("q")).extend(pairs)
 
 
 def _singles(run: BatchRun) -> list[BatchRun]:
-    """The batches of a run, one run each."""
+    """Return the batches of a run as one run each."""
     from tidegate.log.format.decode import scan_batches
 
     singles = []
@@ -356,7 +356,7 @@ def _refuse_unknown_codec(run: BatchRun, target: Target) -> None:
 
 
 def _controls(run: BatchRun, records: RecordColumns, target: Target) -> dict[int, Control]:
-    """What the control records say, by record number."""
+    """Return the content of the control records, by record number."""
     batches = (run.table.attributes & CONTROL_BIT).nonzero()[0].tolist()
     if not batches:
         return {}
@@ -378,7 +378,7 @@ def _controls(run: BatchRun, records: RecordColumns, target: Target) -> dict[int
 
 
 def read_control_record(key: bytes | None, value: bytes | None) -> Control:
-    """A control record's key and value, as far as the dump shows them."""
+    """Parse a control record's key and value, as far as the dump shows them."""
     record = parse_control(key, value)
     _, type_id = _CONTROL_KEY.unpack_from(key or b"")
     if record.ends_transaction:
@@ -399,7 +399,7 @@ PROFILES = ("modern", "seed")
 
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
-    """What to print. `parser` None means keys and values are UTF-8 text; `profile` "seed" is Kafka ≤ 2.7."""
+    """What to print. `parser` None: keys and values are UTF-8 text; `profile` "seed" is Kafka ≤ 2.7."""
 
     print_data: bool = False
     deep: bool = False
@@ -428,7 +428,7 @@ class DumpOptions:
 
 @dataclass(slots=True)
 class Findings:
-    """What did not fit together, by file as an absolute path, in the order found."""
+    """The mismatches, by file as an absolute path, in the order found."""
 
     index_mismatches: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     time_mismatches: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -440,7 +440,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A file to dump: as given (that is printed) and as a path (that is opened)."""
+    """A file to dump: the name as given (printed) and its path (opened)."""
 
     shown: str
     path: Path
@@ -457,12 +457,12 @@ class Target:
 
     @property
     def absolute(self) -> str:
-        """As Java makes a path absolute: the working folder in front, nothing resolved."""
+        """The absolute path as Java makes it: the working folder prepended, nothing resolved."""
         return self.shown if self.shown.startswith("/") else f"{Path.cwd()}/{self.shown}"
 
     @property
     def base_offset(self) -> int:
-        """The offset a log file is named after: the digits before the first dot."""
+        """The offset that a log file is named after: the digits before the first dot."""
         digits = self.name.partition(".")[0]
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 20:
             raise InvalidError(
@@ -474,7 +474,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a control record says: a transaction's end, or a schema's name and fields, or only its type."""
+    """The content of a control record: a transaction's end, or a schema's name and fields, or only its type."""
 
     kind: str
     type_id: int
@@ -485,7 +485,7 @@ class Control:
 def dump(
     targets: Iterable[Target], options: DumpOptions, sink: Sink, *, files: Files | None = None
 ) -> list[CorruptError]:
-    """Dump each file into the sink; why files could not be read to their end, when they could not."""
+    """Dump each file into the sink; return the errors of files that could not be read to their end."""
 
     files = files if files is not None else Files()
     findings = Findings()

@@ -1,4 +1,4 @@
-"""The dump for machines: one JSON object per line, whose `type` says what it is.
+"""Format the dump as one JSON object per line, whose `type` says what it is.
 
 | type | of |
 |---|---|
@@ -8,7 +8,7 @@
 | `trailing`, `sane`, `unknown_file`, `fault` | remarks about a file |
 | `index_mismatch`, `timestamp_mismatch`, `timestamp_disorder`, `offset_not_found`, `offset_gap` | findings |
 
-Bytes that are UTF-8 are strings, others `{"base64": …}`. Names are a contract.
+Bytes that are UTF-8 are strings, others `{"base64": …}`. Field names are stable.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class JsonSink:
         ]
 
     def _records(self, records: RecordColumns, controls: Mapping[int, Control]) -> list[str]:
-        """A line for each record, put together by hand: a dict for each would take four times as long."""
+        """Return a line for each record, formatted without a dict for each, which would take four times as long."""
         header_keys = ["[]"] * len(records)
         if records.header_keys is not None:
             header_keys = [_ENCODE(keys) for keys in records.header_keys.to_pylist()]
@@ -295,7 +295,7 @@ def _text(value: bytes | None) -> Any:
 
 
 def _json_text(value: bytes | None) -> str:
-    """`_text`, already as JSON."""
+    """Return `_text` as JSON."""
     if value is None:
         return "null"
     try:

@@ -1,10 +1,10 @@
 """Read batches and records of any `.log` file for the dump, column by column.
 
 `BatchWalk` finds where batches begin and end in a file of unknown health. It accepts magic 0 and 1 and
-headers that make no sense, which `format.batch` and `format.decode` refuse. It neither judges nor decodes.
+invalid headers, which `format.batch` and `format.decode` refuse. It neither checks nor decodes.
 
     stop      17 bytes or fewer remain, or the declared size runs past the end
-    corrupt   the declared length is below 14, the smallest message that ever existed (also: a tail of zeros)
+    corrupt   the declared length is below 14, the smallest message of any format (also: a tail of zeros)
     magic     0 and 1 (or negative): a message, perhaps a compressed set of them; all others: a batch
 
 Messages of magic 0 and 1, as brokers before 0.11 wrote them, are only read, never written:
@@ -63,9 +63,9 @@ SMALLEST_LENGTH: Final = 14
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """Consecutive batches with plausible headers; `table.position` counts within `data`.
+    """Consecutive batches with plausible headers; `table.position` is relative to `data`.
 
-    A batch with a higher magic is read as one of magic 2 (as Kafka does) and comes alone.
+    A batch with a higher magic is read as one of magic 2 (as Kafka does) and forms a run of its own.
     """
 
     position: int
@@ -84,7 +84,7 @@ class LegacyMessage:
 
 @dataclass(frozen=True, slots=True)
 class OddBatch:
-    """A batch by its length, but too short to hold a header."""
+    """A batch whose length is too short for a header."""
 
     position: int
     data: memoryview
@@ -95,7 +95,7 @@ Piece: TypeAlias = "BatchRun | LegacyMessage | OddBatch"
 
 
 class BatchWalk:
-    """Iterate over the pieces of `file` in [start, end); afterwards `position` is the end of the last one."""
+    """Iterates over the pieces of `file` in [start, end); afterwards `position` is the end of the last one."""
 
     def __init__(self, file: File, start: int, end: int, *, window_bytes: int = WINDOW_BYTES) -> None:
         self.position = start
@@ -111,7 +111,7 @@ class BatchWalk:
                 yield piece
 
     def _next_size(self) -> int | None:
-        """Size of the batch at the position; None at the end of what can be walked."""
+        """Return the size of the batch at the position; None at the end of what can be walked."""
         remaining = self._end - self.position
         if remaining <= UP_TO_MAGIC:
             return None
@@ -137,7 +137,7 @@ class BatchWalk:
         return memoryview(self._file.read_at(self.position, min(size, self._end - self.position)))
 
     def _pieces(self, data: memoryview) -> Iterator[Piece]:
-        """The pieces that lie whole in the window, at least one."""
+        """Yield the pieces that lie wholly in the window, at least one."""
         from tidegate.log.format.decode import scan_batches
 
         at, start = 0, self.position
@@ -160,7 +160,7 @@ class BatchWalk:
             at += size
 
     def _header_at(self, position: int) -> BatchHeader:
-        """Whatever the 61 bytes say."""
+        """Return the header at this position without checking it."""
         data = self._file.read_at(position, HEADER_SIZE)
         if len(data) < HEADER_SIZE:
             raise CorruptError(
@@ -194,7 +194,7 @@ _INT64 = Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class LegacyRecord:
-    """One message. `timestamp_label` is Kafka's word for whose clock the timestamp is from."""
+    """One message. `timestamp_label` is Kafka's word for the clock that the timestamp is from."""
 
     offset: int
     size: int
@@ -209,7 +209,7 @@ class LegacyRecord:
 
 
 def read_message(data: Buffer, *, path: Path, position: int) -> LegacyRecord:
-    """The message at the start of `data`, its compressed content (if any) left as `value`."""
+    """Return the message at the start of `data`, its compressed content (if any) left as `value`."""
     if len(data) < LENGTH_OVERHEAD + OUTER_SIZE[0]:
         raise _corrupt("is too short for a message", path, position)
     offset, length, crc, magic, attributes = _HEAD.unpack_from(data)
@@ -234,7 +234,7 @@ def read_message(data: Buffer, *, path: Path, position: int) -> LegacyRecord:
 
 
 def inner_records(message: LegacyRecord, *, path: Path, position: int) -> list[LegacyRecord]:
-    """The messages a compressed one holds, with absolute offsets; an uncompressed one is its own content."""
+    """Return the messages in a compressed one, with absolute offsets; an uncompressed one is its own content."""
     if message.codec is Codec.NONE:
         return [message]
     if message.value is None:
@@ -282,7 +282,7 @@ def _decompress(message: LegacyRecord, path: Path, position: int) -> memoryview:
 
 
 def _repair_frame_checksum(frame: bytes) -> bytes:
-    """Magic 0 producers hashed the LZ4 frame header with its magic number included; put the right byte in."""
+    """Return the frame with the right header checksum: magic 0 producers included the magic number in the hash."""
     if len(frame) < 7:
         return frame
     descriptor = 2 + (8 if frame[4] & 0x08 else 0) + (4 if frame[4] & 0x01 else 0)
@@ -291,7 +291,7 @@ def _repair_frame_checksum(frame: bytes) -> bytes:
 
 
 def _xxh32(data: bytes) -> int:
-    """xxHash32 with seed 0, for fewer than 16 bytes (no frame descriptor has more)."""
+    """Return xxHash32 with seed 0, for fewer than 16 bytes (no frame descriptor has more)."""
     value = 374761393 + len(data)
     whole = len(data) // 4 * 4
     for at in range(0, whole, 4):
@@ -352,7 +352,7 @@ class RecordColumns:
         return len(self.offsets)
 
     def text_column(self, name: str) -> pa.Array:
-        """The `key` or `value` column as text; bytes that are no UTF-8 become U+FFFD as Java makes them."""
+        """Return the `key` or `value` column as text; bytes that are not UTF-8 become U+FFFD, as in Java."""
         import pyarrow as pa
 
         column = self.batch.column(name)
@@ -367,7 +367,7 @@ class RecordColumns:
 
 
 def read_records(run: BatchRun, path: Path) -> RecordColumns:
-    """Decode a run; CRCs are not looked at, a malformed record is a `CorruptError`."""
+    """Decode a run; CRCs are not checked, a malformed record is a `CorruptError`."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -412,9 +412,10 @@ def read_records(run: BatchRun, path: Path) -> RecordColumns:
 
 
 def readable_part(run: BatchRun) -> BatchRun | None:
-    """The first records of a single batch, up to the one that is malformed, as a batch of their own.
+    """Return the records of a single batch before the malformed one, as a batch.
 
-    None when not even the first record, or the codec's bytes, can be read. For printing only: its CRC is not right.
+    Return None when not even the first record, or the compressed data, can be read. For printing only: its CRC
+    is wrong.
     """
     from tidegate.log.format.compression import decompress
     from tidegate.log.format.decode import DEFAULT_LIMITS, scan_batches
@@ -451,7 +452,7 @@ def _header_keys(column: Any) -> Any:
 
 
 def java_text(value: bytes | None) -> str | None:
-    """UTF-8 as Java's decoder reads it: the bytes of a surrogate are one replacement, not several."""
+    """Decode UTF-8 as Java does: the bytes of a surrogate become one replacement character, not several."""
     if value is None:
         return None
     try:

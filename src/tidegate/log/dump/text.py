@@ -8,8 +8,8 @@
 | snapshot | `OptionalLong[5]`, `lastTimestamp: t` | `Some(5)`, no last timestamp |
 | message of magic 0, 1 | ` isValid: true crc: n}` (the brace is Kafka's) | ` crc: n isvalid: true` |
 
-Record lines are made a window at a time: every field is one Arrow column of strings, the join of all columns
-is one array, and the characters of that array are the text. A batch line stands before its first record.
+Record lines are formatted a window at a time: every field is one Arrow column of strings, the join of all columns
+is one array, and the characters of that array are the text. A batch line precedes its first record.
 Bytes are written unchanged.
 """
 
@@ -55,7 +55,7 @@ def record_lines(
     *,
     size_words: tuple[str, str],
 ) -> str:
-    """Batch and record lines of a run; `tails` are columns that end each record's line."""
+    """Return batch and record lines of a run; `tails` are columns that end each record's line."""
     headers: Any = "[]"
     if records.header_keys is not None:
         joined = pc.binary_join(records.header_keys, ",").cast(pa.large_string())
@@ -82,12 +82,12 @@ def record_lines(
 
 
 def bare_lines(records: RecordColumns, batch_lines: Sequence[str], tails: Sequence[Any]) -> str:
-    """Batch lines and, for each record, nothing but its tails."""
+    """Return batch lines and, for each record, only its tails."""
     return _joined(records, batch_lines, *(tails or ("",)))
 
 
 def contents(records: RecordColumns, parser: RecordParser | None) -> tuple[Any, Any]:
-    """Keys and values as columns of text, null where there is none to show."""
+    """Return keys and values as columns of text, null where there is none to show."""
     if parser is None:
         return records.text_column("key"), records.text_column("value")
     pairs = [
@@ -103,18 +103,18 @@ def contents(records: RecordColumns, parser: RecordParser | None) -> tuple[Any, 
 
 
 def labelled(label: str, column: Any) -> Any:
-    """`label` and the text; nothing at all where the text is null."""
+    """Return `label` and the text; empty where the text is null."""
     return pc.coalesce(_join(label, column), _word(""))
 
 
 def column_of(texts: Mapping[int, str], length: int) -> Any:
-    """A column of these texts, empty elsewhere."""
+    """Return a column of these texts, empty elsewhere."""
     empty = pa.array([""], pa.large_string()).take(pa.array(np.zeros(length, dtype=np.int64)))
     return replaced(empty, texts)
 
 
 def replaced(column: Any, texts: Mapping[int, str]) -> Any:
-    """The column with other texts at some rows."""
+    """Return the column with other texts at some rows."""
     if not texts:
         return column
     rows = np.zeros(len(column), dtype=bool)
@@ -134,7 +134,7 @@ def _joined(records: RecordColumns, batch_lines: Sequence[str], *columns: Any) -
 
 
 def _fronts(records: RecordColumns, batch_lines: Sequence[str]) -> tuple[Any, str]:
-    """What stands in front of each record's line, and the lines of batches behind the last record."""
+    """Return the text before each record's line, and the lines of batches after the last record."""
     fronts: dict[int, str] = {}
     behind = ""
     for start, line in zip(records.starts.tolist(), batch_lines, strict=False):
@@ -171,7 +171,7 @@ _WORD = ("false", "true")
 
 
 class TextSink:
-    """Writes Kafka's text: `out` gets the data, `err` what did not fit together."""
+    """Writes Kafka's text: data to `out`, mismatches to `err`."""
 
     def __init__(self, options: DumpOptions, out: TextIO, err: TextIO) -> None:
         self._options = options
@@ -339,7 +339,7 @@ class TextSink:
             f"lastOffset: {batch.last_offset} offsetDelta: {batch.offset_delta} timestamp: {batch.timestamp}"
         )
 
-    # -- what did not fit ------------------------------------------------------------------------
+    # -- mismatches ------------------------------------------------------------------------------
 
     def snapshot_broken(self, target: Target, error: CorruptError) -> None:
         self._out.flush()
@@ -383,7 +383,7 @@ def _optional(value: int | None) -> str:
 
 
 def _last_sequence(header: BatchHeader) -> int:
-    """As Kafka computes it, also from a sequence that makes no sense."""
+    """Return the last sequence as Kafka computes it, also from a nonsensical sequence."""
     last = header.base_sequence + header.last_offset_delta
     if header.base_sequence == NO_SEQUENCE:
         return NO_SEQUENCE

@@ -66,7 +66,7 @@ SPAN_LAYOUT: Final = Struct(">qi4xb6xi")
 
 
 class Codec(IntEnum):
-    """How the records of a batch are compressed; the value is what bits 0-2 of the attributes hold."""
+    """Compression codec of a batch; the value is stored in bits 0-2 of the attributes."""
 
     NONE = 0
     GZIP = 1
@@ -76,24 +76,24 @@ class Codec(IntEnum):
 
     @property
     def label(self) -> str:
-        """Kafka's lower-case name: what `compression.type` and the dump say."""
+        """Kafka's lower-case name, as in `compression.type` and the dump."""
         return self.name.lower()
 
 
 class TimestampType(IntEnum):
-    """Whose clock a batch's timestamps come from; the value is bit 3 of the attributes."""
+    """The clock that a batch's timestamps come from; the value is bit 3 of the attributes."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
     @property
     def label(self) -> str:
-        """Kafka's name: what `message.timestamp.type` and the dump say."""
+        """Kafka's name, as in `message.timestamp.type` and the dump."""
         return "LogAppendTime" if self else "CreateTime"
 
 
 class BatchHeader(NamedTuple):
-    """One header, field by field as stored; the properties are what the fields mean."""
+    """A batch header, field by field as stored; the properties interpret the fields."""
 
     base_offset: int
     length: int
@@ -119,10 +119,10 @@ class BatchHeader(NamedTuple):
         path: Path | str | None = None,
         file_position: int = 0,
     ) -> BatchHeader:
-        """The header at `position`. Raises `CorruptError` for fewer than 61 bytes, a length below the
-        smallest possible one, or another magic; whether the body is there and sound is `check_batch`'s.
+        """Parse the header at `position`. Raises `CorruptError` for fewer than 61 bytes, an impossibly small
+        length, or another magic; `check_batch` checks that the body is complete and sound.
 
-        `newer_magic` takes a magic above 2 for 2, as a broker does (the CRC does not cover that byte).
+        `newer_magic` reads a magic above 2 as 2, as a broker does (the CRC does not cover that byte).
         """
         there = len(buffer) - position
         where = file_position + position
@@ -142,17 +142,17 @@ class BatchHeader(NamedTuple):
         return header
 
     def pack(self) -> bytes:
-        """The 61 bytes; the CRC is written as it stands, not computed."""
+        """Return the 61 bytes; the CRC is written as it is, not computed."""
         return HEADER_LAYOUT.pack(*self)
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch, header included."""
+        """Size of the whole batch in bytes, header included."""
         return self.length + LENGTH_OVERHEAD
 
     @property
     def last_offset(self) -> int:
-        """Inclusive; survives compaction, so it may be larger than the last record's offset."""
+        """Last offset, inclusive. Compaction keeps it, so it may be larger than the last record's offset."""
         return self.base_offset + self.last_offset_delta
 
     @property
@@ -189,7 +189,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones and markers of this batch may go; None while compaction has not decided."""
+        """When tombstones and markers of this batch may be removed; None while compaction has not decided."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
@@ -198,13 +198,13 @@ class BatchHeader(NamedTuple):
 
 
 def batch_crc(buffer: Buffer, position: int, size: int) -> int:
-    """CRC-32C of the checksummed part of the batch of `size` bytes at `position`."""
-    with memoryview(buffer) as view, view.toreadonly() as readable:  # fastcrc copies what could change
+    """Return the CRC-32C of the checksummed part of the batch of `size` bytes at `position`."""
+    with memoryview(buffer) as view, view.toreadonly() as readable:  # fastcrc copies writable memory
         return int(crc32c(readable[position + ATTRIBUTES_POSITION : position + size]))
 
 
 def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header of the batch at `position`, after its length, magic and CRC were found right."""
+    """Return the header of the batch at `position` after checking its length, magic and CRC."""
     header = BatchHeader.parse(buffer, position)
     there = len(buffer) - position
     if header.size > there:
@@ -218,9 +218,9 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def iter_headers(buffer: Buffer, start: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch from `start` on; ends quietly before a partial one.
+    """Yield position and header of each whole batch from `start` on; ends before a partial one without an error.
 
-    Raises `CorruptError` at a header that cannot be one (length, magic); CRCs are not looked at.
+    Raises `CorruptError` at an invalid header (length, magic); CRCs are not checked.
     """
     position = start
     while len(buffer) - position >= HEADER_SIZE:
@@ -232,12 +232,12 @@ def iter_headers(buffer: Buffer, start: int = 0) -> Iterator[tuple[int, BatchHea
 
 
 def next_sequence(sequence: int, increment: int) -> int:
-    """`sequence + increment`, wrapping from 2147483647 to 0."""
+    """Return `sequence + increment`, wrapping from 2147483647 to 0."""
     return (sequence + increment) & MAX_SEQUENCE
 
 
 def previous_sequence(sequence: int, decrement: int) -> int:
-    """`sequence - decrement`, wrapping from 0 to 2147483647."""
+    """Return `sequence - decrement`, wrapping from 0 to 2147483647."""
     return (sequence - decrement) & MAX_SEQUENCE
 
 
@@ -249,9 +249,9 @@ def stamp(
     max_timestamp: int | None = None,
     timestamp_type: TimestampType | None = None,
 ) -> BatchHeader:
-    """Patch what a leader decides into the batch, in place, and return the header it has now.
+    """Set the fields that a leader decides, in place, and return the new header.
 
-    The CRC is recomputed only when a checksummed field really changes (B1). A new time clears the attribute bits that
+    The CRC is recomputed only when a checksummed field changes (B1). A new time clears the attribute bits that
     have no meaning, as a broker does.
     """
     before = BatchHeader.parse(batch)
@@ -278,7 +278,7 @@ def stamp(
 def corrupt_batch(
     what: str, path: Path | str | None, position: int, offset: int | None = None
 ) -> CorruptError:
-    """The error about the batch at `position`; `what` is the predicate of the sentence."""
+    """Return the error about the batch at `position`; `what` is the predicate of the sentence."""
     place = f"position {position}" + (f" of {path}" if path is not None else "")
     named = "" if offset is None else f" (base offset {offset})"
     return CorruptError(f"the batch at {place}{named} {what}", path=path, position=position, offset=offset)
@@ -300,7 +300,7 @@ class OneRecord(NamedTuple):
 
 
 def read_record(body: Buffer, position: int = 0) -> OneRecord:
-    """The record at `position`; `CorruptError` (`INVALID_RECORD`) says which field is wrong."""
+    """Return the record at `position`; `CorruptError` (`INVALID_RECORD`) names the wrong field."""
     view = memoryview(body)
     length, start = _varint(view, position, "its length")
     if not 0 <= length <= len(view) - start:
@@ -337,7 +337,7 @@ def _field(record: memoryview, position: int, what: str) -> tuple[memoryview | N
 
 
 def _varint(buffer: memoryview, position: int, what: str, bits: int = 32) -> tuple[int, int]:
-    """The zig-zag varint at `position`, and the position after it."""
+    """Return the zig-zag varint at `position`, and the position after it."""
     value = 0
     for shift in range(0, bits, 7):
         if position >= len(buffer):
@@ -363,7 +363,7 @@ _MARKER = Struct(">hi")
 
 
 class ControlType(IntEnum):
-    """What a control record says; the value is stored in its key."""
+    """The type of a control record; the value is stored in its key."""
 
     ABORT = 0
     COMMIT = 1
@@ -389,7 +389,7 @@ class ControlRecord:
 
 
 def parse_control(key: Buffer | None, value: Buffer | None) -> ControlRecord:
-    """What a control record with this key and value says. A type from the future is `UNKNOWN`."""
+    """Parse a control record's key and value. A type of a later Kafka version is `UNKNOWN`."""
     if key is None or len(key) < _KEY.size:
         there = 0 if key is None else len(key)
         raise malformed(f"a control record's key has {there} bytes, not {_KEY.size}")
@@ -409,7 +409,7 @@ def parse_control(key: Buffer | None, value: Buffer | None) -> ControlRecord:
 
 
 def read_control(buffer: Buffer, position: int = 0) -> ControlRecord:
-    """The control record of the control batch at `position` (whose CRC the caller has checked)."""
+    """Return the control record of the control batch at `position` (whose CRC the caller has checked)."""
     header = BatchHeader.parse(buffer, position)
     if not header.is_control or header.size > len(buffer) - position:
         raise CorruptError(

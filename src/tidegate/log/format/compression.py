@@ -1,6 +1,6 @@
-"""Compression of a batch's records, as brokers and clients exchange it, and bounded on the way back.
+"""Compress and decompress a batch's records in Kafka's framings, with bounded memory.
 
-Owns the four framings; the algorithms themselves are cramjam's. It does not know records or batches.
+Implements the four framings; cramjam implements the algorithms. It does not know records or batches.
 
     gzip    RFC 1952
     snappy  82 "SNAPPY" 00 | int32 1 | int32 1 | { int32 length, one raw snappy block of ≤ 32 KiB of data }*
@@ -10,8 +10,8 @@ Owns the four framings; the algorithms themselves are cramjam's. It does not kno
     zstd    frames without a content size (they are streamed)
 
 Invariants:
-C1  memory follows the output, never a length claimed by the input: a stream decompresses into a buffer of
-    fixed size, grown step by step up to the limit; a bomb stops at the limit, not after it.
+C1  memory depends on the output, never on a length that the input states: a stream decompresses into a buffer of
+    fixed size, grown step by step up to the limit; a decompression bomb stops at the limit, not after it.
 C2  any input gives bytes or `CorruptError`, in time linear in input plus limit.
 
 Thread rule: pure functions; an `Unpacker` belongs to one thread.
@@ -54,7 +54,7 @@ _TWO_LITTLE_UINT32S = Struct("<II")
 
 
 def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> Buffer:
-    """`data` compressed; `level` as in Kafka's configuration, its default when None."""
+    """Return `data` compressed; `level` as in Kafka's configuration, its default when None."""
     level = _checked_level(codec, level)
     match codec:
         case Codec.NONE:
@@ -70,15 +70,15 @@ def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: Codec, data: Buffer, *, limit: int) -> memoryview:
-    """What `compress` was given. `CorruptError` when the bytes are bad or hold more than `limit` bytes."""
+    """Return what `compress` was given. `CorruptError` when the bytes are bad or hold more than `limit` bytes."""
     return Unpacker(limit).unpack(codec, data)
 
 
 class Unpacker:
-    """Decompresses one batch after the other into the same memory, which grows to the largest of them.
+    """Decompresses batches one after the other into the same memory, which grows to the largest of them.
 
-    What `unpack` returns is valid until it is called again. Not for several threads. `memory` is what it
-    begins with, so that a caller who has some at hand need not pay for new pages.
+    The result of `unpack` is valid until the next call. One thread only. `memory` is the initial buffer; passing
+    one avoids allocating new pages.
     """
 
     def __init__(self, limit: int, memory: memoryview | None = None) -> None:
@@ -86,7 +86,7 @@ class Unpacker:
         self._room = memoryview(bytearray()) if memory is None else memory[:limit]
 
     def unpack(self, codec: Codec, data: Buffer) -> memoryview:
-        """`data` decompressed. `CorruptError` when the bytes are bad or hold more than the limit."""
+        """Return `data` decompressed. `CorruptError` when the bytes are bad or hold more than the limit."""
         match codec:
             case Codec.NONE:
                 if len(data) > self.limit:
@@ -102,10 +102,10 @@ class Unpacker:
                 return self._stream(codec, cramjam.zstd.decompress_into, data)
 
     def _stream(self, codec: Codec, decompress_into: Callable[[Any, Any], int], data: Buffer) -> memoryview:
-        """Decompress into the room there is; when that fails, into more, until the limit (C1).
+        """Decompress into the current buffer; if that fails, into larger ones up to the limit (C1).
 
-        cramjam tells "full" from "corrupt" only in its wording, so both are tried again: at most a third more
-        work, since every attempt stops where its room ends.
+        cramjam distinguishes "full" from "corrupt" only in its wording, so both are retried. That costs at most a
+        third more work, because every attempt stops at the end of its buffer.
         """
         self._make_room(min(self.limit, max(FIRST_GUESS * len(data), SMALLEST_GUESS)))
         while True:
@@ -135,8 +135,8 @@ class Unpacker:
 
     def _make_room(self, size: int) -> None:
         if size > len(self._room):
-            self._room = memoryview(bytearray())  # the old memory goes before the new comes
-            self._room = np.empty(size, np.uint8).data  # untouched until written to, so it costs nothing yet
+            self._room = memoryview(bytearray())  # free the old memory before allocating the new
+            self._room = np.empty(size, np.uint8).data  # pages cost nothing until they are written
 
 
 def _checked_level(codec: Codec, level: int | None) -> int:
@@ -163,11 +163,11 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _compress_lz4(data: Buffer, level: int) -> Buffer:
-    """Kafka's default level, 9, means LZ4's fast mode; any other one its high-compression mode."""
+    """Compress to an LZ4 frame: Kafka's default level, 9, is LZ4's fast mode, any other its high-compression mode."""
     if level != LEVELS[Codec.LZ4][2]:
         # cramjam has that mode only for whole frames, which then carry a checksum for every block
         frame = cramjam.lz4.Compressor(level=max(level, 3), content_checksum=False, block_linked=False)
-        frame.compress(bytes(data))  # it takes no other kind of buffer
+        frame.compress(bytes(data))  # it accepts only bytes
         return memoryview(frame.finish())
     view = memoryview(data)
     pieces: list[Buffer] = [LZ4_HEADER]
@@ -183,11 +183,11 @@ def _compress_lz4(data: Buffer, level: int) -> Buffer:
 
 
 def _decompress_lz4_into(data: Buffer, room: memoryview) -> int:
-    """Decompress `data` to the start of `room`; how many bytes. `DecompressionError` when it cannot be done.
+    """Decompress `data` to the start of `room`; return how many bytes. `DecompressionError` when it fails.
 
-    Frames as Java's clients and `compress` write them go block by block, straight to where the bytes belong:
-    cramjam's reader of frames copies every block once more, a sixth of its time. All others are that
-    reader's, and so is the verdict on a frame that is not laid out as it should be.
+    Frames of Java's clients and of `compress` are decompressed block by block, straight into place: cramjam's
+    frame reader copies every block once more, which takes a sixth of its time. cramjam's reader handles all other
+    frames, and reports frames with an invalid layout.
     """
     view = memoryview(data)
     blocks = _lz4_blocks(view, len(room) // LZ4_BLOCK_BYTES)
@@ -206,11 +206,11 @@ def _decompress_lz4_into(data: Buffer, room: memoryview) -> int:
 
 
 def _lz4_blocks(view: memoryview, most: int) -> list[tuple[int, int, bool]] | None:
-    """Where the blocks of one frame that begins with `LZ4_HEADER` lie, and which are stored plain.
+    """Return (start, end, is stored plain) of the blocks of one frame that begins with `LZ4_HEADER`.
 
-    None for anything else: another header, more than `most` blocks, one that is empty, too long or cut off,
-    bytes after the frame. None too when a block begins with what could be a size: told that there is none,
-    cramjam still tries one on a block that does not decompress, and might find other bytes in it.
+    Return None for anything else: another header, more than `most` blocks, a block that is empty, too long or
+    truncated, bytes after the frame. Also None when a block begins with what could be a size: even when told that
+    there is none, cramjam tries one on a block that does not decompress, and might return other bytes.
     """
     if bytes(view[: len(LZ4_HEADER)]) != LZ4_HEADER:
         return None
@@ -232,7 +232,7 @@ def _lz4_blocks(view: memoryview, most: int) -> list[tuple[int, int, bool]] | No
 
 
 def _xerial_blocks(view: memoryview) -> list[memoryview]:
-    blocks, position = [], len(XERIAL_HEADER)  # the two versions go unread: some writers swap their bytes
+    blocks, position = [], len(XERIAL_HEADER)  # the two versions are not read: some writers swap their bytes
     while position < len(view):
         there = len(view) - position - _INT32.size
         length = _INT32.unpack_from(view, position)[0] if there >= 0 else -1

@@ -1,15 +1,15 @@
 """Decode record batches into Arrow, a whole buffer at a time, without a Python object per record.
 
 `scan_batches` reads the headers of a buffer into a `BatchTable`; `body_runs` checks CRCs and decompresses, and groups
-neighbouring uncompressed batches into runs small enough to stay in the CPU cache; `decode` turns runs into
+adjacent uncompressed batches into runs small enough to stay in the CPU cache; `decode` turns runs into
 `RECORD_SCHEMA`. Reads no files.
 
 Invariants:
 D1  any input gives records or one `CorruptError` that names the batch's position and offset; an error inside a
     batch has Kafka's name `INVALID_RECORD`.
-D2  memory is bounded by the bytes present, never by a count or length they claim; compressed batches decompress
+D2  memory is bounded by the bytes present, never by a count or length they state; compressed batches decompress
     within `DecodeLimits`.
-D3  offsets of the result rise strictly within a batch.
+D3  offsets of the result ascend strictly within a batch.
 
 Thread rule: values and pure functions; kernels run without the interpreter lock. Scratch memory belongs to one
 iteration at a time.
@@ -105,11 +105,11 @@ class BatchTable:
         return len(self.rows)
 
     def __getitem__(self, chosen: Flags | slice) -> BatchTable:
-        """The chosen rows, as a table of their own."""
+        """Return the chosen rows as a table."""
         return BatchTable(self.rows[chosen], self.end, self.fault)
 
     def header(self, index: int) -> BatchHeader:
-        """The header of one row."""
+        """Return the header of one row."""
         row = self.rows[index]
         return BatchHeader(**{name: int(row[name]) for name in _HEADER_FIELDS}, magic=MAGIC)
 
@@ -129,17 +129,17 @@ class BatchTable:
 
     @property
     def size(self) -> NDArray[np.int64]:
-        """Bytes of each whole batch."""
+        """Size of each whole batch in bytes."""
         return self.length + np.int64(LENGTH_OVERHEAD)
 
     @property
     def last_offset(self) -> NDArray[np.int64]:
-        """Inclusive; a base offset near the end of the numbers would wrap (`decode` refuses those)."""
+        """Last offset of each batch, inclusive; a base offset near 2^63 would wrap (`decode` refuses those)."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def codec(self) -> NDArray[np.int16]:
-        """The codec's number, 5 to 7 being none that exists."""
+        """The codec's number; 5 to 7 are no codecs."""
         return self.attributes & np.int16(CODEC_MASK)
 
     def _has(self, bit: int) -> Flags:
@@ -155,7 +155,7 @@ class BatchTable:
 
 
 def byte_array(buffer: Buffer | ByteArray) -> ByteArray:
-    """Any bytes as a read-only numpy array over the same memory."""
+    """Return any buffer as a read-only numpy array over the same memory."""
     array = np.frombuffer(buffer, np.uint8)
     if array.flags.writeable:
         array = array.view()
@@ -172,9 +172,9 @@ def scan_batches(
     path: Path | str | None = None,
     file_position: int = 0,
 ) -> BatchTable:
-    """The headers of the whole batches in `buffer[start:stop]`, ending before a partial one.
+    """Return the headers of the whole batches in `buffer[start:stop]`, ending before a partial one.
 
-    At a header that cannot be one it raises, or with `strict=False` ends there and keeps it as `fault`.
+    At an invalid header it raises, or with `strict=False` ends there and keeps the error as `fault`.
     """
     source = byte_array(buffer)
     stop = len(source) if stop is None else min(stop, len(source))
@@ -193,13 +193,13 @@ def scan_batches(
 
 
 def check_crcs(buffer: Buffer | ByteArray, table: BatchTable) -> Flags:
-    """Which batches of the table have the CRC they claim."""
+    """Return which batches of the table match their stored CRC."""
     return np.equal(computed_crcs(buffer, table), table.crc)
 
 
 def computed_crcs(buffer: Buffer | ByteArray, table: BatchTable) -> NDArray[np.uint32]:
-    """The CRC-32C of each batch's checksummed part."""
-    view = byte_array(buffer).data  # read-only, or fastcrc would copy it
+    """Return the CRC-32C of each batch's checksummed part."""
+    view = byte_array(buffer).data  # read-only, otherwise fastcrc would copy it
     starts = (table.position + ATTRIBUTES_POSITION).tolist()
     stops = (table.position + table.size).tolist()
     return np.fromiter(
@@ -211,12 +211,12 @@ def computed_crcs(buffer: Buffer | ByteArray, table: BatchTable) -> NDArray[np.u
 
 RUN_BYTES: Final = 512 << 10
 SCRATCH_BYTES: Final = 4 << 20
-_kept: Final[deque[memoryview]] = deque(maxlen=4)  # scratch memory that is free for reuse
+_kept: Final[deque[memoryview]] = deque(maxlen=4)  # free scratch memory for reuse
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLimits:
-    """How many bytes of records compressed batches may unfold to: one batch, one piece, one whole call."""
+    """Limits on the decompressed bytes: of one batch, of one piece, of a whole call."""
 
     max_decompressed_bytes: int = 64 << 20
     max_piece_bytes: int = 64 << 20
@@ -228,7 +228,7 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a buffer comes from, for messages."""
+    """The source of a buffer, for messages."""
 
     path: Path | str | None = None
     file_position: int = 0
@@ -236,7 +236,7 @@ class Place:
     def corrupt(
         self, what: str, position: int, offset: int | None = None, *, kafka_name: str = "CORRUPT_MESSAGE"
     ) -> CorruptError:
-        """The batch at `position` of the buffer is wrong: `what` continues the sentence."""
+        """Return the error about the batch at `position` of the buffer; `what` continues the sentence."""
         where = self.file_position + position
         of = "" if self.path is None else f" of {self.path}"
         named = "" if offset is None else f" (base offset {offset})"
@@ -251,11 +251,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class BodyRun:
-    """Batches whose records lie, plain, in one array of bytes.
+    """Batches whose records lie uncompressed in one array of bytes.
 
-    `rows` say where (see `kernels/record_batch.py`); `positions` are the batches' in the buffer they came from.
-    `done` is the share of that buffer that ends with them. An `inflated` run's bytes are only there until the
-    next run is asked for.
+    `rows` describe them (see `kernels/record_batch.py`); `positions` are those of the batches in the source buffer.
+    `done` is the share of that buffer up to the end of the run. The bytes of an `inflated` run are valid until
+    the next run is requested.
     """
 
     source: ByteArray
@@ -266,7 +266,7 @@ class BodyRun:
     inflated: bool
 
     def malformed(self, index: int, number: int, start: int, place: Place) -> CorruptError:
-        """What is wrong with record `number` of batch `index`, which begins at `start`."""
+        """Return the error about record `number` of batch `index`, which begins at `start`."""
         row = self.rows[index]
         end = int(row["position"]) + LENGTH_OVERHEAD + int(row["length"])
         if number == row["count"]:
@@ -283,7 +283,7 @@ class BodyRun:
 def body_runs(
     source: ByteArray, table: BatchTable, check_crcs: bool, limits: DecodeLimits, place: Place
 ) -> Iterator[BodyRun]:
-    """The records of the table's batches, in order, their CRCs checked on the way."""
+    """Yield the records of the table's batches in order; checks their CRCs if `check_crcs`."""
     packed, start = np.flatnonzero(table.codec).tolist(), 0
     if packed:
         with _scratch() as memory:
@@ -298,7 +298,7 @@ def body_runs(
 
 
 def body_of(source: ByteArray, table: BatchTable, limits: DecodeLimits, place: Place) -> BodyRun:
-    """The records of a table's one batch; its CRC is not looked at."""
+    """Return the records of a table's only batch; its CRC is not checked."""
     if table.codec[0]:
         unpacker = Unpacker(limits.max_decompressed_bytes)
         return _Unpacking(source, table, unpacker, place)(0, check_crc=False)
@@ -307,7 +307,7 @@ def body_of(source: ByteArray, table: BatchTable, limits: DecodeLimits, place: P
 
 @contextmanager
 def _scratch() -> Iterator[memoryview]:
-    """Memory to decompress into, the same again and again: new pages cost 7 % of a scan of LZ4."""
+    """Yield memory to decompress into; it is reused, because new pages cost 7 % of a scan of LZ4."""
     try:
         memory = _kept.pop()
     except IndexError:
@@ -339,7 +339,7 @@ def _plain(source: ByteArray, table: BatchTable) -> BodyRun:
 
 
 class _Unpacking:
-    """Decompresses batches of a table. Little is done for each of them in Python: they may be small."""
+    """Decompresses batches of a table, with little Python work for each: batches may be small."""
 
     def __init__(self, source: ByteArray, table: BatchTable, unpacker: Unpacker, place: Place) -> None:
         self._source, self._table, self._unpacker, self._place = source, table, unpacker, place
@@ -347,14 +347,14 @@ class _Unpacking:
         self._rows["position"] = -HEADER_SIZE
 
     def __call__(self, index: int, check_crc: bool) -> BodyRun:
-        """Batch `index`, decompressed."""
+        """Return batch `index`, decompressed."""
         row, view = self._table.rows[index], self._source.data
         position = int(row["position"])
         end = position + LENGTH_OVERHEAD + int(row["length"])
         if check_crc and (computed := crc32c(view[position + ATTRIBUTES_POSITION : end])) != row["crc"]:
             raise _wrong_crc(row, computed, self._place)
         plain = view[position + HEADER_SIZE : end]
-        if row["count"] or len(plain):  # an emptied batch may keep its codec; nothing is to unpack then
+        if row["count"] or len(plain):  # an emptied batch may keep its codec; then nothing is decompressed
             try:
                 plain = self._unpacker.unpack(Codec(int(row["attributes"]) & CODEC_MASK), plain)
             except CorruptError as error:
@@ -366,7 +366,7 @@ class _Unpacking:
 
 
 def verify_crcs(source: ByteArray, table: BatchTable, place: Place) -> None:
-    """Raise for the first batch whose bytes do not give the CRC it stores."""
+    """Raise for the first batch whose bytes do not match its stored CRC."""
     computed = computed_crcs(source, table)
     if not np.array_equal(computed, table.crc):
         index = int(np.flatnonzero(computed != table.crc)[0])
@@ -379,7 +379,7 @@ def _wrong_crc(row: Any, computed: int, place: Place) -> CorruptError:
 
 
 def _explain(record: memoryview) -> str:
-    """In words, why there is no sound record at the start of these bytes."""
+    """Return in words why there is no valid record at the start of these bytes."""
     try:
         read_record(record)
     except CorruptError as error:
@@ -391,9 +391,9 @@ def _explain(record: memoryview) -> str:
 
 
 def aborted_batches(buffer: Buffer, table: BatchTable, aborted: Iterable[tuple[Any, ...]]) -> Flags:
-    """A flag for each batch of the table: true when it belongs to an aborted transaction.
+    """Return a flag for each batch of the table: true when it belongs to an aborted transaction.
 
-    Of each item of `aborted` only the first two fields are looked at. One Python step for each transactional
+    Only the first two fields of each item of `aborted` are used. Takes a Python step for each transactional
     batch, none for others.
     """
     hidden = np.zeros(len(table), np.bool_)
@@ -430,7 +430,7 @@ BROKEN_RULES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records of a buffer are asked for: offsets from `start` up to, not including, `stop`."""
+    """The requested records of a buffer: offsets from `start` up to, not including, `stop`."""
 
     start: int
     stop: int
@@ -443,13 +443,13 @@ EVERYTHING: Final = Wanted(SMALLEST_OFFSET, LARGEST_OFFSET, True, (), True)
 
 
 class DecodeOptions(TypedDict, total=False):
-    """Which records, and how.
+    """Options that choose records and how they are decoded.
 
     Records below `from_offset` (0), or at or above `to_offset`, are left out; so are control batches unless `control`
     is "include", and the batches of `aborted` transactions ((producer id, first offset, …), as a fetch returns them).
-    A batch cut off at the end of the buffer is an error unless `partial_end`. `any_offsets` keeps every record,
-    whatever order its batch has them in (a leader uses it to put them right). `path` and `file_position`, where the
-    buffer begins in that file, only serve messages.
+    A batch truncated at the end of the buffer is an error unless `partial_end`. `any_offsets` accepts records in any
+    order of offsets (a leader uses it to renumber them). `path` and `file_position`, the position of the buffer in
+    that file, are only used in messages.
     """
 
     from_offset: int
@@ -467,7 +467,7 @@ class DecodeOptions(TypedDict, total=False):
 def decode(
     buffer: Buffer | ByteArray, *, topic: str, partition: int, **options: Unpack[DecodeOptions]
 ) -> pa.RecordBatch:
-    """The records of consecutive batches as one Arrow batch of `RECORD_SCHEMA`."""
+    """Decode the records of consecutive batches into one Arrow batch of `RECORD_SCHEMA`."""
     wanted, place = _wanted(options), _place(options)
     limits, builder, unfolded = options.get("limits", DEFAULT_LIMITS), RecordBuilder(), 0
     for run in _runs(byte_array(buffer), wanted, options, place):
@@ -484,9 +484,9 @@ def decode(
 def decode_pieces(
     buffer: Buffer | ByteArray, *, topic: str, partition: int, **options: Unpack[DecodeOptions]
 ) -> Iterator[pa.RecordBatch]:
-    """Like `decode`, in Arrow batches of about `limits.max_piece_bytes` of records each (or one batch's).
+    """Like `decode`, but yield Arrow batches of about `limits.max_piece_bytes` of records (or of one batch).
 
-    Memory is bounded by that however far the buffer unfolds. Pieces without a record are left out.
+    That bounds memory, whatever the compression ratio. Pieces without a record are left out.
     """
     wanted, place = _wanted(options), _place(options)
     limits, builder, held = options.get("limits", DEFAULT_LIMITS), RecordBuilder(), 0
@@ -504,9 +504,9 @@ def decode_pieces(
 def inspect_records(
     batch: Buffer, header: BatchHeader | None = None, *, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> RecordFacts:
-    """The facts about the records of one whole batch, each of them checked; `CorruptError` when malformed.
+    """Check every record of one whole batch and return the facts about them; `CorruptError` when malformed.
 
-    The header's own claims (CRC, offsets) are not looked at, the record count excepted.
+    Of the header only the record count is compared, not the CRC or the offsets.
     """
     source, place = byte_array(batch), Place()
     table = scan_batches(source, stop=None if header is None else header.size)[:1]
@@ -547,7 +547,7 @@ def _place(options: DecodeOptions) -> Place:
 
 
 def _runs(source: ByteArray, wanted: Wanted, options: DecodeOptions, place: Place) -> Iterator[BodyRun]:
-    """The records of the wanted batches, checked as far as headers and CRCs can be."""
+    """Yield the records of the wanted batches, after the checks of headers and CRCs."""
     table = scan_batches(source, path=place.path, file_position=place.file_position)
     check_crcs, limits = options.get("check_crcs", True), options.get("limits", DEFAULT_LIMITS)
     if table.end < len(source) and not options.get("partial_end", False):
@@ -564,7 +564,7 @@ def _runs(source: ByteArray, wanted: Wanted, options: DecodeOptions, place: Plac
 
 
 def _chosen(table: BatchTable, wanted: Wanted, place: Place) -> Flags:
-    """Which batches have a wanted offset. Raises for one whose header contradicts itself."""
+    """Return which batches have a wanted offset. Raises for a header that contradicts itself."""
     chosen = np.empty(len(table), np.uint8)
     _, index, rule = choose_batches(table.rows, wanted.start, wanted.stop, chosen)
     if index >= 0:
@@ -574,7 +574,7 @@ def _chosen(table: BatchTable, wanted: Wanted, place: Place) -> Flags:
 
 
 def _decode(run: BodyRun, wanted: Wanted, builder: RecordBuilder, place: Place) -> None:
-    """Add the run's records to the builder, or raise for what is wrong with them."""
+    """Add the run's records to the builder; raise if one is malformed."""
     if not builder.add(run.source, run.rows, run.bytes, run.done, wanted.start, wanted.stop):
         found = builder.progress
         raise run.malformed(found.batch, found.record, found.position, place)
@@ -583,7 +583,7 @@ def _decode(run: BodyRun, wanted: Wanted, builder: RecordBuilder, place: Place) 
 
 
 def _unordered(run: BodyRun, wanted: Wanted, place: Place) -> CorruptError:
-    """The first batch of the run whose offsets do not rise, or leave it."""
+    """Return the error for the run's first batch whose offsets do not ascend, or exceed its last offset."""
     for index in range(len(run.rows)):
         alone = RecordBuilder()
         alone.add(run.source, run.rows[index : index + 1], run.bytes, 1.0, wanted.start, wanted.stop)

@@ -1,6 +1,6 @@
 """Encode Arrow columns as record batches, a whole table at a time, without a Python object per record.
 
-Computes exact sizes first, so a table is split into batches of the wanted size without trial encoding, then writes
+Computes exact sizes first, so that a table is split into batches without trial encoding, then writes
 in one pass. Offsets and leader epochs are assigned by the log (`batch.stamp`). A null timestamp becomes `now_ms`, or
 none (-1) without `now_ms`.
 
@@ -70,7 +70,7 @@ _NO_BINARY: Final = BinarySource(_ONE_END, _NO_BYTES, _NO_BYTES, 0)
 
 
 def record_source(columns: RecordColumns, deltas: NDArray[np.int64], now_ms: int | None) -> RecordSource:
-    """The columns' buffers. Null timestamps become `now_ms`, or none without it; `deltas` is passed on."""
+    """Return the columns' buffers. Null timestamps become `now_ms`, or none without it; `deltas` is passed on."""
     header_ends, header_key, header_value = _headers(columns.headers)
     return RecordSource(
         timestamp=_timestamps(columns.timestamp, now_ms),
@@ -131,7 +131,7 @@ UNBOUNDED: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
-    """Who writes: an idempotent or transactional producer, and the sequence of its first record here."""
+    """The idempotent or transactional producer that writes, and the sequence number of its first record here."""
 
     producer_id: int
     producer_epoch: int
@@ -146,7 +146,7 @@ def encode(
     level: int | None = None,
     producer: ProducerStamp | None = None,
 ) -> bytearray:
-    """One batch holding every row of `source`, in order; its base offset is 0."""
+    """Encode every row of `source` in order as one batch with base offset 0."""
     columns = coerce(source)
     if len(columns) == 0:
         raise InvalidError("a batch needs a record; use `empty_batch` for one that compaction emptied")
@@ -165,10 +165,10 @@ def encode_with_facts(
     producer: ProducerStamp | None = None,
     now_ms: int | None = None,
 ) -> Iterator[tuple[bytearray, RecordFacts]]:
-    """Batches of at most `max_batch_bytes` before compression, each with the facts an append asks for.
+    """Encode batches of at most `max_batch_bytes` before compression; return each with the facts an append needs.
 
-    A record that alone is larger gets a batch of its own; whether that is too large is the log's to say. With
-    a `producer` the sequence continues from batch to batch. All base offsets are 0.
+    A larger record gets a batch of its own; the log decides whether that is too large. With a `producer` the
+    sequence continues from batch to batch. All base offsets are 0.
     """
     for columns in pieces(source):
         rows, start = record_source(columns, NO_DELTAS, now_ms), 0
@@ -183,9 +183,9 @@ def encode_with_facts(
 
 
 def encode_together(sources: Sequence[RecordTable], *, max_batch_bytes: int) -> memoryview:
-    """The batches of `encode_with_facts` for all sources, uncompressed, behind each other in one piece of memory.
+    """Encode the batches of all sources, uncompressed and consecutive, into one piece of memory.
 
-    It comes from Arrow's pool, whose pages are reused: of records by the million, fresh pages for each batch cost
+    The memory comes from Arrow's pool, which reuses pages: for millions of records, new pages for each batch cost
     more than the encoding.
     """
     planned: list[tuple[RecordSource, int, Sizes]] = []
@@ -209,7 +209,7 @@ def encode_together(sources: Sequence[RecordTable], *, max_batch_bytes: int) -> 
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """The 61 bytes compaction leaves of a batch whose records are gone but whose offsets still matter."""
+    """Return the 61 bytes that compaction keeps of a batch whose records are gone but whose offsets still matter."""
     kept = header._replace(
         length=HEADER_SIZE - LENGTH_OVERHEAD,
         attributes=header.attributes & (LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT),
@@ -235,7 +235,7 @@ def _sized(
 
 
 def _header(sizes: Sizes, count: int, attributes: int, producer: ProducerStamp | None) -> BatchHeader:
-    """The header of a fresh batch of consecutive offsets; length and CRC come when its bytes are there."""
+    """Return the header of a new batch of consecutive offsets; length and CRC are set when its bytes are there."""
     return BatchHeader(
         base_offset=0,
         length=0,
@@ -256,7 +256,7 @@ def _header(sizes: Sizes, count: int, attributes: int, producer: ProducerStamp |
 def _written(
     rows: RecordSource, start: int, sizes: Sizes, header: BatchHeader, level: int | None
 ) -> bytearray:
-    """The batch: its records encoded, packed where the header's codec says so, and sealed."""
+    """Return the finished batch: records encoded, compressed if the header's codec says so, CRC set."""
     plain = header.codec is Codec.NONE
     before = HEADER_SIZE if plain else 0
     batch = bytearray(before + sizes.body_bytes)

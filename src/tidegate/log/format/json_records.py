@@ -1,4 +1,4 @@
-"""Records as JSON lines, in and out.
+"""Parse records from JSON lines, and write them as JSON lines.
 
 One object a line: `{"key": …, "value": …, "timestamp": ms, "partition": n, "headers": {…}}`, all optional.
 
@@ -10,10 +10,10 @@ One object a line: `{"key": …, "value": …, "timestamp": ms, "partition": n, 
 | any other value | its compact JSON text: `{"id": 7}` is stored as `{"id":7}` |
 
 `timestamp` is epoch milliseconds or a moment like `2026-01-01T10:00Z`. `headers` is an object, or a list of
-`{"key": …, "value": …}` where a name repeats. `topic`, `offset` and `window` are read over, so what comes out can go
-in again. A field given twice counts once, the last one.
+`{"key": …, "value": …}` where a name repeats. `topic`, `offset` and `window` are ignored on input, so that output can
+be read again. Of a repeated field the last value counts.
 
-J1  input is bounded: a line's bytes, a value's nesting; beyond is an `InvalidError` naming the line.
+J1  a line's bytes and a value's nesting are limited; beyond that is an `InvalidError` that names the line.
 J2  what `encode_lines` writes, `parse_lines` reads back into equal records.
 
 Pure functions.
@@ -68,7 +68,7 @@ _DOCUMENT = msgspec.json.Decoder(list[Raw])
 
 
 def parse_lines(chunk: bytes, *, first_line: int = 1, max_line_bytes: int = MAX_LINE_BYTES) -> pa.Table:
-    """The records of whole lines; empty lines are read over, a bad one is an error naming its number (J1)."""
+    """Return the records of whole lines; empty lines are skipped, a bad line is an error with its number (J1)."""
     try:
         chunk.decode("utf-8")
         if len(chunk) > max_line_bytes and any(len(line) > max_line_bytes for line in chunk.split(b"\n")):
@@ -79,7 +79,7 @@ def parse_lines(chunk: bytes, *, first_line: int = 1, max_line_bytes: int = MAX_
 
 
 def parse_document(document: bytes) -> pa.Table:
-    """The records of one JSON array of such objects."""
+    """Return the records of one JSON array of such objects."""
     try:
         document.decode("utf-8")
         raw = _DOCUMENT.decode(document)
@@ -92,7 +92,7 @@ def parse_document(document: bytes) -> pa.Table:
 
 
 def encode_lines(records: pa.RecordBatch, windows: Sequence[Mapping[str, Any] | None] | None = None) -> bytes:
-    """The records as JSON lines with topic, partition and offset (J2), and what windowed keys hold."""
+    """Return the records as JSON lines with topic, partition and offset (J2), and the windows of windowed keys."""
     encoder = msgspec.json.Encoder()
     return encoder.encode_lines(to_objects(records, windows))
 
@@ -100,7 +100,7 @@ def encode_lines(records: pa.RecordBatch, windows: Sequence[Mapping[str, Any] | 
 def to_objects(
     records: pa.RecordBatch, windows: Sequence[Mapping[str, Any] | None] | None = None
 ) -> list[dict[str, Any]]:
-    """The records as plain objects, as JSON has them; `windows`, one for each record, become their field `window`."""
+    """Return the records as JSON-like objects; `windows`, one for each record, become their field `window`."""
     columns = zip(
         records.column("topic").to_pylist(),
         records.column("partition").to_pylist(),
@@ -129,7 +129,7 @@ def to_objects(
     return objects
 
 
-# -- in ----------------------------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------------
 
 
 def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int) -> pa.Table:
@@ -146,7 +146,7 @@ def _parse_one_by_one(chunk: bytes, first_line: int, max_line_bytes: int) -> pa.
 
 
 def _checked_line(line: bytes) -> _Line:
-    """The row, if all of it can be stored: the same conversions as `_to_table`, for the message's sake."""
+    """Convert one line as `_to_table` does and return its row, so that an error concerns this line."""
     line.decode("utf-8")
     row = _LINES.decode(line)
     _stored(row.key)
@@ -180,7 +180,7 @@ def _to_table(rows: Sequence[_Line]) -> pa.Table:
 
 
 def _stored(raw: Raw) -> bytes | None:
-    """The bytes a JSON value stands for."""
+    """Return the bytes that a JSON value stands for."""
     text = bytes(raw)
     first = text[:1]
     if first == b'"':
@@ -209,7 +209,7 @@ def _base64_of(text: bytes) -> bytes | None:
 
 
 def _depth(text: bytes) -> int:
-    """The deepest nesting, brackets inside strings not counted."""
+    """Return the deepest nesting; brackets inside strings are not counted."""
     deepest = depth = 0
     in_string = escaped = False
     for byte in text:
@@ -260,11 +260,11 @@ def _header_value(value: Any) -> bytes | None:
     return _stored(Raw(msgspec.json.encode(value)))
 
 
-# -- out ---------------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------
 
 
 def _texts(column: pa.Array) -> list[Any]:
-    """Strings where the bytes are text, `{"base64": …}` where not, None for null."""
+    """Return strings where the bytes are UTF-8, `{"base64": …}` where not, None for null."""
     try:
         texts: list[Any] = column.cast(pa.string()).to_pylist()
     except pa.ArrowInvalid:

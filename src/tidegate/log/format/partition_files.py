@@ -28,27 +28,27 @@ _DIGITS: Final = 20
 
 
 def offset_file(folder: Path, offset: int, kind: str, suffix: str = "") -> Path:
-    """The file of this kind; with a second suffix while it is about to replace another, or to be removed."""
+    """Return the path of the file of this kind; `suffix` marks one that will replace another, or be removed."""
     return folder / f"{offset:020d}{kind}{suffix}"
 
 
 def offsets_of(names: Iterable[str], kind: str) -> list[int]:
-    """The offsets, ascending, of the names that are a file of this kind."""
+    """Return the offsets, ascending, of the names that are files of this kind."""
     length = _DIGITS + len(kind)
     digits = [name[:_DIGITS] for name in names if len(name) == length and name.endswith(kind)]
     return sorted(int(each) for each in digits if each.isascii() and each.isdigit())
 
 
 def checksummed_json(body: Any) -> bytes:
-    """One line of JSON and one line `crc32c:<8 hex digits over the first>`."""
+    """Return one line of JSON and one line `crc32c:<8 hex digits over the first>`."""
     line = json.dumps(body, separators=(",", ":")).encode("ascii")
     return line + b"\ncrc32c:%08x\n" % crc32.iscsi(line)
 
 
 def parse_checksummed_json(data: bytes) -> Any:
-    """What `checksummed_json` was given; None when the checksum does not match.
+    """Return the object given to `checksummed_json`; None when the checksum does not match.
 
-    `ValueError` for a right checksum over what is no JSON, or is nested too deep to be read.
+    `ValueError` when the checksum matches but the text is no JSON, or is nested too deep.
     """
     line, _, trailer = data.partition(b"\n")
     if trailer != b"crc32c:%08x\n" % crc32.iscsi(line):

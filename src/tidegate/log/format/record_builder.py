@@ -1,12 +1,12 @@
-"""The memory decoded records lie in: columns that grow while a kernel fills them, and become Arrow's.
+"""Growing column buffers that kernels fill with decoded records and that become Arrow arrays.
 
-Memory comes from Arrow's pool, so decoded records show in `pyarrow.total_allocated_bytes()` and pages are
-reused from one read to the next. A column's first size is a guess from the bytes that are about to be decoded;
-later ones extrapolate from the share that is done, so a steady topic grows once or not at all.
+Memory comes from Arrow's pool, so that `pyarrow.total_allocated_bytes()` counts decoded records and pages are
+reused from one read to the next. A column's first size is estimated from the bytes that are about to be decoded;
+later sizes extrapolate from the share that is done, so the columns of a steady topic grow once or not at all.
 
 Invariants:
-M1  room follows bytes that are there: never more than twice what was needed, or `SPARE_BYTES` beyond it.
-M2  what a column did not use goes back to the pool when it is finished.
+M1  capacity depends on the bytes present: at most twice what was needed, or `SPARE_BYTES` beyond it.
+M2  unused memory of a column returns to the pool when it is finished.
 
 Thread rule: one builder, one thread.
 """
@@ -45,7 +45,7 @@ SMALLEST_RECORD: Final = 7  # bytes
 
 
 class Growing:
-    """A buffer of `dtype`, seen as an array. It starts with nothing, and grows filled with `fill` if given."""
+    """A growing buffer of `dtype` with a numpy view. It starts empty; new elements are set to `fill` if given."""
 
     def __init__(self, dtype: type[np.generic], fill: int | None = None) -> None:
         self._buffer = pa.allocate_buffer(0, resizable=True)
@@ -54,7 +54,7 @@ class Growing:
         self.array: NDArray[Any] = np.frombuffer(self._buffer, dtype)
 
     def reserve(self, length: int, spare: int = 0) -> None:
-        """Have room for `length` elements, and when that means growing, for `spare` where M1 allows."""
+        """Ensure capacity for `length` elements; when it grows, also for `spare` more where M1 allows."""
         held = len(self.array)
         if length > held:
             length = max(length, min(spare, max(2 * length, length + SPARE_BYTES // self._dtype.itemsize)))
@@ -63,7 +63,7 @@ class Growing:
                 self.array[held:] = self._fill
 
     def finish(self, length: int) -> pa.Buffer:
-        """The buffer, with nothing behind its first `length` elements."""
+        """Return the buffer, shrunk to its first `length` elements."""
         self._resize(length, shrink=len(self.array) > length + length // 8)
         return self._buffer
 
@@ -74,7 +74,7 @@ class Growing:
 
 
 def _ends() -> Growing:
-    """Where values end; the first begins at 0, and the kernel writes every other number before it is read."""
+    """Return the buffer of value ends: the first is 0, the kernel writes every other one before reading it."""
     ends = Growing(np.int32)
     ends.reserve(1)
     ends.array[0] = 0
@@ -103,14 +103,14 @@ class BinaryColumn:
 
 
 def finish_bitmap(bitmap: Growing, rows: int) -> tuple[pa.Buffer | None, int]:
-    """The bitmap of `rows` values, None when none of them is null; and how many are."""
+    """Return the bitmap of `rows` values (None when none is null) and the number of nulls."""
     size = (rows + 7) // 8
     nulls = 8 * size - int(np.bitwise_count(bitmap.array[:size]).sum(dtype=np.int64))
     return (bitmap.finish(size) if nulls else None), nulls
 
 
 class RecordBuilder:
-    """Arrow columns of records, filled run after run."""
+    """Arrow columns of records that are filled run after run."""
 
     def __init__(self) -> None:
         self._offset, self._timestamp = Growing(np.int64), Growing(np.int64)
@@ -134,17 +134,17 @@ class RecordBuilder:
     def add(
         self, source: NDArray[np.uint8], rows: NDArray[Any], size: int, done: float, start: int, stop: int
     ) -> bool:
-        """Decode the records of the batches `rows`, `size` bytes of them; whether all of them are sound.
+        """Decode the records of the batches `rows`, `size` bytes of them; return whether all are valid.
 
-        `done` is the share of all bytes that will have been decoded after these. When a record is not sound,
-        `progress` says which one, and the builder is of no more use.
+        `done` is the share of all bytes that is decoded after this call. When a record is malformed, `progress` says
+        which one, and the builder must not be used any more.
         """
         progress = self._progress[0]
         progress["batch"] = progress["record"] = 0
         records = int(progress["records"])
         claimed = int(rows["count"].sum(dtype=np.int64))
         self._reserve_records(records + min(claimed, size // SMALLEST_RECORD), done)
-        # most bytes are values, mostly; the other columns get their room when they ask for it
+        # most bytes are usually values; the other columns grow when they need to
         self._reserve_content(self._value, int(self._value.ends.array[records]) + size, done)
         while True:
             status = decode_records(source, rows, start, stop, self._progress, self._all_arrays())
@@ -153,7 +153,7 @@ class RecordBuilder:
             self._grow(status, int(progress["wanted"]), done)
 
     def finish(self, topic: str, partition: int) -> pa.RecordBatch:
-        """The records so far, as Arrow; the builder is empty-handed afterwards."""
+        """Return the records so far as Arrow; the builder is empty afterwards."""
         records, self._arrays = self.progress.records, None
         stamp_valid, stampless = finish_bitmap(self._timestamp_valid, records)
         stamps = [stamp_valid, self._timestamp.finish(records)]
@@ -182,7 +182,7 @@ class RecordBuilder:
         if records <= len(self._offset.array):
             return
         self._offset.reserve(records, int(records / done))
-        room = len(self._offset.array)  # and the others follow, so that one number says what all can hold
+        room = len(self._offset.array)  # the other columns follow, so that one number is the capacity of all
         self._timestamp.reserve(room)
         self._timestamp_valid.reserve((room + 7) // 8)
         self._key.reserve(room)
@@ -202,7 +202,7 @@ class RecordBuilder:
         self._arrays = None
 
     def _grow(self, status: int, wanted: int, done: float) -> None:
-        """Make room in the column that was full: twice what it had, so that it asks seldom."""
+        """Double the column that was full, so that it grows rarely."""
         wanted = max(wanted, min(2 * wanted, LARGEST_COLUMN), SMALLEST_GROWTH)
         if status == FULL_RECORDS:
             self._reserve_records(wanted, done)
@@ -243,8 +243,9 @@ def _constant(number: int, rows: int) -> pa.Int32Array:
 
 
 def header_names(names: pa.BinaryArray) -> pa.StringArray:
-    """Header keys as text. Bytes that are not UTF-8 become U+FFFD, as Java shows them: they are a client's
-    mistake, not damage, and must not hide the record."""
+    """Return header keys as text. Bytes that are not UTF-8 become U+FFFD, as in Java: they are a client's
+    mistake, not damage, and must not hide the record.
+    """
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,7 +1,7 @@
-"""What a record is in Arrow: the schema records leave the log with, and the columns they enter it with.
+"""Records in Arrow: the schema of records that are read, and the columns of records that are written.
 
-Owns `RECORD_SCHEMA` and `coerce`, the one door through which any caller's table becomes the four columns a
-batch is encoded from. It does not cover bytes on disk: `decode` and `encode` do.
+Defines `RECORD_SCHEMA` and `coerce`, the only function that turns a caller's table into the four columns that a
+batch is encoded from. `decode` and `encode` handle the bytes.
 
 The schema follows Spark's Kafka source (topic, partition, offset, timestamp, key, value, headers) with
 millisecond timestamps. A null timestamp is Kafka's "no timestamp" (-1); no headers is an empty list.
@@ -25,7 +25,7 @@ HEADERS_TYPE: Final = pa.list_(pa.field("item", HEADER_TYPE, nullable=False))
 TIMESTAMP_TYPE: Final = pa.timestamp("ms", tz="UTC")
 TOPIC_TYPE: Final = pa.dictionary(pa.int32(), pa.string())
 
-# What callers' headers are checked as: Arrow would trust a declared "not null" instead of looking.
+# Callers' headers are cast to this type: Arrow would trust a declared "not null" without checking.
 GIVEN_HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 RECORD_SCHEMA: Final = pa.schema(
@@ -45,7 +45,7 @@ RecordTable: TypeAlias = "pa.Table | pa.RecordBatch | RecordColumns"
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Records about to be encoded: four Arrow arrays of one length, possibly slices of larger ones.
+    """Records to be encoded: four Arrow arrays of one length, possibly slices of larger ones.
 
     `timestamp` is int64 milliseconds, null for none; `headers` is None when no record has any.
     """
@@ -59,7 +59,7 @@ class RecordColumns:
         return len(self.value)
 
     def slice(self, start: int, length: int | None = None) -> RecordColumns:
-        """Rows `start` to `start + length`, without copying."""
+        """Return rows `start` to `start + length`, without copying."""
         return RecordColumns(
             self.key.slice(start, length),
             self.value.slice(start, length),
@@ -68,7 +68,7 @@ class RecordColumns:
         )
 
     def filter(self, mask: pa.BooleanArray) -> RecordColumns:
-        """The rows where `mask` is true."""
+        """Return the rows where `mask` is true."""
         return RecordColumns(
             self.key.filter(mask),
             self.value.filter(mask),
@@ -78,11 +78,11 @@ class RecordColumns:
 
 
 def coerce(source: RecordTable) -> RecordColumns:
-    """The columns of `source` that make records: `key`, `value`, `timestamp`, `headers`, each optional.
+    """Return the record columns of `source`: `key`, `value`, `timestamp`, `headers`, each optional.
 
-    Strings become their UTF-8 bytes; whatever Arrow can cast to binary is taken, as are timestamps of any
-    unit (cut to milliseconds), integers as milliseconds, and maps as headers. Other columns are ignored.
-    Several chunks are copied into one; a single chunk, sliced or not, is used where it lies.
+    Strings become UTF-8 bytes. Accepted are all types that Arrow can cast to binary, timestamps of any unit
+    (truncated to milliseconds), integers as milliseconds, and maps as headers. Other columns are ignored.
+    Several chunks are copied into one; a single chunk, sliced or not, is used without a copy.
     """
     if isinstance(source, RecordColumns):
         return source
@@ -97,7 +97,7 @@ def coerce(source: RecordTable) -> RecordColumns:
 
 
 def pieces(source: RecordTable) -> Iterator[RecordColumns]:
-    """`coerce`, but in as many pieces as a table needs whose columns are too large for one Arrow array."""
+    """Like `coerce`, but yield several pieces when a table's columns are too large for one Arrow array."""
     if isinstance(source, pa.Table) and any(column.num_chunks > 1 for column in source.columns):
         known = [name for name in ("key", "value", "timestamp", "headers") if name in source.column_names]
         for batch in source.select(known).combine_chunks().to_batches():
@@ -132,7 +132,7 @@ def _timestamps(source: pa.Table | pa.RecordBatch, rows: int) -> pa.Int64Array:
     if column is None:
         return pa.nulls(rows, pa.int64())
     if pa.types.is_timestamp(column.type):
-        is_coarser = column.type.unit == "s"  # may not fit; finer units are cut
+        is_coarser = column.type.unit == "s"  # may overflow; finer units are truncated
         column = _cast(column, pa.timestamp("ms", tz=column.type.tz), "timestamp", safe=is_coarser)
         column = column.view(pa.int64())
     elif pa.types.is_integer(column.type) or pa.types.is_null(column.type):
@@ -157,7 +157,7 @@ def _timestamps(source: pa.Table | pa.RecordBatch, rows: int) -> pa.Int64Array:
 def _headers(column: pa.Array) -> pa.ListArray:
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), HEADERS_TYPE)
-    if pa.types.is_map(column.type):  # a map is a list of (key, value) structs, laid out alike
+    if pa.types.is_map(column.type):  # a map is a list of (key, value) structs with the same layout
         column = column.cast(
             pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)]))
         )

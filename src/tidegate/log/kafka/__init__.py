@@ -1,1 +1,1 @@
-"""A real cluster behind `kafka://`, with the same surface as a folder."""
+"""Client for a real Kafka cluster (`kafka://`), with the same methods as a log folder."""

@@ -1,14 +1,14 @@
 """Settings and errors of the Kafka client (confluent-kafka), and the calls into librdkafka.
 
-Settings use Kafka's names, as in the properties files of Kafka's own tools; the client knows most of them,
-and the few that only a JVM has are translated, or refused with the name to use. Errors of the client become
+Settings use Kafka's names, as in the properties files of Kafka's own tools. The client knows most of them;
+the few that only a JVM has are translated, or refused with the name to use. Errors of the client become
 Tidegate's errors, with Kafka's name of the condition in `kafka_name`.
 
-confluent-kafka returns one Python object for each message, which costs several times what fetching it costs.
-The C library that it has loaded into this process returns arrays of messages, so consumers and producers call
+confluent-kafka returns one Python object for each message, which costs several times as much as fetching it.
+librdkafka, which it has loaded into this process, returns arrays of messages, so consumers and producers call
 it directly.
 
-E1  a condition that passes by itself while a partition's leader moves (Kafka's retriable errors) is retried
+E1  a transient condition while a partition's leader moves (Kafka's retriable errors) is retried
     for `PATIENCE_MS` where a second request does no harm, and raises `UnavailableError` after that.
 E2  a client that fails to authenticate reports only that it cannot reach the cluster. The reason comes
     through `error_cb`: it is kept and raised as an `AuthenticationError`.
@@ -38,7 +38,7 @@ from tidegate.errors import (
 
 _PRODUCER: Final = 0
 _CONSUMER: Final = 1
-_DELIVERIES: Final = 1  # as events with many messages each, not as a call back for each message
+_DELIVERIES: Final = 1  # as events with many messages each, not as one callback for each message
 _TEXT_BYTES: Final = 512
 _pointer, _size, _int, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32, ctypes.c_char_p
 _PROTOTYPES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -90,7 +90,7 @@ _FOR_KERNELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClientError:
-    """An error of the library, with the two questions that `client.translated` asks of one."""
+    """An error of librdkafka, with the two methods that `client.translated` needs."""
 
     code: int
     reason: str
@@ -104,7 +104,7 @@ class ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Functions to call, by their names in C, and addresses of those that kernels call."""
+    """C functions by name, and addresses of those that kernels call."""
 
     calls: Mapping[str, Any]
     addresses: Mapping[str, int]
@@ -113,24 +113,24 @@ class Library:
         return ClientError(code, reason or _said(self.calls["rd_kafka_err2str"](code)))
 
     def consumer(self, settings: Mapping[str, Any]) -> int:
-        """A new consumer, its events and messages in one queue; its address."""
+        """Create a consumer with its events and messages in one queue; return its address."""
         made = self._client(_CONSUMER, "consumer", settings)
         self.calls["rd_kafka_poll_set_consumer"](made)
         return made
 
     def producer(self, settings: Mapping[str, Any]) -> int:
-        """A new producer, which tells of deliveries by events; its address."""
+        """Create a producer that reports deliveries as events; return its address."""
         return self._client(_PRODUCER, "producer", settings)
 
     def taken(self, error: int) -> ClientError:
-        """An error that the library made for the caller, who has it now."""
+        """Return an error object that the library created for the caller, and free it."""
         calls = self.calls
         found = self.error(calls["rd_kafka_error_code"](error), _said(calls["rd_kafka_error_string"](error)))
         calls["rd_kafka_error_destroy"](error)
         return found
 
     def assign(self, consumer: int, topic: str, offsets: Mapping[int, int]) -> ClientError | None:
-        """Have these partitions fetched from these offsets on, and nothing else."""
+        """Fetch these partitions from these offsets on, and nothing else."""
         calls = self.calls
         wanted = calls["rd_kafka_topic_partition_list_new"](len(offsets))
         for partition, offset in offsets.items():
@@ -153,7 +153,7 @@ class Library:
             made = calls["rd_kafka_new"](kind, config, text, _TEXT_BYTES)
             if made:
                 return int(made)
-        calls["rd_kafka_conf_destroy"](config)  # it is the client's only where there is one
+        calls["rd_kafka_conf_destroy"](config)  # the client owns it only if there is one
         raise InvalidError(
             f"could not configure the {name}: {_said(text.value)}", kafka_name="INVALID_CONFIG"
         )
@@ -161,11 +161,11 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library that confluent-kafka brought."""
+    """Return the librdkafka that confluent-kafka loaded."""
     load_client()
     loaded = ctypes.CDLL(
         str(import_module("confluent_kafka.cimpl").__file__)
-    )  # and all that it is linked with
+    )  # and all libraries that it is linked with
     calls = {}
     try:
         for name, (result, arguments) in _PROTOTYPES.items():
@@ -204,7 +204,7 @@ _MOVING = {
     "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "LISTENER_NOT_FOUND", "NOT_CONTROLLER",
     "STALE_CTRL_EPOCH", "STALE_BROKER_EPOCH", "PREFERRED_LEADER_NOT_AVAILABLE", "ELIGIBLE_LEADERS_NOT_AVAILABLE",
     "UNKNOWN_TOPIC_ID", "FETCH_SESSION_ID_NOT_FOUND", "INVALID_FETCH_SESSION_EPOCH",
-    "_NOENT",  # "no leaders found": what offsets are asked of is not there at the moment
+    "_NOENT",  # "no leaders found": the partition is not available at the moment
 }  # fmt: skip
 """Told by brokers while leadership moves; a moment later another one answers (E1)."""
 _UNREACHABLE = _MOVING | {
@@ -229,7 +229,7 @@ Result = TypeVar("Result")
 
 
 def load_client() -> Any:
-    """The confluent_kafka module; what to install where it is missing."""
+    """Return the confluent_kafka module; if it is missing, raise an error that says what to install."""
     try:
         import confluent_kafka
     except ImportError:
@@ -240,7 +240,7 @@ def load_client() -> Any:
 
 
 def client_settings(servers: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """The client's configuration; quiet unless the caller asks for its log."""
+    """Return the client's configuration; quiet unless the caller asks for its log."""
     settings: dict[str, Any] = {"log_level": 0, "bootstrap.servers": servers}
     for key, value in given.items():
         if key in _JVM_ONLY:
@@ -261,7 +261,7 @@ def client_settings(servers: str, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 class Heard:
-    """What a client said beside its answers: why it was not let in (E2), until a call succeeds."""
+    """Keeps the authentication error that a client reported through `error_cb` (E2), until a call succeeds."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))
@@ -271,12 +271,12 @@ class Heard:
         self.error: Any = None
 
     def __call__(self, error: Any) -> None:
-        """Called by the client, whenever it is asked for news."""
+        """Called by the client when it is polled."""
         if error.name() in _LOGIN | _TLS:
             self.error = error
 
     def refusal(self, what: str, servers: str) -> AuthenticationError | None:
-        """Why the client was not let in, None where it did not say so."""
+        """Return the error to raise if authentication failed; None if the client did not report that."""
         if self.error is None:
             return None
         name, reason = self.error.name(), self.error.str()
@@ -294,7 +294,7 @@ class Heard:
 
 
 def admin_client(servers: str, settings: Mapping[str, Any]) -> Any:
-    """A client for questions about a cluster; what it says beside its answers is in `heard`."""
+    """Return an admin client; errors that it reports asynchronously are in its `heard`."""
     heard = Heard(settings)
     make = import_module("confluent_kafka.admin").AdminClient
     made = calling("configure the Kafka client", servers, lambda: make({**settings, "error_cb": heard}))
@@ -305,10 +305,10 @@ def admin_client(servers: str, settings: Mapping[str, Any]) -> Any:
 def calling(
     what: str, servers: str, call: Callable[[], Result], *, admin: Any = None, patience_ms: int = 0
 ) -> Result:
-    """Make one call of the client; its errors become ours, saying what was being done.
+    """Make one call of the client; raise its errors as Tidegate's errors, with `what` was being done.
 
-    With the `admin` that is called, being refused is told from being out of reach (E2); with `patience_ms` the call is
-    made again while a leader moves, for so long (E1).
+    With the `admin` that is called, a refused login is distinguished from an unreachable cluster (E2); with
+    `patience_ms` the call is retried for that time while a leader moves (E1).
     """
     module, clock, tries, pause_ms = load_client(), SystemClock(), 1, _FIRST_PAUSE_MS
     heard: Heard | None = getattr(admin, "heard", None)
@@ -324,7 +324,7 @@ def calling(
                 continue
             refusal = None
             if heard is not None and failure.name() in _UNREACHABLE:
-                admin.poll(0)  # which tells `heard`
+                admin.poll(0)  # which calls `heard`
                 refusal = heard.refusal(what, servers)
             if tries > 1:
                 what = f"{what} ({tries} times, for {patience_ms // 1000} s)"
@@ -337,7 +337,7 @@ def calling(
 
 
 def translated(error: Any, what: str, servers: str) -> TidegateError:
-    """The client's error as one of ours."""
+    """Return the client's error as one of Tidegate's."""
     name, reason = error.name(), error.str()
     kafka_name = _KAFKA_NAMES.get(name, name)
     message = f"could not {what} at {servers}: {reason}"

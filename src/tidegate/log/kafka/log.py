@@ -1,10 +1,10 @@
-"""`KafkaLog`, for `kafka://host:port`: topics of a cluster behind the calls of `Log`, through confluent-kafka.
+"""`KafkaLog`, for `kafka://host:port`: topics of a cluster with the methods of `Log`, through confluent-kafka.
 
-Topics, their settings, and the first and end offsets of partitions, which are requested from the cluster
+It handles topics, their settings, and the first and end offsets of partitions, which it requests from the cluster
 without a consumer (a consumer would begin to fetch). Records are read and written by `reader` and `writer`.
 Nothing is cached: every call asks the cluster.
 
-Thread rule: as the client's, which may be shared.
+Thread rule: may be shared by threads, like the client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Offsets:
-    """Asks for offsets of one topic, as readers of an isolation see it; all partitions in one request."""
+    """Requests offsets of one topic for an isolation level; all partitions in one request."""
 
     def __init__(self, servers: str, admin: Any, topic: str, isolation: str) -> None:
         self._servers, self._admin, self._topic = servers, admin, topic
@@ -44,19 +44,19 @@ class Offsets:
         self._kinds: Any = import_module("confluent_kafka.admin").OffsetSpec
 
     def first(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Partition → its first offset."""
+        """Return partition → its first offset."""
         return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.earliest())))
 
     def end(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Partition → the offset readers of this isolation may not reach yet."""
+        """Return partition → the first offset that readers of this isolation level cannot read yet."""
         return self._certain(self._asked(dict.fromkeys(partitions, self._kinds.latest())))
 
     def at(self, times_ms: Mapping[int, int]) -> dict[int, int]:
-        """Partition → the first offset of that time or later; negative where there is none."""
+        """Return partition → the first offset at or after that time; negative where there is none."""
         return self._asked({number: self._kinds.for_timestamp(time) for number, time in times_ms.items()})
 
     def _certain(self, found: dict[int, int]) -> dict[int, int]:
-        """Every partition has a first offset and an end; a broker that dies while it is asked may give none."""
+        """Raise unless every partition has an offset; a broker that dies during the request may return none."""
         for number, offset in found.items():
             if offset < 0:
                 raise UnavailableError(
@@ -73,7 +73,7 @@ class Offsets:
         def ask() -> dict[int, int]:
             nonlocal tries
             tries += 1
-            if tries > 1:  # who leads is remembered for minutes; what it was told is out of date
+            if tries > 1:  # the client caches leaders for minutes; refresh them
                 self._admin.list_topics(timeout=TIMEOUT_SECONDS)
             futures = self._admin.list_offsets(
                 places, isolation_level=self._level, request_timeout=TIMEOUT_SECONDS
@@ -90,7 +90,7 @@ _LISTED_PAUSE_MS = 20
 
 @dataclass(frozen=True, slots=True)
 class KafkaTopicDescription(TopicDescription):
-    """A topic of a cluster; its settings are the broker's words, those unknown here included."""
+    """A topic of a cluster; its settings are as the broker reports them, including those unknown to Tidegate."""
 
     entries: tuple[ConfigEntry, ...] = ()
 
@@ -99,7 +99,7 @@ class KafkaTopicDescription(TopicDescription):
 
 
 class KafkaLog:
-    """A Kafka cluster as a log."""
+    """A Kafka cluster with the methods of `Log`."""
 
     def __init__(self, servers: str, client: Mapping[str, str]) -> None:
         self.servers = servers
@@ -120,11 +120,11 @@ class KafkaLog:
     # -- topics ----------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of all topics but the cluster's own, sorted."""
+        """Return the names of all topics except internal ones, sorted."""
         return sorted(name for name in self._metadata() if not name.startswith(_HIDDEN_PREFIX))
 
     def partition_counts(self) -> dict[str, int]:
-        """Topic → number of partitions."""
+        """Return topic → number of partitions."""
         return {
             name: len(found.partitions)
             for name, found in sorted(self._metadata().items())
@@ -132,9 +132,9 @@ class KafkaLog:
         }
 
     def topic_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Id and number of partitions of each of these topics that exists now.
+        """Return the id and number of partitions of each given topic that exists.
 
-        Ids come from the controller; they are empty while there is none that can be asked.
+        Ids come from the controller; they are empty while no controller can be reached.
         """
         found = self._listed()
         names = [topic for topic in topics if topic in found.topics]
@@ -158,7 +158,7 @@ class KafkaLog:
         return states
 
     def describe(self, topic: str) -> KafkaTopicDescription:
-        """Partitions and settings, with the broker's source of each."""
+        """Return partitions and settings, with the broker's source of each."""
         metadata = self._topic_metadata(topic)
         resource = self._resource(topic)
         admin = self._admin
@@ -176,7 +176,7 @@ class KafkaLog:
         )
 
     def partition_rows(self, topic: str) -> list[dict[str, Any]]:
-        """What `describe` shows of each partition: its leader, replicas and offsets."""
+        """Return a row for each partition, as `describe` shows it: leader, replicas and offsets."""
         metadata = self._topic_metadata(topic)
         with self.reader(topic) as reader:
             starts, ends = reader.start_offsets(), reader.end_offsets()
@@ -201,7 +201,7 @@ class KafkaLog:
         if_not_exists: bool = False,
         replication_factor: int = -1,
     ) -> KafkaTopicDescription:
-        """Make a topic; the cluster's default number of replicas unless told otherwise."""
+        """Create a topic, by default with the cluster's default replication factor."""
         check_topic_name(name)
         if not (if_not_exists and name in self._metadata()):
             new = self._admin_module.NewTopic(
@@ -217,7 +217,7 @@ class KafkaLog:
     def alter_topic(
         self, name: str, set: Mapping[str, Any] | None = None, unset: Iterable[str] = ()
     ) -> KafkaTopicDescription:
-        """Change settings; `unset` gives some back to the broker's value."""
+        """Change settings; `unset` resets settings to the broker's value."""
         self._topic_metadata(name)
         module = self._admin_module
         changes: dict[str, str | None] = dict(_formatted(set or {}))
@@ -233,7 +233,7 @@ class KafkaLog:
         return self.describe(name)
 
     def add_partitions(self, name: str, total: int) -> KafkaTopicDescription:
-        """Give a topic more partitions."""
+        """Add partitions to a topic."""
         self._topic_metadata(name)
         new = self._admin_module.NewPartitions(name, total)
         self._wait(f"add partitions to topic {name}", self._admin.create_partitions([new])[name])
@@ -247,9 +247,9 @@ class KafkaLog:
     # -- records ---------------------------------------------------------------------------------
 
     def writer(self, topic: str, *, integrity: bool | Mapping[str, Any] = False, **settings: Any) -> Any:
-        """A `KafkaWriter` of Arrow tables; with `integrity` a `Sender` around it, as `Log.writer` gives.
+        """Return a `KafkaWriter` of Arrow tables; with `integrity` a `Sender` around it, as `Log.writer` does.
 
-        The sender's order must survive the client's own retries, so its producer is an idempotent one.
+        The client's retries must keep the sender's order, so its producer is idempotent.
         """
         from tidegate.log.kafka.writer import KafkaWriter
 
@@ -268,7 +268,7 @@ class KafkaLog:
         stop: StartLike | None = None,
         **settings: Any,
     ) -> KafkaReader:
-        """A reader of Arrow batches; it joins no consumer group and commits nothing."""
+        """Return a reader of Arrow batches; it joins no consumer group and commits nothing."""
         from tidegate.log.kafka.reader import KafkaReader
 
         known = tuple(sorted(self._topic_metadata(topic).partitions))
@@ -286,27 +286,28 @@ class KafkaLog:
     def bounds(
         self, topic: str, partitions: Iterable[int], *, isolation: str = "read_uncommitted"
     ) -> dict[int, tuple[int, int]]:
-        """Partition → its first offset, and the one that readers of this isolation may not reach yet."""
+        """Return partition → its first offset, and the first one that this isolation level cannot read yet."""
         numbers, offsets = list(partitions), Offsets(self.servers, self._admin, topic, isolation)
         first, end = offsets.first(numbers), offsets.end(numbers)
         return {number: (first[number], end[number]) for number in numbers}
 
     def compacted_below(self, topic: str, partition: int) -> None:
-        """A cluster does not tell how far its cleaners have come."""
+        """Return None: a cluster does not report how far its cleaners have come."""
 
     def offset_for_time(self, topic: str, partition: int, time_ms: int) -> int | None:
-        """The first offset of a record as new as that; None where there is none."""
+        """Return the first offset whose timestamp is at or after `time_ms`; None if there is none."""
         found = Offsets(self.servers, self._admin, topic, "read_uncommitted").at({partition: time_ms})
         return found[partition] if found[partition] >= 0 else None
 
     def close(self) -> None:
-        """Let go of the client: it ends here and now, or with the call that another thread is in the middle of.
+        """Close the client now, or at the end of a call that another thread is in.
 
-        Left to the collector of garbage, it could end in one of its own threads, which it does not survive.
+        Left to the garbage collector, the client could be destroyed in one of its own threads, which crashes the
+        process.
         """
         self._held = None
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     @property
     def _admin(self) -> Any:
@@ -326,7 +327,7 @@ class KafkaLog:
         )
 
     def _await_listed(self, topic: str) -> None:
-        """A cluster that has made a topic needs a moment until every broker lists it."""
+        """Wait until the new topic is listed: every broker needs a moment to learn of it."""
         clock = SystemClock()
         deadline_ms = clock.monotonic_ms() + int(TIMEOUT_SECONDS * 1000)
         while topic not in self._metadata() and clock.monotonic_ms() < deadline_ms:
@@ -351,7 +352,7 @@ class KafkaLog:
 
 
 def _formatted(config: Mapping[str, Any]) -> dict[str, str]:
-    """Friendly names and units as the broker wants them; what is not known here is the broker's to judge."""
+    """Return the settings in the names and units that the broker expects; the broker checks those unknown here."""
     formatted: dict[str, str] = {}
     for name, value in config.items():
         try:
@@ -384,7 +385,7 @@ def _source(number: int) -> Source:
 
 
 def _typed(entries: Sequence[ConfigEntry]) -> TopicConfig:
-    """The settings known here as a `TopicConfig`, sources kept; values out of our ranges are left out."""
+    """Return the settings known here as a `TopicConfig` with their sources; values out of range are left out."""
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {
         setting.name: Origin(Source.ASSUMED, setting.name) for setting in TOPIC_SETTINGS

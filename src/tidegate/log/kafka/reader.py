@@ -1,16 +1,16 @@
 """Read records of a Kafka cluster as Arrow batches, without joining a consumer group or committing offsets.
 
-`Consumer` fetches messages of assigned partitions as Arrow columns, without a Python object for each message.
-What `fetch` returns is the library's memory until it is closed; `batch` copies it once. `KafkaReader`
-requests the end offsets of all partitions at once and makes one Arrow batch a partition.
+`MessageConsumer` fetches messages of assigned partitions as Arrow columns, without a Python object for each message.
+The result of `fetch` is memory of librdkafka until it is closed; `batch` copies it once. `KafkaReader`
+requests the end offsets of all partitions at once and makes one Arrow batch for each partition.
 
 R1  a position never passes its stop offset.
 R2  a position is after the records that were returned, not after those only fetched: it can be the `start` of
     another reader.
 R3  after an error, a seek, or iteration up to an end, nothing is skipped: the client fetches again what it
     had fetched and not returned. Records before an error are returned before it is raised.
-R4  a condition that passes by itself, such as a leader that moves, is waited for, and raised when it lasts.
-    Iteration ends: when no record arrives although the partition has more, the cluster is out of reach.
+R4  a transient condition, such as a leader that moves, is waited for, and raised when it lasts too long.
+    Iteration ends: if no record arrives although the partition has more, it raises `UnavailableError`.
 
 Thread rule: one reader, one thread.
 """
@@ -46,7 +46,7 @@ from tidegate.log.log import data_records
 from tidegate.log.reader import Position, PositionKind, StartLike, parse_positions
 
 Rows = npt.NDArray[Any]
-MOST_BYTES: Final = (1 << 31) - 1  # of a column: Arrow counts its bytes in 31 bits
+MOST_BYTES: Final = (1 << 31) - 1  # of a column: Arrow's offsets have 31 bits
 
 
 class MessageConsumer:
@@ -66,20 +66,20 @@ class MessageConsumer:
         return self._end.alive
 
     def assign(self, offsets: Mapping[int, int]) -> None:
-        """Fetch these partitions, from these offsets on."""
+        """Fetch these partitions from these offsets on."""
         self._require_open()
         error = self._library.assign(self._consumer, self._topic, offsets)
         if error is not None:
             raise translated(error, f"read topic {self._topic}", self._servers)
 
     def fetch(self, timeout_ms: int) -> Fetched | None:
-        """What has come, after waiting for the first of it at most so long; None for nothing."""
+        """Return the messages that arrived, after waiting up to `timeout_ms` for the first; None when none did."""
         self._require_open()
         calls, room = self._library.calls, self._messages
         first = calls["rd_kafka_consumer_poll"](self._consumer, timeout_ms)
         if not first:
             return None
-        room[0] = first  # asked for many, the library would wait for all of them
+        room[0] = first  # a request for many would wait for all of them
         more = calls["rd_kafka_consume_batch_queue"](self._queue, 0, room[1:].ctypes.data, len(room) - 1)
         fetched = Fetched(self._library, self._topic, room[: 1 + max(more, 0)].copy())
         if more < 0:
@@ -92,12 +92,12 @@ class MessageConsumer:
         self._end()
 
     def _require_open(self) -> None:
-        if not self.is_open:  # its memory is gone: asking the library would end the process
+        if not self.is_open:  # its memory is freed: calling the library would crash the process
             raise InvalidError(f"the reader of {self._topic} was closed; open another")
 
 
 class Fetched:
-    """Messages that have come, and errors among them, in their order; `rows` has a `MESSAGE_ROW` for each."""
+    """Fetched messages, and errors among them, in order; `rows` has a `MESSAGE_ROW` for each."""
 
     def __init__(self, client: Library, topic: str, messages: npt.NDArray[np.int64]) -> None:
         self._library, self._topic, self._messages = client, topic, messages
@@ -114,17 +114,17 @@ class Fetched:
         self.close()
 
     def close(self) -> None:
-        """Give the messages back."""
+        """Free the messages."""
         let_go(self._messages, self._library.addresses["destroy"])
         self._messages = self._messages[:0]
 
     def error(self, row: int) -> ClientError:
-        """What the error at this row says."""
+        """Return the error at this row."""
         said = self._library.calls["rd_kafka_message_errstr"](int(self._messages[row]))
         return self._library.error(int(self.rows["error"][row]), (said or b"").decode("utf-8", "replace"))
 
     def batch(self, chosen: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """These rows, all of one partition, as an Arrow batch."""
+        """Return these rows, all of one partition, as an Arrow batch."""
         rows: Rows = self.rows[chosen]
         count, partition = len(rows), int(rows["partition"][0])
         times = np.ascontiguousarray(rows["timestamp"])
@@ -165,7 +165,7 @@ def _end(client: Library, consumer: int, queue: int) -> None:
 
 
 def _binary(addresses: Rows, lengths: Rows) -> pa.Array:
-    """Values at addresses, copied into a column; a length of `NONE` is a null."""
+    """Copy values at addresses into a column; a length of `NONE` is a null."""
     count, there = len(lengths), lengths != NONE
     ends = _ends(np.where(there, lengths, 0))
     content = np.empty(int(ends[-1]), np.uint8)
@@ -190,14 +190,14 @@ def _bitmap(there: npt.NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 _FETCH_MESSAGES = 10_000
-_FETCH_WAIT_MS = 50  # of a range: how long a broker may take to say that only markers are left in it
+_FETCH_WAIT_MS = 50  # of a range: how long a broker waits when only markers are left in it
 _FETCHED_AHEAD = 100_000
-_QUEUE_WAIT_MS = 10  # a client that has fetched enough looks again after that; a second is its own
+_QUEUE_WAIT_MS = 10  # a client with full buffers checks again after that; its default is a second
 _STALL_MS = 10_000
 
 
 class _Track:
-    """One partition being read: the next offset to hand out, and the next one to come from the client."""
+    """One partition being read: the next offset to return, and the next one to fetch."""
 
     def __init__(self, start: int, stop: int | None) -> None:
         self.offset = self.fetched = start
@@ -208,7 +208,7 @@ class _Track:
         """Whether the client sent more than was wanted: it must be told to go back if more is."""
 
     def fetched_to(self, offset: int) -> None:
-        """What lies before `offset` has come; where nothing of it waits, it counts as handed out, too."""
+        """Record that everything before `offset` was fetched; if nothing waits, it counts as returned, too."""
         self.fetched = max(self.fetched, offset)
         if not self.waiting:
             self.offset = self.fetched
@@ -219,7 +219,7 @@ class _Track:
 
 
 class KafkaReader:
-    """Iterates `pyarrow.RecordBatch` of `RECORD_SCHEMA` from a cluster; made by `KafkaLog.reader`."""
+    """Iterator over `pyarrow.RecordBatch` of `RECORD_SCHEMA` from a cluster; made by `KafkaLog.reader`."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class KafkaReader:
         control_records: bool = False,
         admin: Any | None = None,
     ) -> None:
-        """`control_records` hands out Tidegate's own records, too (see the embedded log's reader)."""
+        """Open a reader. With `control_records` it also returns Tidegate's own records (see `log.reader`)."""
         self.topic = topic
         self.partitions = tuple(partitions)
         self.isolation = isolation
@@ -275,7 +275,7 @@ class KafkaReader:
         self.close()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches up to `stop`, or up to where the partitions end now; without end when following."""
+        """Yield batches up to `stop`, or up to the current end of the partitions; without end when following."""
         open_ended = [] if self.follow else [each for each in self._tracks.items() if each[1].stop is None]
         ends = self.end_offsets() if open_ended else {}
         for number, track in open_ended:
@@ -297,7 +297,7 @@ class KafkaReader:
                 self._assign()
 
     def poll(self, timeout: int | DurationLike = 0) -> pa.RecordBatch | None:
-        """The next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
+        """Return the next batch, of one partition, waiting up to `timeout`; None when none came or all is read."""
         deadline_ms = self._clock.monotonic_ms() + milliseconds(timeout)
         while self._fill(deadline_ms):
             track, batch = self._ready.popleft()
@@ -310,7 +310,7 @@ class KafkaReader:
         return None
 
     def _fill(self, deadline_ms: int) -> bool:
-        """Wait until a batch is ready, up to the deadline; whether one is."""
+        """Wait until a batch is ready or the deadline has passed; return whether one is ready."""
         while not self._ready:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -325,45 +325,45 @@ class KafkaReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether every partition has reached its stop, and all of it was handed out."""
+        """Return whether every partition has reached its stop and all records were returned."""
         return not self._ready and all(track.is_done for track in self._tracks.values())
 
     def positions(self) -> dict[int, int]:
-        """Partition → the next offset it will be read at (R2); good as `start` of another reader."""
+        """Return partition → next offset (R2); usable as `start` of another reader."""
         return {number: track.offset for number, track in self._tracks.items()}
 
     def seek(self, partition: int, offset: int) -> None:
-        """Read the partition from `offset` next; what was fetched of it is fetched again."""
+        """Continue the partition at `offset`; records that were fetched ahead are fetched again."""
         track = self._tracks.get(partition)
         if track is None:
             raise InvalidError(f"partition {partition} of {self.topic} is not read here")
         self._ready = deque(each for each in self._ready if each[0] is not track)
-        self._failure = None  # what is wrong there still comes again
+        self._failure = None  # an error that persists will be reported again
         track.offset = track.fetched = offset
         track.waiting = 0
         self._assign()
 
     def start_offsets(self) -> dict[int, int]:
-        """Partition → its first offset."""
+        """Return partition → its first offset."""
         return self._offsets.first(self.partitions)
 
     def end_offsets(self) -> dict[int, int]:
-        """Partition → the offset readers of this isolation may not reach yet."""
+        """Return partition → the first offset that readers of this isolation level cannot read yet."""
         return self._offsets.end(self.partitions)
 
     def close(self) -> None:
         self._consumer.close()
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _assign(self) -> None:
-        """Have every partition sent from where it has come to (R3)."""
+        """Assign every partition from its current position (R3)."""
         self._consumer.assign({number: track.fetched for number, track in self._tracks.items()})
         for track in self._tracks.values():
             track.is_cut = False
 
     def _take(self, timeout_ms: int) -> None:
-        """Fetch messages and line them up as one batch a partition; an error waits for what came before it (R3)."""
+        """Fetch messages and queue a batch for each partition; an error waits for what came before it (R3)."""
         try:
             fetched = self._consumer.fetch(timeout_ms)
             if fetched is None:
@@ -384,13 +384,13 @@ class KafkaReader:
             self._assign()
 
     def _is_patient(self) -> bool:
-        """Whether what passes by itself has not lasted for too long yet (R4)."""
+        """Return whether a transient condition has not lasted too long yet (R4)."""
         now_ms = self._clock.monotonic_ms()
         self._troubled_ms = now_ms if self._troubled_ms is None else self._troubled_ms
         return now_ms - self._troubled_ms < _STALL_MS
 
     def _line_up(self, fetched: Fetched, start: int, stop: int) -> None:
-        """Make a batch of each partition's messages that lie in its range, and move on behind them."""
+        """Make a batch of each partition's messages that lie in its range, and advance its position."""
         partitions = fetched.rows["partition"][start:stop]
         for number in np.unique(partitions).tolist():
             rows = start + np.flatnonzero(partitions == number)
@@ -402,7 +402,7 @@ class KafkaReader:
                 track.waiting += 1
                 track.fetched_to(int(offsets[high - 1]) + 1)
             if high < len(offsets) and track.stop is not None:
-                track.fetched_to(track.stop)  # R1: nothing but markers was left before it
+                track.fetched_to(track.stop)  # R1: only markers were left before it
                 track.is_cut = True
 
     def _note_error(self, fetched: Fetched, place: int) -> None:
@@ -436,7 +436,7 @@ class KafkaReader:
         )
 
     def _resolve(self, positions: Mapping[int, Position]) -> dict[int, int]:
-        """Partition → the offset meant."""
+        """Return partition → the offset of its position."""
         if all(position.kind is PositionKind.OFFSET for position in positions.values()):
             return {number: position.value for number, position in positions.items()}
         firsts, ends = self.start_offsets(), self.end_offsets()
@@ -462,7 +462,7 @@ class KafkaReader:
 
 
 def _of_range(records: int) -> dict[str, int]:
-    """Settings for reading so many records and no more: the client fetches ahead, by default a hundred thousand."""
+    """Return client settings that limit prefetching to so many records; the default is a hundred thousand."""
     return {
         "fetch.wait.max.ms": _FETCH_WAIT_MS,
         "queued.min.messages": min(max(records, 1), _FETCHED_AHEAD),

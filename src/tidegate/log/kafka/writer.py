@@ -1,11 +1,11 @@
 """Write Arrow tables to a Kafka cluster. A write returns when all in-sync replicas have acknowledged it.
 
-`Producer` passes columns to librdkafka, without a Python object for each row, and returns delivery reports as
+`MessageProducer` passes columns to librdkafka, without a Python object for each row, and returns delivery reports as
 arrays. The library copies rows into its queue until that is full, sends them in its own threads, and reports
 for each row whether and at which offset it was stored. A row is outstanding until its report arrived.
 
-W1  the result of a write concerns its own rows only: the client of a write that failed is closed, with all it
-    had not sent yet, and the next write has a new one. Whether rows of a failed write are stored is unknown.
+W1  the result of a write concerns its own rows only: the client of a failed write is closed, with all rows it
+    had not sent yet, and the next write opens a new one. Whether rows of a failed write are stored is unknown.
 
 Thread rule: one writer, one thread.
 """
@@ -72,7 +72,7 @@ class MessageProducer:
         return self._end.alive
 
     def send(self, columns: RecordColumns, partitions: npt.NDArray[np.int64]) -> None:
-        """Hand over rows, each for its partition (`ANY_PARTITION`: by its key); waits while the queue is full."""
+        """Queue rows, each for its partition (`ANY_PARTITION`: by its key); waits while the queue is full."""
         keys, key_lengths = _places(columns.key)
         values, value_lengths = _places(columns.value)
         times = columns.timestamp.fill_null(NONE).to_numpy(zero_copy_only=False)
@@ -98,7 +98,7 @@ class MessageProducer:
                 self.serve(_FULL_WAIT_MS)
 
     def serve(self, timeout_ms: int) -> None:
-        """Note what became of rows, after waiting for word of the first at most so long."""
+        """Process delivery reports, after waiting up to `timeout_ms` for the first."""
         calls = self._library.calls
         event = calls["rd_kafka_queue_poll"](self._queue, timeout_ms)
         if not event:
@@ -110,12 +110,12 @@ class MessageProducer:
         calls["rd_kafka_event_destroy"](event)  # and the messages
 
     def stored(self) -> Rows:
-        """Where rows were stored, since this was asked last; a `DELIVERY_ROW` for each, in the order of being told."""
+        """Return the stored rows reported since the last call, as `DELIVERY_ROW`s in the order of the reports."""
         told, self._told = self._told, []
         return np.concatenate(told) if told else np.zeros(0, DELIVERY_ROW)
 
     def close(self) -> None:
-        """End here and now; what is outstanding is not sent any more."""
+        """Close now; outstanding rows are not sent any more."""
         self._end()
 
     def _note(self, messages: npt.NDArray[np.int64]) -> None:
@@ -124,7 +124,7 @@ class MessageProducer:
         self.outstanding -= len(rows)
         failed = np.flatnonzero(rows["error"])
         if len(failed) and self.failure is None:
-            # not the message's own text of the error, which for a producer is the row's value
+            # not the message's own error text, which for a producer is the row's value
             self.failure = self._library.error(int(rows["error"][failed[0]]))
         self._told.append(rows[rows["error"] == 0])
 
@@ -137,7 +137,7 @@ def _end(client: Library, producer: int, queue: int, handle: int | None) -> None
 
 
 def _places(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The address and the length of each value; a null has the length `NONE`, what is empty still an address."""
+    """Return the address and the length of each value; nulls have the length `NONE`, empty values an address."""
     _, bounds, content = column.buffers()
     count = len(column)
     if not count:
@@ -151,7 +151,7 @@ def _places(column: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int
 
 
 def _headers(columns: RecordColumns) -> tuple[npt.NDArray[np.int64], Rows, list[pa.Array]]:
-    """Which headers each row has, as ends; where all of them lie; and what holds them there."""
+    """Return the end of each row's headers, the addresses of all headers, and the arrays that keep them alive."""
     given = columns.headers
     if given is None:
         return np.zeros(len(columns) + 1, np.int64), np.zeros(0, HEADER_ROW), []
@@ -165,7 +165,7 @@ def _headers(columns: RecordColumns) -> tuple[npt.NDArray[np.int64], Rows, list[
 
 _FLUSH_SECONDS = 120.0
 _SERVE_MS = 1000  # a call of the client cannot be interrupted
-_CLIENT_SECONDS = 5.0  # the client tells a little later that time is up
+_CLIENT_SECONDS = 5.0  # the client reports a timeout a little later
 
 
 class KafkaWriter:
@@ -186,9 +186,9 @@ class KafkaWriter:
         idempotent: bool = False,
         timeout_seconds: float | None = None,
     ) -> None:
-        """`idempotent`: what the client sends again on its own is stored once, and in order.
+        """Open a writer. `idempotent`: rows that the client retries are stored once, and in order.
 
-        With `timeout_seconds` a write that is not acknowledged in time fails, and nothing of it is sent any more.
+        With `timeout_seconds` a write that is not acknowledged in time fails, and its remaining rows are not sent.
         """
         if producer_id is not None or producer_epoch:
             raise InvalidError(
@@ -230,7 +230,7 @@ class KafkaWriter:
         partition: int | None = None,
         first_sequences: Mapping[int, int] | None = None,
     ) -> list[Written]:
-        """Store the rows; one entry per run of offsets. Returns when the cluster has acknowledged them."""
+        """Store the rows and wait for the cluster's acknowledgement; return one entry for each run of offsets."""
         if first_sequences:
             raise InvalidError("sequence numbers are the broker client's own; leave --first-sequence out")
         columns = coerce(table)
@@ -259,7 +259,7 @@ class KafkaWriter:
         return _runs(producer.stored())
 
     def close(self) -> None:
-        """Nothing is pending after a write; the client ends here and now, as that of `KafkaLog.close`."""
+        """Close the client now, as `KafkaLog.close` does; no work is pending after a write."""
         self._closed = True
         self._end()
 
@@ -278,7 +278,7 @@ class KafkaWriter:
 
 
 def _partitions(table: pa.Table | pa.RecordBatch, rows: int, partition: int | None) -> npt.NDArray[np.int64]:
-    """The partition of each row: the one that was asked for, or the table's own, or whichever its key says."""
+    """Return the partition of each row: the requested one, or the table's own, or the one of its key."""
     index = table.schema.get_field_index("partition")
     if partition is not None or index < 0:
         return np.full(rows, ANY_PARTITION if partition is None else partition, np.int64)
@@ -291,7 +291,7 @@ def _partitions(table: pa.Table | pa.RecordBatch, rows: int, partition: int | No
 
 
 def _runs(stored: npt.NDArray[Any]) -> list[Written]:
-    """Runs of consecutive offsets, by partition."""
+    """Return the runs of consecutive offsets, by partition."""
     placed = stored[np.lexsort((stored["offset"], stored["partition"]))]
     if not len(placed):
         return []

@@ -1,1 +1,1 @@
-"""How long a record really lives, and why."""
+"""Forecast how long records stay readable and on disk, and why."""

@@ -1,11 +1,11 @@
 """Facts about a partition that a lifetime forecast needs, and warnings about settings that conflict.
 
-`partition_facts` reads them from the folder: no lock, no writing, few bytes. The newest timestamp of a closed
+`partition_facts` reads few bytes of the folder, takes no lock and writes nothing. The newest timestamp of a closed
 log segment is the last entry of its time index, which retention uses too. The index of the last segment lags
 behind its `.log`, so the batches after that entry are read as well.
 
 The traps are pure tests of a topic's settings (and, where it matters, of a workload). A trap is advice, not
-an error: Kafka accepts every one of these settings. Safe from any thread.
+an error: Kafka accepts every one of these settings. Thread rule: any thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNUSED_CHANCE = SeededRandomness(0)
 def attending_interval_ms(
     log: Path, config: TopicConfig, broker: BrokerConfig, *, files: Files
 ) -> int | None:
-    """How often retention is checked in this log; None when no process checks.
+    """Return how often retention is checked in this log; None when no process checks.
 
     A Tidegate folder is checked by the process that holds its maintenance lock; a foreign one by its broker.
     """
@@ -69,7 +69,7 @@ def partition_facts(
     files: Files,
     clock: Clock,
 ) -> PartitionFacts:
-    """The partition as it is now."""
+    """Return the facts of the partition as it is now."""
     bounds = view.bounds()
     bases = [base for base, _ in view.segment_sizes()]
     segments = [
@@ -106,7 +106,7 @@ def partition_facts(
 
 
 def record_timestamp_ms(view: PartitionView, offset: int) -> int | None:
-    """The timestamp of the record at an offset; None when it has none, or compaction removed it."""
+    """Return the timestamp of the record at an offset; None when it has none, or compaction removed it."""
     from tidegate.log.format.decode import decode
 
     bounds = view.bounds()
@@ -152,7 +152,7 @@ def _active(segment: LogSegment) -> SegmentFacts:
             newest = max(newest, header.max_timestamp)
             end, size = header.next_offset, at + header.size
     except CorruptError:
-        pass  # zeros of a preallocated file, or a batch being written: the log ends before them
+        pass  # zeros of a preallocated file, or an unfinished batch: the log ends before them
     return SegmentFacts(
         segment.base_offset,
         end,
@@ -173,7 +173,7 @@ def _first_timestamp(segment: LogSegment) -> int | None:
 
 
 def require_partition(numbers: tuple[int, ...], topic: str, partition: int | None) -> tuple[int, ...]:
-    """The partitions asked for."""
+    """Return the requested partitions; raise if `partition` does not exist."""
     if partition is None:
         return numbers
     if partition not in numbers:
@@ -188,12 +188,12 @@ def require_partition(numbers: tuple[int, ...], topic: str, partition: int | Non
 
 _SMALLEST_TIME_INDEX = 24  # two 12-byte entries; one of them is kept for the roll
 _LATEST_SANE_SKEW_MS = 7 * 86_400_000
-_SMALLEST_BATCH = 68  # 61 bytes of header, 7 of an empty record: the densest index entries there can be
+_SMALLEST_BATCH = 68  # 61 bytes of header, 7 of an empty record: the densest possible index entries
 
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """One surprise: a stable name, what will happen, and the one line that prevents it."""
+    """One surprise: a stable name, what will happen, and the fix in one line."""
 
     name: str
     message: str
@@ -204,7 +204,7 @@ class Trap:
 
 
 def find_traps(config: TopicConfig, broker: BrokerConfig, workload: Workload | None = None) -> list[Trap]:
-    """Every trap the settings hold, in the order of how much they surprise."""
+    """Return every trap in the settings, the most surprising first."""
     traps = [
         *_cleaner_traps(config, broker),
         *_retention_traps(config, broker),
@@ -281,7 +281,7 @@ def _roll_traps(config: TopicConfig, workload: Workload | None) -> Iterator[Trap
 
 
 def _fill_ms(config: TopicConfig, workload: Workload) -> int:
-    """How long the workload takes to fill a log segment."""
+    """Return how long the workload takes to fill a log segment."""
     return (_capacity(config, workload.record_bytes, workload.interval_ms).records - 1) * workload.interval_ms
 
 

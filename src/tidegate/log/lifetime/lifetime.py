@@ -1,7 +1,7 @@
 """Forecast when records and log segments of a partition disappear.
 
-Two forecasts: `lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
-rhythm, and `segment_lifetimes` for the log segments of an existing partition, from facts that `facts` read.
+Two forecasts: `workload_lifetime` for a steady workload that need not exist yet, from a topic's settings and an append
+rhythm, and `forecast` for the log segments of an existing partition, from the facts that `facts` reads.
 Reads no file and removes nothing.
 
 For record i (from 0) of a log segment that holds N records, one every p, with R = `retention.ms`,
@@ -11,25 +11,25 @@ C = the interval of retention checks and D = `file.delete.delay.ms`, timestamps 
     on disk for   D longer
 
     guaranteed         R                    the last record of a segment, checked at once
-    oldest at expiry   (N-1)·p + R          the first record, when its segment may go
+    oldest at expiry   (N-1)·p + R          the first record, when its segment expires
     readable at most   (N-1)·p + R + C      the first record, checked as late as possible
     on disk at most    (N-1)·p + R + C + D
 
 `retention.bytes` = B is treated the same way, with J·p in place of R and J = ceil(B / record size): a segment
-may go once J later records exist. The rule that applies first decides. A producer slower than R + C has every
+expires once J later records exist. The rule that applies first decides. A producer slower than R + C has every
 record collected before the next one arrives, so its segments never fill (with B = 0 they never do). Between R
 and R + C the bounds hold but need not be reached.
 
-For existing segments, a retention pass walks from the oldest segment and stops at the first that may stay, so
+For existing segments, a retention pass walks from the oldest segment and stops at the first unexpired one, so
 
     E1  a segment becomes due at max(when the next older one does, min(its own rules)): one future-dated
         segment holds back every newer one;
     E2  the rules by time and size need `cleanup.policy` with delete, the one by log start offset never does;
     E3  the active segment counts too, but while records keep arriving its newest timestamp moves: its latest
         moment follows from `segment.ms`, after which the next record opens another segment;
-    E4  from due to gone takes 1 ms to one check interval, and for ever when no process runs the checks.
+    E4  removal follows 1 ms to one check interval after expiry, and never when no process runs the checks.
 
-Times are epoch milliseconds. Pure functions; safe from any thread.
+Times are epoch milliseconds. Thread rule: pure functions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tidegate.log.topic_config import BrokerConfig, TopicConfig
 
 
 class Rule(Enum):
-    """What decides that a record goes, or that it stays; the value is what reports print."""
+    """The reason why a record is removed, or why it stays; reports print the value."""
 
     TIME = "time"
     SIZE = "size"
@@ -67,7 +67,7 @@ _UNATTENDED = "nobody runs retention; start `tidegate log clean --every 5m`"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A steady rhythm: every `interval_ms` one append of `record_bytes`, batch overhead included."""
+    """A steady workload: every `interval_ms` one append of `record_bytes`, batch overhead included."""
 
     record_bytes: int
     interval_ms: int
@@ -81,7 +81,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One moment of a record's life: its length (None: no end), the rule that sets it, and why in words."""
+    """One bound on a record's life: its length (None: no end), the rule that sets it, and the reason in words."""
 
     ms: int | None
     rule: Rule
@@ -90,7 +90,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadLifetime:
-    """The life of the first record of a log segment under a workload, `guaranteed` being any record's."""
+    """The life of the first record of a log segment under a workload; `guaranteed` holds for any record."""
 
     workload: Workload
     capacity: SegmentCapacity
@@ -105,11 +105,11 @@ class WorkloadLifetime:
 
     @property
     def retention_phase_ms(self) -> int | None:
-        """From the last record of a segment until the segment may go."""
+        """The time from a segment's last record until the segment expires."""
         return None if self.oldest_at_expiry.ms is None else self.oldest_at_expiry.ms - self.fill_ms
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines; the key names are a contract."""
+        """Return the lifetime as a dict for JSON; the key names are stable."""
         bounds = {
             "guaranteed": self.guaranteed,
             "oldest_at_expiry": self.oldest_at_expiry,
@@ -135,9 +135,9 @@ class WorkloadLifetime:
 
 
 def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
-    """How often log segments are checked for removal; None where no process checks.
+    """Return how often log segments are checked for removal; None where no process checks.
 
-    Compacted topics are checked by the cleaner; where it is off, by no process.
+    The cleaner checks compacted topics; where it is off, no process does.
     """
     if not config.compacts:
         return broker.log_retention_check_interval_ms
@@ -147,7 +147,7 @@ def check_interval_ms(config: TopicConfig, broker: BrokerConfig) -> int | None:
 def workload_lifetime(
     workload: Workload, config: TopicConfig, broker: BrokerConfig, *, attended: bool = True
 ) -> WorkloadLifetime:
-    """The four bounds for a workload; `attended=False` when no process runs retention."""
+    """Return the four bounds for a workload; `attended=False` when no process runs retention."""
     if workload.record_bytes > config.segment_bytes:
         raise InvalidError(
             f"a record of {workload.record_bytes} bytes does not fit into segment.bytes="
@@ -170,7 +170,7 @@ def workload_lifetime(
         and interval is not None
         and (workload.interval_ms > limit[0] + interval or config.retention_bytes == 0)
     ):
-        fill = 0  # collected before it fills: the active log segment is no exception to retention
+        fill = 0  # expires before it fills: retention removes the active log segment, too
     unswept = config.compacts and not broker.log_cleaner_enable
     expiry = _expiry(fill, limit, config)
     if unswept and limit is None:
@@ -191,7 +191,7 @@ def workload_lifetime(
 
 
 def _deciding_limit(workload: Workload, config: TopicConfig) -> tuple[int, Rule, str] | None:
-    """The shorter of time and size retention, counted from the last record of a segment; None: no limit."""
+    """Return the shorter of time and size retention, from a segment's last record on; None if there is no limit."""
     if not config.deletes:
         return None
     limits: list[tuple[int, Rule, str]] = []
@@ -220,7 +220,7 @@ def _guaranteed(limit: tuple[int, Rule, str] | None, config: TopicConfig) -> Bou
 
 
 def _uncleaned(limit: tuple[int, Rule, str] | None) -> Bound:
-    """What a record of a compacted topic has where nothing is compacted."""
+    """Return the bound for a record of a compacted topic where the cleaner does not run."""
     if limit is None:
         return Bound(None, Rule.UNATTENDED, CLEANER_OFF)
     return Bound(limit[0], limit[1], f"{limit[2]}, should somebody check; {CLEANER_OFF}")
@@ -265,7 +265,7 @@ def _changes(
     limit: tuple[int, Rule, str] | None,
     interval_ms: int | None,
 ) -> tuple[str, ...]:
-    """What to set so that records go nearer to the retention that was asked for."""
+    """Return settings that would bring the lifetime closer to the configured retention."""
     if limit is None or limit[0] == 0:
         return ()
     changes = []
@@ -289,12 +289,12 @@ def _changes(
 
 # -- segments --------------------------------------------------------------------------------------
 
-FUTURE_TOLERANCE_MS = 60_000  # clocks of honest machines differ by seconds, not by minutes
+FUTURE_TOLERANCE_MS = 60_000  # clocks usually differ by seconds, not by minutes
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """What is known of one log segment. `largest_timestamp_ms` is the file's time when no record has one."""
+    """The facts of one log segment. `largest_timestamp_ms` is the file's mtime when no record has a timestamp."""
 
     base_offset: int
     next_offset: int
@@ -324,7 +324,7 @@ class PartitionFacts:
 
     @property
     def bytes_per_ms(self) -> float | None:
-        """How fast the partition has grown, by its own timestamps; None when they do not say."""
+        """The growth rate of the partition by its own timestamps; None when they do not tell."""
         stamped = [s for s in self.segments if s.first_timestamp_ms is not None and s.size_bytes]
         if not stamped:
             return None
@@ -335,7 +335,7 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLifetime:
-    """The forecast for one log segment. None among the moments means: never, as things are."""
+    """The forecast for one log segment. A moment that is None means never, with the current settings."""
 
     segment: SegmentFacts
     rule: Rule
@@ -366,7 +366,7 @@ class SegmentLifetime:
 
 @dataclass(frozen=True, slots=True)
 class _Due:
-    """From when a retention pass would take a segment; `latest` differs for an active one (E3)."""
+    """When a retention pass would remove a segment; `latest` differs for an active one (E3)."""
 
     earliest: int | None
     latest: int | None
@@ -377,7 +377,7 @@ class _Due:
 
 
 def forecast(facts: PartitionFacts, config: TopicConfig) -> list[SegmentLifetime]:
-    """The lifetime of every log segment, oldest first."""
+    """Return the lifetime of every log segment, oldest first."""
     lifetimes: list[SegmentLifetime] = []
     older: _Due | None = None
     for index, segment in enumerate(facts.segments):
@@ -389,7 +389,7 @@ def forecast(facts: PartitionFacts, config: TopicConfig) -> list[SegmentLifetime
 
 
 def lifetime_of_offset(lifetimes: Sequence[SegmentLifetime], offset: int) -> SegmentLifetime | None:
-    """The forecast of the log segment that holds the offset; None when no segment does."""
+    """Return the forecast of the log segment that holds the offset; None when no segment does."""
     for lifetime in lifetimes:
         if lifetime.segment.base_offset <= offset < lifetime.segment.next_offset:
             return lifetime
@@ -397,7 +397,7 @@ def lifetime_of_offset(lifetimes: Sequence[SegmentLifetime], offset: int) -> Seg
 
 
 def _headroom(facts: PartitionFacts, config: TopicConfig, index: int) -> int | None:
-    """Bytes that may still arrive before the size rule takes the segment; None without a size rule."""
+    """Return how many bytes may still arrive before the size rule removes the segment; None without a size rule."""
     if not config.deletes or config.retention_bytes < 0:
         return None
     newer = sum(segment.size_bytes for segment in facts.segments[index + 1 :])
@@ -470,7 +470,7 @@ def _by_time(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts) 
 
 
 def _full_ms(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts) -> int | None:
-    """When the active log segment reaches `segment.bytes`, should the partition go on growing as it did."""
+    """Return when the active log segment reaches `segment.bytes` if the partition keeps growing at its rate."""
     rate = facts.bytes_per_ms
     if rate is None or rate <= 0:
         return None
@@ -514,7 +514,7 @@ def _compacted(facts: PartitionFacts, config: TopicConfig, segment: SegmentFacts
 
 
 def _behind(older: _Due | None, own: _Due, before: Sequence[SegmentFacts]) -> _Due:
-    """E1: a pass stops at the first segment that may stay, so nothing overtakes an older one."""
+    """Return the later of both times (E1): a pass stops at the first unexpired segment."""
     if older is None or own.rule in (Rule.START_OFFSET, Rule.COMPACTION):
         return own
     late = _or_forever(older.earliest) > _or_forever(own.earliest)
@@ -569,7 +569,7 @@ def _or_forever(moment_ms: int | None) -> float:
 
 
 def describe_age(record_timestamp_ms: int | None, gone_ms: int | None) -> str | None:
-    """How old a record will be when it goes, None when either moment is unknown."""
+    """Return how old a record will be when it is removed; None when either time is unknown."""
     if record_timestamp_ms is None or gone_ms is None or gone_ms < record_timestamp_ms:
         return None
     return format_duration(gone_ms - record_timestamp_ms)

@@ -1,7 +1,7 @@
 """Draw a timeline: as one self-contained HTML file, or as PNG or SVG.
 
 The HTML file holds inline SVG, no script and no network reference, and follows the reader's light or dark
-theme. Every text from outside (topic names) is escaped. PNG and SVG are drawn with matplotlib (the `plot`
+theme. External text (topic names) is escaped. PNG and SVG are drawn with matplotlib (the `plot`
 extra). Both use one palette, lightened on dark pages.
 """
 
@@ -46,7 +46,7 @@ _HATCH = (
 
 
 def page(timeline: Timeline) -> str:
-    """The HTML."""
+    """Return the HTML file's content."""
     phases = [
         phase for phase in PHASES if any(s.phase == phase for bar in timeline.bars for s in bar.stretches)
     ]
@@ -138,7 +138,7 @@ def _marks(timeline: Timeline, head: int) -> list[str]:
 
 # -- chart -----------------------------------------------------------------------------------------
 
-# Told apart by lightness as well as by hue, so also in grey and by colour-blind eyes.
+# The colours differ in lightness as well as in hue, so they differ in greyscale and for colour-blind readers.
 COLOURS = {
     "filling": "#2f6f9f",
     "retention": "#7fb3d5",
@@ -151,7 +151,7 @@ PALE = "#8a949e"
 
 
 def write_picture(timeline: Timeline, path: Path, *, files: Files | None = None) -> None:
-    """Draw into a `.png`, `.svg` or `.html` file."""
+    """Write the picture to a `.png`, `.svg` or `.html` file."""
     files = files if files is not None else Files()
     suffix = path.suffix.lower()
     if suffix in (".html", ".htm"):
@@ -166,7 +166,7 @@ def write_picture(timeline: Timeline, path: Path, *, files: Files | None = None)
 
 
 def draw(timeline: Timeline, kind: str) -> bytes:
-    """The picture as bytes of a PNG or an SVG."""
+    """Return the picture as the bytes of a PNG or an SVG."""
     figure = _figure(timeline)
     import io
 
@@ -242,7 +242,7 @@ def _draw_axis(axes: Any, timeline: Timeline) -> None:
 
 
 def _draw_marks(axes: Any, timeline: Timeline) -> None:
-    """Labels go down like stairs where marks are near, so that none crosses the line of the next."""
+    """Draw marks; labels of close marks are staggered, so that none crosses the line of the next."""
     span = timeline.end - timeline.start
     foot = 0.42 if timeline.is_relative else len(timeline.bars) - 0.45
     for mark, level in zip(timeline.marks, mark_levels(timeline), strict=True):
@@ -270,7 +270,7 @@ def _draw_marks(axes: Any, timeline: Timeline) -> None:
 
 
 def _top(timeline: Timeline) -> float:
-    """Where the marks' labels begin, above the first bar."""
+    """Return where the marks' labels begin, above the first bar."""
     return -0.55 - 0.4 * (1 + max(mark_levels(timeline), default=0))
 
 

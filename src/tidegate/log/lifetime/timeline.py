@@ -1,13 +1,13 @@
 """The bars and marks of a lifetime picture on a time axis, before they are drawn.
 
-Owns which phases a log segment goes through and where they begin and end; `page` draws them
-with matplotlib (PNG, SVG) or as a page of its own (HTML). Pure.
+Computes the phases of each log segment and where they begin and end; `page` draws them
+with matplotlib (PNG, SVG) or as an HTML file. Pure functions.
 
 | phase | from | to |
 |---|---|---|
 | filling | first record | last record of the log segment |
-| retention | last record | the moment it may go |
-| check | that moment | the latest check after it: readers lose it somewhere in here |
+| retention | last record | the moment it expires |
+| check | that moment | the latest check after it: it becomes unreadable in this phase |
 | delay | the latest check | files leave the disk |
 | open | wherever the end is not known | the edge of the picture |
 
@@ -45,7 +45,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One log segment."""
+    """The bar of one log segment."""
 
     label: str
     note: str
@@ -54,7 +54,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment worth a line: `at` in milliseconds, what to write at it; `strong` for the answers."""
+    """A labelled moment: `at` in milliseconds, a label and a text; `strong` for the main results."""
 
     at: int
     label: str
@@ -64,7 +64,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The whole picture. `origin_ms` None: the axis counts from 0 in durations; else it shows moments."""
+    """The whole picture. The axis shows durations from 0 if `is_relative`, otherwise dates."""
 
     title: str
     subtitle: str
@@ -75,7 +75,7 @@ class Timeline:
     is_relative: bool
 
     def label_of(self, at: int) -> str:
-        """How a moment on the axis reads."""
+        """Return the axis label of a moment."""
         if self.is_relative:
             return format_duration(at) if at else "0"
         moment = format_moment(at)
@@ -83,7 +83,7 @@ class Timeline:
 
 
 def workload_timeline(lifetime: WorkloadLifetime) -> Timeline:
-    """Three log segments in a row under the workload, the first one's moments marked."""
+    """Return three log segments in a row under the workload, with the first one's moments marked."""
     step = (
         lifetime.capacity.records * lifetime.workload.interval_ms
         if lifetime.fill_ms
@@ -150,7 +150,7 @@ def _workload_marks(lifetime: WorkloadLifetime) -> tuple[Mark, ...]:
 
 
 def _with_open_ends(bars: list[Bar], end: int) -> int:
-    """Let every bar without an end run to the edge."""
+    """Extend every bar without an end to the edge."""
     for number, bar in enumerate(bars):
         last = bar.stretches[-1]
         if last.phase == "open":
@@ -159,7 +159,7 @@ def _with_open_ends(bars: list[Bar], end: int) -> int:
 
 
 def topic_timeline(facts: PartitionFacts, lifetimes: Sequence[SegmentLifetime]) -> Timeline:
-    """The log segments of one partition, oldest first; in the middle of many, some are left out."""
+    """Return the log segments of one partition, oldest first; of many, some in the middle are left out."""
     shown = list(lifetimes)
     left_out = 0
     if len(shown) > MAX_BARS:
@@ -169,7 +169,7 @@ def topic_timeline(facts: PartitionFacts, lifetimes: Sequence[SegmentLifetime]) 
     moments = [stretch.end for bar in bars for stretch in bar.stretches if stretch.phase != "open"]
     moments += [facts.now_ms]
     start = min([stretch.start for bar in bars for stretch in bar.stretches] + [facts.now_ms])
-    # One future date must not squeeze everything else into a line: such a bar runs out of the picture.
+    # One future date must not compress everything else into a line: such a bar extends beyond the picture.
     end = min(max(moments), facts.now_ms + 3 * max(facts.now_ms - start, 60_000))
     end += max((end - start) // 20, 1000)
     bars = [
@@ -201,7 +201,7 @@ def _segment_bar(facts: PartitionFacts, lifetime: SegmentLifetime) -> Bar:
     if lifetime.gone_latest_ms is None or lifetime.disk_latest_ms is None or facts.check_interval_ms is None:
         return Bar(name, note, (*stretches, Stretch("open", due, due)))
     seen = max(lifetime.gone_latest_ms, due)
-    if segment.active:  # its latest moment is days away and hides the rest; show what a silent producer gives
+    if segment.active:  # its latest moment is days away and hides the rest; show that of an idle producer
         seen = max(due, facts.now_ms) + facts.check_interval_ms
         note += " (if silent)"
     delay = lifetime.disk_latest_ms - lifetime.gone_latest_ms
@@ -210,13 +210,13 @@ def _segment_bar(facts: PartitionFacts, lifetime: SegmentLifetime) -> Bar:
 
 
 def _clipped(stretch: Stretch, end: int) -> Stretch:
-    """Inside the picture; what has no end runs to its edge."""
+    """Clip to the picture; a phase without an end extends to its edge."""
     stop = end if stretch.phase == "open" else min(stretch.end, end)
     return Stretch(stretch.phase, min(stretch.start, end), stop)
 
 
 def mark_levels(timeline: Timeline) -> list[int]:
-    """The row of each mark's label: one lower than its left neighbour's when that is near."""
+    """Return the row of each mark's label: one lower than its left neighbour's when that is near."""
     span = timeline.end - timeline.start
     levels: list[int] = []
     for number, mark in enumerate(timeline.marks):
@@ -226,7 +226,7 @@ def mark_levels(timeline: Timeline) -> list[int]:
 
 
 def ticks(timeline: Timeline, wanted: int = 8) -> list[int]:
-    """Round moments for the axis, about as many as wanted."""
+    """Return round moments for the axis, about as many as wanted."""
     steps = (
         1, 10, 100, 1000, 5000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000, 900_000, 1_800_000,
         3_600_000, 7_200_000, 10_800_000, 21_600_000, 43_200_000, 86_400_000,

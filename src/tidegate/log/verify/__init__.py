@@ -1,1 +1,1 @@
-"""An audit of native evidence in any Kafka data folder; reads everything, writes nothing."""
+"""Audit any Kafka data folder from its own files; reads everything, writes nothing."""

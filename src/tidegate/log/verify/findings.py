@@ -1,30 +1,30 @@
-"""What an audit can find, how bad each kind is, and a bounded place to put it.
+"""Kinds of audit findings with their severities, and a bounded collection of findings.
 
 | kind | severity | means |
 |---|---|---|
-| corrupt | fault | bytes that are no sound batch: CRC, length, magic, records that do not parse |
-| offset | fault | offsets fall, overlap or leave their log segment |
-| missing | fault | a producer's sequence has a hole: records were lost before or after they arrived |
-| order | fault | a producer's records stand in another order than they were sent |
-| epoch | fault | a batch of an older producer epoch behind a newer one |
-| index | fault | an index would lead a reader astray |
+| corrupt | fault | bytes that are not a sound batch: CRC, length, magic, records that do not parse |
+| offset | fault | offsets decrease, overlap or lie outside their log segment |
+| missing | fault | a producer's sequence has a gap: records were lost before or after they were stored |
+| order | fault | a producer's records are stored in another order than they were sent |
+| epoch | fault | a batch of an older producer epoch after a newer one |
+| index | fault | an index gives readers wrong positions |
 | snapshot | fault | producer state that is damaged or contradicts the log |
 | seal | fault | a sealed file changed afterwards |
-| unregistered | fault | integrity metadata: a producer whose first records are not there |
-| after-end | fault | integrity metadata: a record behind the end of its producer's chain |
+| unregistered | fault | integrity metadata: a producer whose first records are missing |
+| after-end | fault | integrity metadata: a record after the end of its producer's chain |
 | unsupported | fault | integrity metadata that cannot be read: damaged, or of another release |
 | offset-gap | fault or warning | offsets are skipped; a warning where compaction cannot be ruled out |
 | checkpoint | warning | a checkpoint file that does not parse or contradicts the log |
 | leader-epoch | warning | a batch's leader epoch is not the checkpoint's (its bytes are outside the CRC) |
 | tail | warning or notice | the log ends in part of a batch, as after a crash; a notice where it is zeros |
-| suspect | warning | a gap that compaction may explain, but in front of a record that it has not reached |
+| suspect | warning | a gap that compaction may explain, but before a record that it has not reached |
 | duplicate | notice | records that were written twice, with the cause |
-| tolerated | notice | integrity metadata: a gap that compaction explains; where that matters, fail on it |
+| tolerated | notice | integrity metadata: a gap that compaction explains; `--fail-on` can name it |
 | head | notice | a producer's first records aged out before the log's first offset |
 | restart | notice | a producer began at sequence 0 again within an epoch |
 | open-transaction | notice | a transaction without an end |
 
-Only faults make a run fail unless told otherwise.
+Only faults make a run fail, unless `--fail-on` names other kinds.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _ALIASES: Final = {
 
 
 class Severity(Enum):
-    """How bad a finding is; the value is what reports print."""
+    """The severity of a finding; reports print the value."""
 
     FAULT = "fault"
     WARNING = "warning"
@@ -80,7 +80,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: what, where (file, byte, offset, producer), and what to do about it."""
+    """A finding: what, where (file, byte, offset, producer), and what to do about it."""
 
     kind: str
     severity: Severity
@@ -97,7 +97,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings in the order met; beyond a limit per kind only counted, so that memory stays bounded."""
+    """Findings in the order found; beyond a limit for each kind they are only counted, to bound memory."""
 
     kept: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[str, Severity]] = field(default_factory=Counter)
@@ -130,7 +130,7 @@ class Findings:
         return sum(count for (_, severity), count in self.counts.items() if severity is Severity.FAULT)
 
     def failing(self, fail_on: frozenset[str] | None) -> int:
-        """How many findings make the run fail: faults by default, else those of the named kinds."""
+        """Return how many findings make the run fail: faults by default, else those of the named kinds."""
         if fail_on is None:
             return self.faults
         return sum(count for (kind, _), count in self.counts.items() if kind in fail_on)
@@ -139,7 +139,7 @@ class Findings:
         return any(name == kind for name, _ in self.counts)
 
     def withdraw(self, *kinds: str) -> None:
-        """Forget findings that later evidence explains."""
+        """Remove findings that later evidence explains."""
         self.kept = [finding for finding in self.kept if finding.kind not in kinds]
         self.counts = Counter({key: count for key, count in self.counts.items() if key[0] not in kinds})
 
@@ -149,7 +149,7 @@ class Findings:
 
 
 def parse_fail_on(words: Iterable[str]) -> frozenset[str] | None:
-    """`--fail-on` as kinds: names of the table above, `gap`, `crc`, `sequence`, `any`, `none`, `fault`."""
+    """Parse `--fail-on` into kinds: names of the table above, `gap`, `crc`, `sequence`, `any`, `none`, `fault`."""
     chosen: set[str] = set()
     for word in words:
         for name in filter(None, (part.strip().lower() for part in word.split(","))):

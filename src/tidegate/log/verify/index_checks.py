@@ -1,14 +1,14 @@
-"""Check `.index` and `.timeindex` against the batches of their log segment, and hold the state of the producer
+"""Check `.index` and `.timeindex` against the batches of their log segment; also defines the state of the producer
 checks.
 
-An index is judged by what a look-up in it would return (Kafka's sanity check is part of it):
+An index is checked by what a look-up in it would return (Kafka's sanity check is part of it):
 
     offset index  entries grow; a position is the start of a batch; no offset at or above the entry's lies
                   before that position. (After a multi-batch append the batch's last offset may differ.)
     time index    timestamps grow, offsets do not fall; nothing before an entry's offset is as new as the
                   entry; the last entry is no newer than the newest record, or the segment expires too late.
 
-The zero tail of an index that is still preallocated is no finding in the last log segment; in a closed one a
+The zero tail of an index that is still preallocated is not a finding in the last log segment; in a closed one a
 broker would read it as entries.
 
 `ProducerTrack` holds, for one producer, the batches as they were sent and the open gaps in its sequences.
@@ -39,7 +39,7 @@ CACHED_BATCHES: Final = 5
 
 
 class Sent(NamedTuple):
-    """A batch as remembered: where it is, its numbers, and what tells its records from others."""
+    """A batch as remembered: its place, its sequence numbers, and what distinguishes its records."""
 
     first: int
     last: int
@@ -59,8 +59,9 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Gap:
-    """Numbers [first, first + count) not seen between the offsets `after` and `offset`; reported at the end
-    unless they turn up."""
+    """Numbers [first, first + count) that were not seen between the offsets `after` and `offset`; reported at the end
+    unless they are found later.
+    """
 
     first: int
     count: int
@@ -73,7 +74,7 @@ class Gap:
 
 @dataclass(slots=True)
 class ProducerTrack:
-    """What is known of one producer at one point of the log."""
+    """The state of one producer at one point of the log."""
 
     producer_id: int
     epoch: int
@@ -95,7 +96,7 @@ class ProducerTrack:
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """The header fields the check looks at, for chosen rows of a table."""
+    """The header fields that the check needs, for chosen rows of a table."""
 
     epoch: NDArray[np.int64]
     first: NDArray[np.int64]
@@ -154,10 +155,10 @@ _TIME_ENTRY: Final = np.dtype([("timestamp", ">i8"), ("offset", ">i4")])
 
 
 def index_path(folder: Path, base: int, kind: str, files: Files) -> Path:
-    """The index file that belongs to a log segment.
+    """Return the path of the index file that belongs to a log segment.
 
-    Between the renames of a compaction that died, a new `.log` stands beside old indexes, and the new ones still
-    have their `.swap` names; opening the log finishes that.
+    If a compaction died between its renames, a new `.log` lies next to old indexes, and the new ones still have
+    their `.swap` names; opening the log finishes that.
     """
     staged = offset_file(folder, base, kind, SWAP)
     is_log_in_place = not files.exists(offset_file(folder, base, LOG, SWAP))
@@ -165,7 +166,7 @@ def index_path(folder: Path, base: int, kind: str, files: Files) -> Path:
 
 
 class IndexCheck:
-    """Both indexes of one log segment: feed it the runs in order, then `finish`."""
+    """Checks both indexes of one log segment: pass it the runs in order, then call `finish`."""
 
     def __init__(self, folder: Path, base: int, findings: Findings, *, is_last: bool, files: Files) -> None:
         self._base = base
@@ -187,18 +188,18 @@ class IndexCheck:
         self._check_order()
 
     def run(self, run: CheckedRun) -> None:
-        """Compare the entries that fall into these batches."""
+        """Compare the entries that point into these batches."""
         table = run.table
         if not len(table):
             return
         self._skip_damage(run.position)
         self._check_positions(table.position + run.position, table.base_offset)
         self._end = run.position + run.size_bytes
-        if (np.diff(table.last_offset) > 0).all():  # else the offsets themselves are the fault
+        if (np.diff(table.last_offset) > 0).all():  # otherwise the offsets themselves are the fault
             self._check_times(table.last_offset, table.max_timestamp)
 
     def finish(self, next_offset: int, *, is_torn: bool) -> None:
-        """The log segment has ended: nothing may point behind it. A torn one is recovered, index and all."""
+        """End the log segment: no entry may point beyond it. A torn segment is recovered with its indexes."""
         self._severity = Severity.WARNING if is_torn else Severity.FAULT
         beyond = self._offsets[self._next_entry :]
         if len(beyond):
@@ -219,7 +220,7 @@ class IndexCheck:
                     len(self._timestamps) - 1, f"points at offset {self._time_offsets[-1]}, behind the end"
                 )
 
-    # -- looks -----------------------------------------------------------------------------------
+    # -- checks of the files ---------------------------------------------------------------------
 
     def _load(self, path: Path, entry: np.dtype[np.void], files: Files) -> NDArray[np.void]:
         empty = np.empty(0, dtype=entry)
@@ -270,10 +271,10 @@ class IndexCheck:
             self._bad_time(number, "does not follow the entry before it")
             self._timestamps, self._time_offsets = self._timestamps[:number], self._time_offsets[:number]
 
-    # -- against the log -------------------------------------------------------------------------
+    # -- comparing with the log ------------------------------------------------------------------
 
     def _skip_damage(self, start: int) -> None:
-        """Entries that point between the last run and this one point at damage, which is told already."""
+        """Skip entries between the last run and this one: they point at damage that is already reported."""
         while self._next_entry < len(self._positions) and (
             self._end <= self._positions[self._next_entry] < start
         ):

@@ -16,13 +16,13 @@ The same records with the same timestamps under a new epoch or a new producer id
 epoch bump, new producer); only the first batches after such a change are compared, with the last ones before
 it.
 
-Compaction removes batches, so in a compacted partition only epochs are judged. The same holds for the topics
+Compaction removes batches, so in a compacted partition only epochs are checked. The same applies to the topics
 that a broker's coordinators write: an offset commit within a transaction has its producer's id, but always
 the sequence 0.
 
 `TransactionCheck` compares each log segment's `.txnindex` with the aborts found in the log, and each
 `.snapshot` with the producers as they were at its offset. A transaction that began before the log's first
-offset is known only by its marker, so its first offset is not judged; neither are producers of a snapshot of
+offset is known only by its marker, so its first offset is not checked; neither are producers of a snapshot of
 which the log holds no batch.
 
 Memory: about 1.5 KiB per producer, for at most 100,000 of them (beyond that, those idle the longest are
@@ -61,7 +61,7 @@ _REBUILD: Final = "move it away; the log rebuilds it when it is opened for writi
 
 
 class Growing(NamedTuple):
-    """The last log segment, which may be growing: how far it was walked, in offsets and in bytes."""
+    """The last log segment, which may be growing: the offset and the byte where the walk ended."""
 
     log: Path
     walked_to: int
@@ -69,7 +69,7 @@ class Growing(NamedTuple):
 
 
 class TransactionCheck:
-    """Feed it the runs of a partition; call `segment_ended` after each log segment."""
+    """Checks transactions: pass it the runs of a partition, and call `segment_ended` after each log segment."""
 
     def __init__(self, findings: Findings, *, files: Files) -> None:
         self._findings = findings
@@ -101,9 +101,9 @@ class TransactionCheck:
     ) -> None:
         """Compare the log segment's transaction index with the aborts seen in it.
 
-        Compaction drops aborted records first, so that the log may show a later beginning than the index. A broker
-        may be writing to the last segment: it writes a marker and then its entry, so that behind the end of the walk
-        the index may know more (`growing`), and of the very last marker less.
+        Compaction drops aborted records first, so the log may show a later start of the transaction than the index. A
+        broker may be writing to the last segment (`growing`): it writes a marker and then its entry. So the index may
+        have entries after the end of the walk, and may lack the entry of the very last marker.
         """
         aborts, self._aborts = self._aborts, {}
         self._growing = growing
@@ -240,9 +240,9 @@ def check_snapshot(
     thinned: bool,
     files: Files,
 ) -> None:
-    """Compare a producer snapshot with the producers as the log shows them just before `offset`.
+    """Compare a producer snapshot with the producers that the log shows just before `offset`.
 
-    `thinned`: batches are known to be gone from the log, so that the snapshot may know more than it.
+    `thinned`: batches are known to be missing from the log, so the snapshot may know more than the log.
     """
     remedy = "move it away; the state is rebuilt from the log when it is opened for writing"
     try:
@@ -289,10 +289,10 @@ _HARMLESS: Final = "deduplicate when reading, or look for retries without idempo
 
 
 class SequenceCheck:
-    """Feed it the windows of a partition in offset order; `finish` reports the gaps that stayed open.
+    """Checks sequences: pass it the windows of a partition in offset order; `finish` reports open gaps.
 
     `read_back` reads a batch again from its file, to compare records byte by byte. `counts` is False for topics
-    whose batches carry a sequence that means nothing.
+    whose batches carry a meaningless sequence.
     """
 
     def __init__(
@@ -337,21 +337,21 @@ class SequenceCheck:
             self._forget_silent()
 
     def assume_compacted(self) -> None:
-        """The log shows that compaction has been here: holes in the numbers prove nothing, also those met."""
+        """Note that the partition was compacted: gaps in the numbers, also earlier ones, prove nothing."""
         self._compacted = True
         self._findings.withdraw("missing", "order", "duplicate", "restart", "head")
         for track in self.tracks.values():
             track.gaps.clear()
 
     def finish(self) -> None:
-        """The log has ended: numbers that never turned up are missing."""
+        """End the log: numbers that were never found are missing."""
         for track in self.tracks.values():
             for gap in track.gaps:
                 self._missing(track, gap)
             track.gaps.clear()
 
     def _forget_silent(self) -> None:
-        """Drop the half of the producers that were silent longest; should one come back, its start is unknown."""
+        """Drop the half of the producers that were idle longest; if one returns, its start is unknown."""
         by_silence = sorted(self.tracks.values(), key=lambda track: track.last_offset)
         for track in by_silence[: len(by_silence) // 2]:
             for gap in track.gaps:
@@ -376,7 +376,7 @@ class SequenceCheck:
             self._remember(track)
 
     def _leading_sound(self, track: ProducerTrack, columns: BatchColumns) -> int:
-        """How many batches from the first on simply continue the producer's numbers, in its epoch."""
+        """Return how many batches from the first on continue the producer's numbers in its epoch."""
         previous = np.concatenate(([track.last], columns.last[:-1]))
         follows = columns.numbered & (columns.epoch == track.epoch)
         if not self._compacted:
@@ -433,7 +433,7 @@ class SequenceCheck:
         return track
 
     def _bump(self, track: ProducerTrack, epoch: int) -> None:
-        for gap in track.gaps:  # numbers of the old epoch cannot come any more
+        for gap in track.gaps:  # numbers of the old epoch cannot arrive any more
             self._missing(track, gap)
         track.gaps.clear()
         track.before_bump = tuple(track.recent)
@@ -441,7 +441,7 @@ class SequenceCheck:
         track.epoch, track.last, track.since_change, track.fresh = epoch, -1, 0, True
 
     def _begin(self, track: ProducerTrack, sent: Sent) -> None:
-        """The first numbered batch of a producer or of an epoch."""
+        """Check the first numbered batch of a producer or of an epoch."""
         if sent.first == 0 or self._compacted:
             return
         if self._has_beginning or track.before_bump:
@@ -456,7 +456,7 @@ class SequenceCheck:
         )
 
     def _follows(self, track: ProducerTrack, sent: Sent) -> bool:
-        """Judge a batch of the current epoch; False when the track must not move on to it."""
+        """Check a batch of the current epoch; return False when the track must not advance to it."""
         expected = (track.last + 1) % MODULO
         if sent.first == expected:
             return True
@@ -557,10 +557,10 @@ class SequenceCheck:
             producer=track.name,
         )
 
-    # -- the same records under another name -----------------------------------------------------
+    # -- duplicates under another epoch or producer ----------------------------------------------
 
     def _compare(self, track: ProducerTrack, sent: Sent, run: CheckedRun, cause: str) -> None:
-        """Is this batch, near a change of epoch or producer, one that was written just before the change?"""
+        """Report a batch near a change of epoch or producer that repeats one from just before the change."""
         if self._compared >= _COMPARED_PER_WINDOW or sent.records == 0:
             return
         candidates = [old for old in track.before_bump if old.likeness == sent.likeness]

@@ -1,17 +1,17 @@
-"""Parts of a partition's files walked apart, and put together to what one walk gives.
+"""Walk ranges of a partition's files separately, and combine the results into those of a single walk.
 
-The checks of an audit need every batch's header in order, and all that is expensive (reading, CRCs, unpacking and
-parsing records) needs no order at all. So a part is walked wherever there is a processor (`scan_range`), and brings
-back its headers and what was wrong with its bytes: `RangeEvidence`. `GatheredScan` hands them out window by
-window, as the one walk of `SegmentScan` would, and the checks never know the difference.
+The checks of an audit need every batch's header in order, but the expensive work (reading, CRCs, decompressing
+and parsing records) can be done in any order. So each range is walked by any process (`scan_range`), which
+returns its headers and the damage it found: `RangeEvidence`. `GatheredScan` yields them window by window, as a
+single `SegmentScan` would, so the checks are the same.
 
-A part that does not begin at the start of a file looks for its first sound batch from a byte that is only a guess.
-G1  evidence counts only where the walk before it ended at the very byte it begins with; otherwise that part is walked
-    again from there (a batch inside a record's value looks sound, too; damage may reach across the cut).
-G2  windows are those of one walk: each begins where the last one ended or damage did, and takes whole batches.
-G3  a log segment with messages of old formats is walked as one.
+A range that does not begin at the start of a file begins at a guessed byte and searches for a sound batch from there.
+G1  evidence counts only if the walk before it ended at the byte where it begins; otherwise that range is walked
+    again from there (a batch inside a record's value looks sound, too; damage may cross the boundary).
+G2  windows are those of a single walk: each begins where the last one or damage ended, and holds whole batches.
+G3  a log segment with messages of old formats is walked as a whole.
 
-Thread rule: values and pure functions; different ranges anywhere, at once.
+Thread rule: values and pure functions; different ranges anywhere, at the same time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RangeOrder:
-    """Which bytes of one log segment to walk, and what is known of the segment.
+    """The bytes of one log segment to walk, and the known facts of the segment.
 
     `start` is a guess unless it is 0 or `exact`; the walk ends with the batch that reaches `stop` (None: the end).
     """
@@ -56,7 +56,7 @@ class RangeOrder:
 
 
 class Damage(NamedTuple):
-    """A finding of `SegmentScan` behind the first `rows` batches, and the offsets it hides."""
+    """A finding of `SegmentScan` after the first `rows` batches, and the offsets it hides."""
 
     rows: int
     finding: Finding
@@ -65,7 +65,7 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class RangeEvidence:
-    """What a walk found; `start` is None where no sound batch was."""
+    """The result of a walk; `start` is None if there was no sound batch."""
 
     order: RangeOrder
     start: int | None = None
@@ -97,7 +97,7 @@ class _Noted(Findings):
 
 
 def scan_range(order: RangeOrder, *, files: Files, tap: RecordTap | None = None) -> RangeEvidence:
-    """Walk a range; `tap` gets its records."""
+    """Walk a range and return its evidence; `tap` receives its records."""
     evidence = RangeEvidence(order, end=order.start, next_offset=order.base_offset)
     with files.open(order.path) as file:
         noted = _Noted()
@@ -147,7 +147,7 @@ def _walk(scan: SegmentScan, noted: _Noted, evidence: RangeEvidence, tap: Record
 def _take_damage(
     scan: SegmentScan, noted: _Noted, evidence: RangeEvidence, told: int, hidden: int
 ) -> tuple[int, int]:
-    """What the walk said since it was last asked; a piece comes behind all damage in front of it."""
+    """Add the findings since the last call; a batch comes after all damage before it."""
     for number, said in enumerate(noted.told[told:]):
         places = tuple(scan.damaged[hidden:]) if number == 0 else ()
         evidence.damages.append(Damage(*said, places))
@@ -163,12 +163,12 @@ def _first_sound(file: File, order: RangeOrder) -> int | None:
     return None
 
 
-# -- putting together ------------------------------------------------------------------------------
+# -- combining evidence ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredRun:
-    """A run whose bytes are elsewhere: headers, the bytes of its control batches, what did not parse."""
+    """A run whose bytes are elsewhere: headers, the bytes of its control batches, batches that did not parse."""
 
     position: int
     table: BatchTable
@@ -181,7 +181,7 @@ class GatheredRun:
 
 
 class GatheredScan:
-    """One log segment from its evidence: iterates and answers as `SegmentScan` does."""
+    """One log segment, rebuilt from its evidence; iterates like `SegmentScan`."""
 
     def __init__(self, parts: Sequence[RangeEvidence], findings: Findings, size: int) -> None:
         self._parts, self._findings = parts, findings
@@ -211,7 +211,7 @@ class GatheredScan:
     def _stretch(
         self, rows: NDArray[Any], controls: dict[int, bytes], unparsed: list[Unparsed]
     ) -> Iterator[GatheredRun]:
-        """Batches without damage between them, in windows (G2)."""
+        """Yield the batches of an undamaged stretch in windows (G2)."""
         from tidegate.log.format.decode import BatchTable
 
         ends = rows["position"] + rows["length"] + 12
@@ -230,7 +230,7 @@ class GatheredScan:
 
 
 class Gathered(NamedTuple):
-    """Evidence that counts: of which range, and whether it is what that range brought."""
+    """Evidence that counts: its range number, and whether it is as given and not from a new walk."""
 
     number: int
     evidence: RangeEvidence
@@ -238,12 +238,12 @@ class Gathered(NamedTuple):
 
 
 def gather(given: Sequence[RangeEvidence], again: Callable[[RangeOrder], RangeEvidence]) -> list[Gathered]:
-    """The evidence of one log segment as one walk would find it (G1); `again` walks a range once more."""
+    """Return the evidence of one log segment as a single walk would find it (G1); `again` repeats a walk."""
     used: list[Gathered] = []
     position, next_offset = 0, None
     for number, part in enumerate(given):
         stop = part.order.stop
-        if stop is not None and position >= stop:  # what came before reaches beyond it
+        if stop is not None and position >= stop:  # the range before extends beyond it
             empty = RangeEvidence(part.order, position, position, next_offset or part.order.base_offset)
             used.append(Gathered(number, empty, not len(part.rows)))
             continue
@@ -259,7 +259,7 @@ def gather(given: Sequence[RangeEvidence], again: Callable[[RangeOrder], RangeEv
 
 
 def cut_evenly(folder: Path, base: int, size: int, pieces: int, *, files: Files) -> list[int]:
-    """Bytes to begin ranges at, about `pieces` of similar length: entries of the index, as far as it goes."""
+    """Return start bytes of about `pieces` ranges of similar length: entries of the index, as far as it reaches."""
     hints = _index_positions(offset_file(folder, base, INDEX), files)
     cuts: list[int] = []
     for number in range(1, pieces):
@@ -272,7 +272,7 @@ def cut_evenly(folder: Path, base: int, size: int, pieces: int, *, files: Files)
 
 
 def _index_positions(path: Path, files: Files) -> NDArray[np.int64]:
-    """What an index says, as a hint: ascending or not believed."""
+    """Return the positions of an index as hints; none if they do not ascend."""
     if not files.exists(path):
         return np.zeros(0, np.int64)
     data = files.read(path, limit=2**31 - 1)

@@ -11,9 +11,9 @@ that is not. Where a batch is bad, it tests whether the length can be trusted (a
 file follows); where not, every byte is tried as the start of a batch until one has a plausible header and the
 right CRC. So one flipped bit costs one batch, not the rest of the file.
 
-`parse_records` decodes the records of sound batches (a right CRC says that the bytes are as written, not that
+`parse_records` decodes the records of sound batches (a right CRC proves that the bytes are as written, not that
 they can be decoded) and passes them to a `RecordTap`, so that an audit that needs records reads and
-decompresses a log once.
+decompresses a log only once.
 
 S1  the findings do not depend on windows: a bad batch is examined together with the one after it, wherever a
     window ends. So a file can be scanned in parts (`start`, `stop`), and parts that meet at the same byte
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 class Compaction(Enum):
-    """Whether records may have been removed between others."""
+    """Whether compaction may have removed records between others."""
 
     YES = "yes"
     NO = "no"
@@ -74,7 +74,7 @@ class Compaction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionTarget:
-    """One partition folder and what its surroundings say about it."""
+    """One partition folder, and what its log folder says about it."""
 
     folder: Path
     place: TopicPartition
@@ -94,7 +94,7 @@ _CHECKPOINTS = {
 
 
 def find_partitions(where: str, log: Path, findings: Findings, *, files: Files) -> list[PartitionTarget]:
-    """The partitions of a folder (a log or one partition), or of a topic of the log at `log`."""
+    """Return the partitions of a folder (a log or one partition), or of a topic of the log at `log`."""
     path = Path(where)
     found = files.stat(path)
     if found is not None and found.is_folder:
@@ -117,7 +117,7 @@ def _whole_log(path: Path, findings: Findings, files: Files) -> list[PartitionTa
     targets = [surroundings.target(folder) for folder in folders if _has_log_files(folder, files)]
     if targets:
         return targets
-    if _has_log_files(path, files):  # a partition folder under a name of its own, such as a backup
+    if _has_log_files(path, files):  # a partition folder under another name, such as a backup
         return [surroundings.target(path)]
     raise InvalidError(
         f"{path} holds no partition folders (topic-0, topic-1, …) and no .log files; "
@@ -133,7 +133,7 @@ def _has_log_files(folder: Path, files: Files) -> bool:
 
 
 class _Surroundings:
-    """What lies around partition folders: the catalog and the broker's checkpoints, each read once."""
+    """The catalog and the broker's checkpoints of a log folder, each read once."""
 
     def __init__(self, log: Path, findings: Findings, files: Files) -> None:
         self._log = log
@@ -160,7 +160,7 @@ class _Surroundings:
     def _watermark(self, folder: Path) -> Watermark | None:
         slots = read_slots(self._files, folder)
         if slots is not None and not is_certain(slots):
-            slots = read_slots(self._files, folder)  # its writer may have been in the middle of one
+            slots = read_slots(self._files, folder)  # its writer may have been in the middle of a write
         if slots is None:
             return None
         if not is_certain(slots):
@@ -190,7 +190,7 @@ class _Surroundings:
         return (self._offsets[kind] or {}).get((place.topic, place.partition), 0)
 
     def _read_offsets(self, path: Path) -> dict[tuple[str, int], int] | None:
-        """None when there is no such file, or it cannot be read (a finding)."""
+        """Return the offsets of a checkpoint; None when there is no such file, or it cannot be read (a finding)."""
         if not self._files.exists(path):
             return None
         try:
@@ -227,19 +227,19 @@ _LEAST: int = -(2**63)
 
 
 class RecordTap(Protocol):
-    """Somebody who wants the records: from offset `first` up to, not including, `end` (T1)."""
+    """Receives the records from offset `first` up to, not including, `end` (T1)."""
 
     first: int
     end: int
 
     def take(self, batch: pa.RecordBatch) -> None: ...
     def spoiled(self) -> None:
-        """What it gets is not what a reader gets (T2); it may as well stop."""
+        """Note that the records differ from what a reader receives (T2); the tap may stop."""
         ...
 
 
 class Unparsed(NamedTuple):
-    """A batch whose records do not parse: where, and why."""
+    """A batch whose records do not parse: its place, and the reason."""
 
     position: int
     offset: int
@@ -247,7 +247,7 @@ class Unparsed(NamedTuple):
 
 
 def parse_records(run: SoundRun, path: Path, tap: RecordTap | None) -> list[Unparsed]:
-    """Parse every record of the run; the batches that do not, by position in the file."""
+    """Parse every record of the run; return the batches that do not parse, by position in the file."""
     table = run.table
     whole = tap is not None and not table.is_control.any()
     if tap is not None and whole and len(table):
@@ -301,7 +301,7 @@ _MAX_BATCH_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class SoundRun:
-    """Consecutive batches with the right CRC; `table.position` counts within `data`."""
+    """Consecutive batches with the right CRC; `table.position` is relative to `data`."""
 
     position: int
     data: memoryview
@@ -312,7 +312,7 @@ class SoundRun:
         return len(self.data)
 
     def control(self, position: int, size: int) -> memoryview:
-        """The bytes of one batch, a control batch."""
+        """Return the bytes of one control batch."""
         return self.data[position : position + size]
 
 
@@ -327,7 +327,7 @@ class SoundMessage:
 
 @dataclass(slots=True)
 class SegmentScan:
-    """One `.log` file. `next_offset` follows the last sound batch; `acknowledged` is what must be there.
+    """A scan of one `.log` file. `next_offset` follows the last sound batch; offsets below `acknowledged` must exist.
 
     It begins at byte `position`, which must be the start of a batch, and ends with the batch that reaches `stop`.
     """
@@ -369,7 +369,7 @@ class SegmentScan:
                 yield from self._run(data, end)
 
     def _size_at(self, position: int, end: int) -> int | None:
-        """The size of the batch at `position` when its header is plausible and it is whole."""
+        """Return the size of the batch at `position` if its header is plausible and it is complete."""
         head = self.file.read_at(position, START_LAYOUT.size)
         if len(head) < START_LAYOUT.size:
             return None
@@ -396,7 +396,7 @@ class SegmentScan:
             yield SoundRun(start, data[: table.end], table)
             return
         bad = int(valid.argmin())
-        if bad > 0:  # the bad one is met again, at the start of a window (S1)
+        if bad > 0:  # the bad batch is examined again at the start of a window (S1)
             at = int(table.position[bad])
             sound = scan_batches(data, 0, at)
             self._passed(sound)
@@ -413,7 +413,7 @@ class SegmentScan:
         self.position += size
 
     def _sound_base(self, position: int, end: int) -> int | None:
-        """The base offset of the batch that begins at `position`, when it is a sound one."""
+        """Return the base offset of the batch at `position` if it is sound."""
         size = self._size_at(position, end)
         if size is None:
             return None
@@ -444,7 +444,7 @@ class SegmentScan:
     # -- damage ----------------------------------------------------------------------------------
 
     def _skip_damage(self, end: int, what: str) -> None:
-        """Find the next sound batch behind `position`, report what lies between, go on there."""
+        """Find the next sound batch after `position`, report the bytes before it, and continue there."""
         start = self.position
         found = self._find_sound(start + 1, end)
         if found is not None:
@@ -489,7 +489,7 @@ class SegmentScan:
         )
 
     def _find_sound(self, start: int, end: int) -> tuple[int, int] | None:
-        """(position, base offset) of the first sound batch of this log segment at or behind `start`."""
+        """Return (position, base offset) of the first sound batch of this log segment at or after `start`."""
         while (found := next_sound_batch(self.file, start, end, min_offset=self.next_offset)) is not None:
             if found[1].last_offset < self.limit_offset:
                 return found[0], found[1].base_offset
@@ -497,7 +497,7 @@ class SegmentScan:
         return None
 
     def _is_whole_behind_header(self, start: int, end: int) -> bool:
-        """Is the last batch all there, with only its length or magic damaged? A torn one has another CRC."""
+        """Return whether the last batch is complete but has a damaged length or magic. A torn one fails its CRC."""
         head = self.file.read_at(start, HEADER_SIZE)
         if len(head) < HEADER_SIZE or end - start > _MAX_BATCH_BYTES:
             return False

@@ -11,8 +11,8 @@ partition, where gaps are normal, one that points upwards may stay undetected), 
 Sequences exist for idempotent producers only, and a lost last batch leaves no gap: the report says which
 share of the records carried a sequence.
 
-What compaction leaves is no fault: gaps between batches, fewer records than offsets, empty batches,
-base timestamps that are delete horizons, sequences with holes.
+Effects of compaction are not faults: gaps between batches, fewer records than offsets, empty batches,
+base timestamps that are delete horizons, sequences with gaps.
 
 Thread rule: one partition, one thread; different partitions may be verified at the same time.
 """
@@ -57,7 +57,7 @@ from tidegate.log.verify.scan import (
 
 @dataclass(slots=True)
 class PartitionReport:
-    """What one partition holds and what was found in it."""
+    """The content of one partition and the findings in it."""
 
     target: PartitionTarget
     findings: Findings = field(default_factory=Findings)
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def records_checked(self) -> int:
-        """Records whose producer sequence proves something: it exists, and compaction did not thin it out."""
+        """Records whose producer sequence proves something: they have one, and the partition is not compacted."""
         return sum(
             partition.records_with_sequence
             for partition in self.partitions
@@ -130,7 +130,7 @@ class Report:
 
     @property
     def evidence(self) -> str:
-        """The sentence that says how much a clean report proves."""
+        """Return the sentence that says how much a clean report proves."""
         if self.not_shown:
             return self.not_shown
         if self.records == 0:
@@ -176,7 +176,7 @@ class Report:
 
 
 def _share(part: int, whole: int) -> str:
-    """A percentage that never rounds something to nothing or almost all to all."""
+    """Return a percentage that shows 0 only for none and 100 only for all."""
     percent = 100 * part / whole
     if part in (0, whole) or 1 <= percent <= 99:
         return f"{percent:.0f} %"
@@ -194,7 +194,7 @@ _MAX_GAPS = 10_000
 
 
 class Audit:
-    """The pass over one partition; a `tap` gets the records of all it walks itself."""
+    """The audit of one partition; a `tap` receives the records of everything that it walks itself."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class Audit:
             self._sequences.assume_compacted()
 
     def _report_gaps(self) -> None:
-        """Skipped offsets: loss where compaction is ruled out, a warning where it may have been."""
+        """Report skipped offsets: loss where compaction is ruled out, a warning where it is possible."""
         if self._report.compaction is Compaction.YES:
             return
         certain = self._report.compaction is Compaction.NO
@@ -391,7 +391,7 @@ class Audit:
         damaged = {first for first, _ in self._sequences.damaged}
         for path, position, first, following in self._gaps:
             if first in damaged:
-                continue  # told already, as damage
+                continue  # already reported as damage
             self._findings.add(
                 "offset-gap",
                 path,
@@ -405,7 +405,7 @@ class Audit:
         if self._more_gaps:
             self._findings.counts["offset-gap", severity] += self._more_gaps
 
-    # -- what else a batch says ------------------------------------------------------------------
+    # -- other batch checks ----------------------------------------------------------------------
 
     def _check_epochs(self, run: SoundRun | GatheredRun, path: Path) -> None:
         starts, epochs = self._epochs
@@ -464,7 +464,7 @@ class Audit:
             offset=found.offset,
         )
 
-    # -- files beside the log --------------------------------------------------------------------
+    # -- other files -----------------------------------------------------------------------------
 
     def _snapshot(self, offset: int) -> None:
         path = offset_file(self._folder, offset, SNAPSHOT)
@@ -490,12 +490,12 @@ class Audit:
 
 
 def segment_bases(folder: Path, files: Files) -> list[int]:
-    """The base offsets of a partition's log segments, in order."""
+    """Return the base offsets of a partition's log segments, in order."""
     return offsets_of(files.list(folder), LOG)
 
 
 def _silent(_bytes: int, _records: int, _faults: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""
 
 
 def verify(
@@ -507,9 +507,9 @@ def verify(
     progress: Progress | None = None,
     report: Report | None = None,
 ) -> Report:
-    """Audit a partition folder, a whole log folder, or a topic of the log at `log`.
+    """Audit a partition folder, a whole log folder, or a topic of the log at `log`; return the report.
 
-    A `report` handed in is filled as the audit goes, so that an interrupted one is worth something, too.
+    A `report` that is passed in is filled during the audit, so that an interrupted audit leaves its results there.
     """
     files = files if files is not None else Files()
     report = report if report is not None else Report()
@@ -521,7 +521,7 @@ def verify(
 
 
 def size_of(where: str, *, log: Path, files: Files) -> int:
-    """How many bytes of `.log` files an audit would read."""
+    """Return how many bytes of `.log` files an audit would read."""
     total = 0
     for target in find_partitions(where, log, Findings(), files=files):
         for name in files.list(target.folder) if files.exists(target.folder) else ():
