@@ -75,8 +75,8 @@ import os, signal, sys
 from pathlib import Path
 import tidegate.spark
 from tidegate.pipeline.gc import Collector
-from tidegate.pipeline.lease import Generation
-from tidegate.pipeline.coordinator import Master
+from tidegate.pipeline.lease import AppLease
+from tidegate.pipeline.coordinator import Coordinator
 from tidegate.pipeline.checkpoint import Records
 from tidegate.spark.engine import SparkEngine
 from pipelines import every_kind, run_all
@@ -84,9 +84,9 @@ from pipelines import every_kind, run_all
 folder, step, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 moment, _, step = step.rpartition("-")
 owner, name = {
-    "lease": (Generation, "keep"), "plan": (Records, "put_plan"), "work": (SparkEngine, "run"),
-    "state": (Records, "store_state"), "commit": (Records, "put_commit"), "check": (Generation, "check"),
-    "deliver": (Master, "deliver_outstanding"), "collect": (Collector, "superseded"),
+    "lease": (AppLease, "keep"), "plan": (Records, "put_plan"), "work": (SparkEngine, "run"),
+    "state": (Records, "store_state"), "commit": (Records, "put_commit"), "check": (AppLease, "check"),
+    "deliver": (Coordinator, "deliver_outstanding"), "collect": (Collector, "superseded"),
 }[step]
 inner, calls = getattr(owner, name), []
 
