@@ -1,9 +1,11 @@
 """The stored state of a window: the user's aggregates, and notes about the records they were made of.
 
-`resolve` checks definitions against the columns of the stream. The user's and storage's columns have separate names:
-a user's column `x` is passed as `value:x`, a record's position as `at:event_ts`, `at:partition`, `at:offset`, and
-aggregate number 0, called `total`, is kept as `0:total`; so a column called `key` or an aggregate called `ts` is a
-name like any other.
+`PlainAggregates` pass a user's column `x` as `value.x` and keep the state of the user's aggregate `a` as `user.a`,
+so that `key`, `ts` or `count` are names like any other. Aggregates that order records (first, last) find `event_ts`,
+`partition` and `offset` next to the user's columns; a user's column of one of these names is then hidden from them.
+`resolve` checks definitions against the columns of the stream. It passes a user's column `x` as `value:x`, a
+record's position as `at:event_ts`, `at:partition`, `at:offset`, and aggregate number 0, called `total`, is kept as
+`0:total`; so a column called `key` or an aggregate called `ts` is a name like any other.
 
 Notes are kept of every window: how many records, their latest event time (the timestamp of a result), their lowest
 and highest offset.
