@@ -230,7 +230,7 @@ def source_shape(source: Source) -> Shape:
 
 
 def check_steps(source: Source, steps: Sequence[Step]) -> Shape:
-    """Check all steps in order."""
+    """Check all steps in order and return the shape of events after them."""
     shape = source_shape(source)
     for place, step in enumerate(steps):
         shape = check_step(source, steps[:place], step, shape)

@@ -156,7 +156,7 @@ def _share_a_partition(deliveries: Sequence[Delivery]) -> bool:
     return False
 
 
-# -- master ---------------------------------------------------------------------------------------
+# -- coordinator -----------------------------------------------------------------------------------
 
 RETRY_MS: Final = 200
 MOST_GIVEN_UP: Final = 20
@@ -614,7 +614,7 @@ class Coordinator:
     def _end_of(self, topic: str, partition: int) -> int:
         return self._opened.heads.of(topic, self._opened.setup.partitions[topic])[partition].end
 
-    # -- telling ---------------------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------
 
     def _note_seen(self, result: RoundResult) -> None:
         now_ms = self._clock.monotonic_ms()

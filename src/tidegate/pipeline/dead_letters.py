@@ -32,7 +32,7 @@ from tidegate.storage.backends.base import StorageBackend
 from tidegate.tables.dead_letters import DEAD_LETTER_SCHEMA
 from tidegate.windows.events import NO_TIME
 
-# -- source_state ---------------------------------------------------------------------------------
+# -- source state ----------------------------------------------------------------------------------
 
 STATE_VERSION = 1
 
@@ -67,7 +67,7 @@ def decode_state(data: bytes) -> SourceState:
         raise CorruptError(f"a source's state cannot be read: {error}", kafka_name=None) from error
 
 
-# -- letters --------------------------------------------------------------------------------------
+# -- dead letters ----------------------------------------------------------------------------------
 
 MAGIC: Final = b"TGDL"
 VERSION: Final = 1

@@ -524,7 +524,7 @@ class Changes:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return one sentence per difference, refused ones first."""
+        """One sentence per difference, refused ones first."""
         return tuple(str(each) for each in sorted(self.changes, key=lambda each: each.is_compatible))
 
     def require(self, app: str) -> None:

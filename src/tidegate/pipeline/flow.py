@@ -157,7 +157,7 @@ class Flow:
 
     @cached_property
     def document(self) -> dict[str, Any]:
-        """Return the definition as plain values, for storing, comparing and display."""
+        """The definition as plain values, for storing, comparing and display."""
         return flow_document(self)
 
     @cached_property
@@ -167,7 +167,7 @@ class Flow:
 
     @property
     def description(self) -> bytes:
-        """Return the document as canonical JSON: it is stored, and `evolution.compare` reads it later."""
+        """The document as canonical JSON: it is stored, and `evolution.compare` reads it later."""
         return canonical(self.document)
 
     def value_format(self, sink: To) -> ValueFormat:
@@ -185,7 +185,7 @@ class Flow:
         return f"<Flow {self.name}: {self.source.topic} → {len(self.steps)} steps → {self.result}, {plan}>"
 
 
-# -- known_topics ---------------------------------------------------------------------------------
+# -- topics the app writes -------------------------------------------------------------------------
 
 TableKind: TypeAlias = Literal["windowed_table", "sessioned_table", "table"]
 

@@ -179,7 +179,7 @@ class Collector:
     # -- orphans ---------------------------------------------------------------------------------
 
     def _orphans(self) -> Iterator[None]:
-        """Return old objects that no commit names (G3)."""
+        """Remove old objects that no commit names, a step at a time (G3)."""
         now_ms = self._store_time()
         if now_ms is None:
             return

@@ -13,7 +13,7 @@ O2  events of one partition leave in the order they came, also if offsets start 
     again. Rows are numbered when stored, so one number per partition says which rows are still held back.
 B1  where batches are cut depends on the events alone, row by row, not on the pieces they arrived in: a repeated round
     must give the same bytes.
-B2  a batch is at most an eighth of the memory that the storage limit leaves beside its pool. If updates are sent,
+B2  a batch is at most an eighth of the memory that the storage limit leaves besides its pool. If updates are sent,
     batches are larger, because only the last row of a window counts.
 
 Between processes events travel as one Arrow IPC stream (`pack`, `unpack`).
@@ -218,7 +218,7 @@ def _joined(waiting: list[EventBatch], timings: Timings) -> EventBatch:
         return join_events(waiting)
 
 
-# -- held_events ----------------------------------------------------------------------------------
+# -- held events -----------------------------------------------------------------------------------
 
 STORE: Final = "held"
 VERSION: Final = 1

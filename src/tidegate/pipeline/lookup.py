@@ -361,7 +361,7 @@ class LookedUpTables(TableCommits):
 def table_lags(
     log: Any, backend: StorageBackend, tables: Iterable[str]
 ) -> Iterator[tuple[str, CommitList | None, int | None]]:
-    """Return each table with its commits (None before the first) and its lag (None where the topic is not in the
+    """Yield each table with its commits (None before the first) and its lag (None where the topic is not in the
     log)."""
     heads = LogEndOffsets(log)
     try:

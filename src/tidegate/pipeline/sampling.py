@@ -133,7 +133,7 @@ def _newest(log: Any, topic: str, partitions: int, most: int) -> Iterator[pa.Rec
 
 
 def _events(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[EventBatch]:
-    """Return their events, as they reach the first step that keeps state."""
+    """Yield their events, as they reach the first step that keeps state."""
     stages = [_stage(flow, place) for place in range(_first_kept(flow))]
     for events, _ in _decoded(flow, batches):
         events = events.take(events.ts >= 0)
@@ -159,7 +159,7 @@ def _stage(flow: Flow, place: int) -> Any:
 
 
 def _decoded(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[tuple[EventBatch, dict[int, str]]]:
-    """Return the events of readable records, and the rows whose event time seems to be in another unit."""
+    """Yield the events of readable records, and the rows whose event time seems to be in another unit."""
     from tidegate.pipeline.decoder import RecordDecoder
 
     decoder = RecordDecoder(flow.source, flow.schemas[0])
@@ -186,7 +186,7 @@ def _decoded(flow: Flow, batches: list[pa.RecordBatch]) -> Iterator[tuple[EventB
 
 
 def _checked(flow: Flow, batches: list[pa.RecordBatch], partitions: int, *, calls_functions: bool) -> Fields:
-    """Check the fields of a flow against a sample."""
+    """Return what a sample shows about the fields of a flow."""
     decoded = [each for each in _decoded(flow, batches) if len(each[0])]
     read = sum(len(events) for events, _ in decoded)
     if not read:
@@ -209,7 +209,7 @@ class _Looked:
         self._missing = [name for name in flow.schemas[0].names if _is_null(events, name)]
 
     def time(self, reasons: list[dict[int, str]]) -> Iterator[str]:
-        """Check for event time that is missing, or in another unit, everywhere."""
+        """Yield errors about event time that is missing, or in another unit, everywhere."""
         name = self._flow.source.timestamp
         if name in self._missing and name not in self._optional:
             yield f"event time is {self._nowhere(str(name))}"
@@ -217,7 +217,7 @@ class _Looked:
             yield f"{next(iter(reasons[0].values()))}; so it is in all {self._read:,} records looked at"
 
     def steps(self, partitions: int, calls_functions: bool) -> Iterator[str]:
-        """Check for ids, aggregates and keys that are null in every event that reaches their step."""
+        """Yield errors about ids, aggregates and keys that are null in every event that reaches their step."""
         events = self._events
         for place, step in enumerate(self._flow.steps):
             match step:
@@ -251,7 +251,7 @@ class _Looked:
                 return
 
     def notes(self, wrong: Sequence[str]) -> Iterator[str]:
-        """Return declared fields that no record has and no error mentions."""
+        """Yield declared fields that no record has and no error mentions."""
         for name in self._missing:
             if name not in self._optional and not any(repr(name) in each for each in wrong):
                 yield f"declared is {self._nowhere(name)}"

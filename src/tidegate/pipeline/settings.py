@@ -167,7 +167,7 @@ class WorkerSetup:
 
     @property
     def runtime_config(self) -> StorageConfig:
-        """Return the storage config of one process, which may have all tasks of the app at once; only the coordinator
+        """The storage config of one process, which may have all tasks of the app at once; only the coordinator
         deletes.
 
         What tasks keep under pressure is their share of the available memory, so with more tasks each keeps less.

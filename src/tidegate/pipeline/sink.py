@@ -501,7 +501,7 @@ def fenced(section: Section, base: int, offset: int, why: str) -> FencedError:
     )
 
 
-# -- delivering_to_cluster ------------------------------------------------------------------------
+# -- delivering to cluster -------------------------------------------------------------------------
 
 TIMEOUT_SECONDS = 20.0  # for one section; delivery is repeated if it takes longer
 _CHAIN_BITS = 32  # a position as one number: chain, then sequence

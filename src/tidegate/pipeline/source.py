@@ -133,7 +133,7 @@ class SourceValidation:
         self._last: Counter[str] = Counter()
 
     def check(self, records: pa.RecordBatch, now_ms: int) -> Checked:
-        """Check the next records; `take_back` may undo some of them."""
+        """Check the next records and return the outcome; `take_back` may undo some of them."""
         if not self._is_on:
             if not has_headers(records):
                 return passed(records.num_rows)

@@ -390,7 +390,7 @@ def _between(column: pa.BinaryArray, keys: KeyEnds) -> Any:
     return np.flatnonzero(chosen)
 
 
-# -- result_table ---------------------------------------------------------------------------------
+# -- result table ----------------------------------------------------------------------------------
 
 _SMALL_BYTES: Final = 4 << 20  # state small enough to read whenever the table is displayed
 _TOO_LARGE: Final = "rows are not read for display: ask with fetch(key), fetch_all(from, to) or sql(query)"
@@ -456,7 +456,7 @@ class ResultTable(Table):
 
     @contextmanager
     def pinned(self) -> Iterator[ResultTable]:
-        """Return the table fixed at its newest commit, for several queries of the same commit; use it with `with`."""
+        """The table fixed at its newest commit until the block ends, for several queries of the same commit."""
         self._check_open()
         with self._follower.pinned() as shown:
             at = copy(self)

@@ -451,7 +451,7 @@ def _field(said: pa.Field) -> str:
 
 
 def _code_parts(code: CodeType) -> Iterator[str]:
-    """Return the code of a function without its location; docstrings are constants and count."""
+    """Yield the code of a function without its location; docstrings are constants and count."""
     yield code.co_code.hex()
     yield from code.co_names
     for constant in code.co_consts:

@@ -438,7 +438,7 @@ class Worker:
 
     @property
     def _batch_bytes(self) -> int:
-        """Return the batch size limit: a batch is copied a few times on its way through the steps."""
+        """The batch size limit: a batch is copied a few times on its way through the steps."""
         return min(BATCH_BYTES, self.setup.storage.largest_append_bytes // 8)
 
     def _with(self, rows: list[Rows], found: Rows) -> list[Rows]:

@@ -2,8 +2,8 @@
 
 Spark schedules, retries and places tasks; the work itself is `round_task`, with the same `Worker` as in the local
 engine. Each slot is a Python process that keeps the state of its tasks between rounds (`Slots`). In a re-keyed flow,
-a first stage reads the sources and its events cross Spark's shuffle to the slots that own the keys, or files beside
-it if all slots share a machine (`exchange`).
+a first stage reads the sources and shuffles the events to the slots that own the keys: through Spark's shuffle, or
+through files if all slots share a machine (`exchange`).
 
 Thread rule: `run` from one thread at a time; `cancel` and `close` from any thread.
 """

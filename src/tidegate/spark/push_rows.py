@@ -370,7 +370,7 @@ class _Rows:
         self.without_key = 0
 
     def unique(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RecordColumns]:
-        """Return only the last row of each key; the last key's row waits for the next batch."""
+        """Yield only the last row of each key; the last key's row waits for the next batch."""
         held: pa.Table | None = None
         for batch in _gathered(batches, self._order.gather_rows):
             table = self._keyed(batch)

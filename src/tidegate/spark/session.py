@@ -101,7 +101,7 @@ def find_java(environment: Mapping[str, str] | None = None, venv: Path | None = 
 
 
 def candidates(environment: Mapping[str, str] | None = None, venv: Path | None = None) -> Iterator[Java]:
-    """Return every Java that is found, in the order of preference; each place once."""
+    """Yield every Java that is found, in the order of preference; each place once."""
     environment = os.environ if environment is None else environment
     venv = Path(sys.prefix) if venv is None else venv
     seen: set[Path] = set()
@@ -255,7 +255,7 @@ class Advice:
 
 
 def settings(*, ui: bool = False, sockets: Path | None = None) -> Iterator[SparkSetting]:
-    """Return every setting of `session()`, in order; `sockets` is a private folder for Unix sockets."""
+    """Yield every setting of `session()`, in order; `sockets` is a private folder for Unix sockets."""
     yield SparkSetting(
         "spark.driver.bindAddress", "127.0.0.1", "a local session has no business listening on the network"
     )

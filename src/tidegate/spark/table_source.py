@@ -230,8 +230,7 @@ def _narrowed(bounds: RowBounds, each: Filter, rules: TableRules) -> RowBounds |
 
 
 def _present(bounds: RowBounds, column: str, rules: TableRules) -> RowBounds | None:
-    """Whether a column is never null: keys and places are not; a window bound is null where Spark cannot represent
-    it."""
+    """Return the bounds with a filter `IS NOT NULL` applied; None if Spark must apply it itself."""
     if column in ("key", "partition", "offset"):
         return bounds
     if column in _WINDOWS and rules.shape.is_windowed:

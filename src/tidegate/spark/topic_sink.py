@@ -281,7 +281,7 @@ class Outbox:
             lock.release()
 
     def read(self, attempt: Attempt) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one attempt, after all of its bytes were checked."""
+        """Yield the rows of one attempt, after all of its bytes were checked."""
         path = self.folder / attempt.name
         try:
             content = self.files.map(path)

@@ -236,7 +236,7 @@ class _Reading:
         return [found[offset] for offset in sorted(found)]
 
     def _records(self, start: int, stop: int) -> Iterator[Contribution]:
-        """Return the window's records from `start` up to `stop`; records deleted meanwhile are left out."""
+        """Yield the window's records from `start` up to `stop`; records deleted meanwhile are left out."""
         if start >= stop:
             return
         number = self._number

@@ -178,7 +178,7 @@ class App:
 
     @property
     def fingerprint(self) -> str:
-        """Return the digest of the definition; equal definitions have equal digests in every process."""
+        """The digest of the definition; equal definitions have equal digests in every process."""
         return digest({flow.name: flow.fingerprint for flow in self._flows})
 
     def explain(self, *, sample: bool | None = None) -> str:

@@ -239,7 +239,7 @@ def _checked(
     rewind_from: str,
     consumed: Consumed | None,
 ) -> tuple[tuple[int, ...], int]:
-    """Refuse invalid arguments before anything is created."""
+    """Return the partitions and the rewind in ms, after refusing invalid arguments."""
     if rewind_from not in ("end", "start"):
         raise InvalidError(f"rewind_from={rewind_from!r}: choose 'end' or 'start'")
     if consumed is not None and consumed.isolation != "read_uncommitted":

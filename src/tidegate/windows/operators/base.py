@@ -100,7 +100,7 @@ class WindowRows:
 
 
 def rows_that_fit(pieces: Iterable[WindowRows], scratch: ScratchLimiter) -> list[WindowRows]:
-    """Yield the pieces of one result; `OverloadError` as soon as their lists are too large to be sent."""
+    """Return the pieces of one result; `OverloadError` as soon as their lists are too large to be sent."""
     found, nbytes = list[WindowRows](), 0
     for piece in pieces:
         found.append(piece)

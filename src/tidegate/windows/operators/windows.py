@@ -183,7 +183,7 @@ class Emission:
         return numbers.astype(np.int32), PaneRows(keys.take(pa.array(numbers)), words(ts), words(seq), states)
 
     def _scanned(self, first: int, last: int) -> list[PaneRows]:
-        """Yield all panes that start from `first` to `last`; `OverloadError` if their lists are too large."""
+        """Return all panes that start from `first` to `last`; `OverloadError` if their lists are too large."""
         found, nbytes = list[PaneRows](), 0
         for batch in self._store.scan(first, last):
             keys, ts, seq, *states = batch.columns

@@ -340,7 +340,7 @@ class SegmentedStore:
 
     @property
     def first_readable_ts(self) -> int:
-        """Return the earliest time that is not expired for readers, at the state's stream time."""
+        """The earliest time that is not expired for readers, at the state's stream time."""
         if self._expiry is None:
             return 0
         return self._expiry.first_readable_ts(self.state.stream_time, lax=self._reads_laxly)
