@@ -3,25 +3,25 @@
 The last `KEPT` commits stay readable with everything they name. The rules below say what is removed, and why that is
 safe while other coordinators and attempts may still run:
 
-G1  *Known dead.* Objects that commits about to be forgotten name and no retained commit does. Names are unique to an
-    attempt and a committed object is never named again, so they cannot be needed again. They are removed at once,
-    before the commits that name them; after a crash in between the next pass removes the rest.
+G1  *Known dead.* Objects that expiring commits name and no retained commit does. Names are unique to an attempt and a
+    committed object is never named again, so they cannot be needed again. They are removed at once, before the
+    commits that name them; after a crash in between the next pass removes the rest.
 G2  *Delivered.* The parcels of commit N, once commit N+1 exists and does not carry them over: the round after a
-    commit is committed only when the commit's parcels are in the log. At once.
+    commit is committed only when the commit's parcels are in the log. Removed at once.
 G3  *Orphans.* Objects that no commit names: of attempts that died or lost, or that a task wrote and merged away. They
-    go when they are older than the grace. A round that took longer than half of it is not committed (`coordinator`,
-    M4), and commits are read after all objects were listed; so an object that is old and unnamed then stays unnamed
-    for ever, even if the removing process was suspended in between. Dead letters are named by the states of sources
-    and by each other; where one of these chains cannot be followed to its end, no letters go. Ages are measured on
-    the clock that stamps the objects, the store's own: each pass publishes a mark, whose stamp is "now". The wall
-    clock of this machine may say anything. When the store's clock itself jumps, no orphans go for as long as the
-    grace.
+    are removed when they are older than the grace. A round that took longer than half of it is not committed
+    (`coordinator`, M4), and commits are read after all objects were listed; so an object that is old and unnamed then
+    stays unnamed for ever, even if the removing process was suspended in between. Dead letters are named by the
+    states of sources and by each other; if one of these chains cannot be followed to its end, no dead letters are
+    removed. Ages are measured by the store's clock, which stamps the objects: each pass publishes a mark, whose stamp
+    is "now". The wall clock of this machine is not used. When the store's clock jumps, no orphans are removed for the
+    grace time.
 G4  *Plans* up to the newest commit decide nothing any more. Those of retained commits are kept with them.
-G5  *Commits* older than the retained ones. A coordinator that slept through their removal and creates one again finds
-    out by the lease (`checkpoint`, R5): the lease itself is never removed, and its epoch never falls.
+G5  *Commits* older than the retained ones. A coordinator that was suspended during their removal and creates one
+    again is fenced by the lease (`checkpoint`, R5): the lease itself is never removed, and its epoch never decreases.
 
-One pass is many small steps, so that a round never waits long for it. The first begins with a run, and what is left
-of it is done when the run ends: runs may be as short as they like.
+A pass consists of many small steps, so that a round never waits long for it. The first pass begins with a run, and
+is completed when the run ends, however short the run is.
 
 Thread rule: one coordinator, one thread.
 """

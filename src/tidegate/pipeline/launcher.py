@@ -173,7 +173,7 @@ def _engine(
 
 
 def _locked_output(setup: WorkerSetup, files: Files) -> str | None:
-    """Return an output partition of the app that another process has open for writing; for a log folder only."""
+    """Return an output partition of the app that another process holds open for writing, or None (log folders)."""
     if is_kafka(setup.log):
         return None
     folder = folder_path(setup.log)

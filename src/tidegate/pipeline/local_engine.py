@@ -125,7 +125,7 @@ class LocalEngine:
     def _work_on_source(
         self, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
     ) -> tuple[SourceResult | None, TaskResult]:
-        """Run a co-partitioned task with the source of its number, if it has a range."""
+        """Run a co-partitioned task with the source of its number, if the source has records to read."""
         if source is None:
             return None, self._work(order, task, ())
         reading = self._worker.read(source, order.tick_of(source.flow))

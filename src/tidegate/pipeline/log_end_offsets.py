@@ -38,7 +38,7 @@ class LogEndOffsets:
         return {topic: self.of(topic, partitions) for topic, partitions in topics.items()}
 
     def states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Return the current topic id of each name; `UnavailableError` if a topic is gone."""
+        """Return the current state of each topic, with its id; `UnavailableError` if a topic is gone."""
         wanted = list(topics)
         found = self._log.topic_states(wanted)
         for topic in wanted:

@@ -187,7 +187,7 @@ def _round(assignment: Assignment, rows: Iterator[bytes]) -> RoundResult | Failu
 def _work_on_source(
     worker: Worker, order: RoundOrder, task: TaskOrder, source: SourceOrder | None
 ) -> tuple[SourceResult | None, TaskResult]:
-    """Run a co-partitioned task with the source of its number, if it has a range."""
+    """Run a co-partitioned task with the source of its number, if the source has records to read."""
     if source is None:
         return None, _work(worker, order, task, ())
     reading = worker.read(source, order.tick_of(source.flow))

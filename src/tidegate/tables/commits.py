@@ -583,7 +583,7 @@ class CommitFollower(Generic[At, View]):
             each.view.close()
 
     def _unneeded(self) -> list[_Counted[At, View]]:
-        """Remove snapshots without readers: all outdated ones, and all but one of the rest (D3)."""
+        """Remove and return snapshots without readers: all outdated ones, and all but one of the rest (D3)."""
         idle = [each for each in self._others if not each.readers]
         gone = [each for each in idle if each.is_stale]
         gone += [each for each in idle if not each.is_stale][:-1]
