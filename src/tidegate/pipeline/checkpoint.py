@@ -168,7 +168,7 @@ class Halt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a round will do, stored before any work of the round begins."""
+    """The plan of a round, stored before any work of the round begins."""
 
     version: int
     app: str
@@ -187,7 +187,7 @@ class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the tasks of an app may hold together: backlog (accepted and not pruned) and memory."""
+    """The limits of what the tasks of an app hold together: backlog (accepted and not pruned) and memory."""
 
     backlog_bytes: int
     memory_bytes: int
@@ -526,7 +526,7 @@ def void_of(
 
 
 def require_whole(order: RoundOrder, result: RoundResult) -> None:
-    """Check that the engine returned exactly one result for every source and task of the order (E1)."""
+    """Check that the engine returned exactly one result for every source and task of the order (`coordinator`, E1)."""
     ordered = [(each.flow, each.partition) for each in order.sources]
     wanted = [(each.flow, each.task) for each in order.tasks]
     came = [(each.flow, each.partition) for each in result.sources]

@@ -93,12 +93,12 @@ class Engine(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time."""
+        """The number of tasks that run at the same time."""
         ...
 
     @property
     def processes(self) -> int:
-        """How many worker processes hold state, each with the budgets of the app's storage config."""
+        """The number of worker processes that hold state, each with the budgets of the app's storage config."""
         ...
 
     def place(self, flow: str, task: int) -> int:
@@ -628,7 +628,7 @@ class Coordinator:
         )
 
     def lag_seconds(self) -> dict[str, float]:
-        """How far each flow's event time is behind now, for flows with records to read."""
+        """Return how far each flow's event time is behind now, for flows with records to read."""
         return lag_seconds_of(self.flows, self.commit, self.heads, self._clock.now_ms())
 
 

@@ -90,7 +90,7 @@ def explain_app(app: App, *, sample: bool | None) -> str:
 
 
 def _field_lines(found: Fields) -> Iterator[str]:
-    """What the sample shows about declared fields."""
+    """Describe what the sample shows about declared fields."""
     if found.wrong or found.notes:
         yield "  fields"
     for each in found.wrong:
@@ -149,7 +149,7 @@ def _order_lines(flow: Flow, idle_after_ms: int | None) -> Iterator[str]:
 
 
 def _lookup_lines(app: App, tables: Sequence[str], looks: bool) -> Iterator[str]:
-    """How current each lookup table is, and which process updates it."""
+    """Describe how current each lookup table is, and which process updates it."""
     if not looks:
         yield f"{', '.join(tables)}: nobody looked how far they are behind their topics"
         return
@@ -283,7 +283,7 @@ def _validate(flow: Flow) -> Validate | None:
 
 
 def _fates(flow: Flow) -> Iterator[tuple[str, str]]:
-    """What happens to every kind of record, in the order of the decisions."""
+    """Describe what happens to every kind of record, in the order of the decisions."""
     validate = _validate(flow)
     if validate is not None:
         yield from _faults(validate)

@@ -76,7 +76,7 @@ def source_schema(source: Source) -> pa.Schema:
 
 
 def visible_schema(schema: pa.Schema, key: Serde[Any]) -> pa.Schema:
-    """What expressions see: the columns, then `key`, `ts`, `offset` and `partition` where no column has that name."""
+    """Return the schema that expressions see: the columns, then `key`, `ts`, `offset` and `partition`, if not taken."""
     extra = (
         ("key", key.arrow_type),
         ("ts", EVENT_TIME),
@@ -326,7 +326,7 @@ def _reserved() -> frozenset[str]:
 
 
 def _tree(text: str, what: str) -> Any:
-    """How DuckDB parses the expression."""
+    """Return DuckDB's parse tree of the expression."""
     query = f"SELECT ({text}\n) AS c FROM {_ROWS}"
     answer = _connection().execute("SELECT json_serialize_sql(?::VARCHAR)", [query]).fetchall()[0]
     parsed = json.loads(answer[0])

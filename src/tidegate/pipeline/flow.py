@@ -105,7 +105,7 @@ class Flow:
 
     @property
     def shards(self) -> int | None:
-        """How many tasks a re-keyed flow has, for the app's life; None: one for each source partition."""
+        """The number of tasks of a re-keyed flow, fixed for the app's life; None: one for each source partition."""
         step = None if self.rekey_at is None else self.steps[self.rekey_at]
         return step.shards if isinstance(step, KeyBy) else None
 

@@ -158,7 +158,7 @@ class LocalEngine:
 
 
 def _cores() -> int:
-    """How many cores this process may use; all of them if the system does not say."""
+    """Return the number of cores this process may use; all of them if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -379,7 +379,7 @@ class TaskChain:
 
 
 def _idle(flow: Flow, step: Aggregate | None) -> int | None:
-    """How long a silent source is waited for; in a re-keyed flow only the coordinator can detect silence."""
+    """The time for which a silent source is waited for; in a re-keyed flow only the coordinator can detect silence."""
     return None if step is None or flow.rekey_at is not None else step.idle_close_ms
 
 

@@ -78,7 +78,7 @@ class RoundSizes:
 
     @property
     def records(self) -> int:
-        """How many records the next round may read."""
+        """The number of records that the next round may read."""
         return self._next
 
     def begin_with(self, bytes_per_record: float | None) -> None:
@@ -282,7 +282,7 @@ def plan_round(now: Situation, backpressure: Backpressure) -> Planned | Rest:
 
 
 def held_of(flows: Container[str], commit: CommitRecord) -> dict[str, Held]:
-    """What flows hold back for the sake of order, over all tasks; flows that hold nothing back are left out."""
+    """Return what flows hold back for the sake of order, over all tasks; flows that hold nothing back are left out."""
     found: dict[str, Held] = {}
     for line in commit.tasks:
         if line.held is None or line.flow not in flows:

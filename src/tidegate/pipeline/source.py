@@ -230,7 +230,7 @@ _COLUMNS = ("key", "value", "timestamp", "offset", "partition")
 
 @dataclass(frozen=True)
 class SourceParts:
-    """What all readings of one partition of one flow share."""
+    """The resources that all readings of one partition of one flow share."""
 
     app: str
     flow: Flow

@@ -247,5 +247,5 @@ class SparkEngine:
 
 
 def _executors(context: Any) -> int:
-    """How many machines or containers run tasks; a local session counts as one."""
+    """Return the number of machines or containers that run tasks; a local session counts as one."""
     return max(1, int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1)

@@ -112,7 +112,7 @@ _EVENTS, _PLACE, _RESULT, _REACHED, _FAILURE = b"E", b"P", b"S", b"R", b"F"
 
 
 class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far a source was read in this round."""
+    """The position of a source after this round."""
 
     flow: str
     partition: int
@@ -122,7 +122,7 @@ class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Arrived:
-    """What arrived through the shuffle for one slot."""
+    """The blobs that arrived through the shuffle for one slot."""
 
     sources: list[SourceResult] = field(default_factory=list)
     failure: Failure | None = None

@@ -79,7 +79,7 @@ SENT: Final = ("key", "value", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """How a row is converted."""
+    """The conversion of a row."""
 
     key: tuple[str, ...]
     value: tuple[str, ...]
@@ -283,7 +283,7 @@ class SendOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one attempt sent, whether or not Spark counts it."""
+    """The records that one attempt sent, whether or not Spark counts it."""
 
     partition: int
     sent: Sent | None

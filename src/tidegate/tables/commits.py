@@ -431,7 +431,7 @@ View = TypeVar("View", bound=Snapshot)
 
 
 class CommitSource(Protocol[At, View]):
-    """Where the commits of one table are published, and how one is opened."""
+    """Finds the newest commit of one table, and opens it."""
 
     @property
     def name(self) -> str:

@@ -92,7 +92,7 @@ class Explanation:
 
     @property
     def waiting_offsets(self) -> int:
-        """How many offsets of the topic the table has not read yet."""
+        """The number of offsets of the topic that the table has not read yet."""
         return sum(max(0, reach.end_offset - reach.position) for reach in self.reach)
 
     def lines(self) -> list[str]:

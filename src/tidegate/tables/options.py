@@ -178,7 +178,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What must be the same for every process that opens the table; 0 where it does not apply to the kind."""
+    """The properties on which all processes that open a table must agree; 0 where one does not apply."""
 
     kind: Kind
     name: str

@@ -95,7 +95,7 @@ class Row:
 
 
 class RowForm(Protocol):
-    """How the stored rows of one kind of table become values."""
+    """Converts the stored rows of one kind of table to values."""
 
     @property
     def name(self) -> str:

@@ -198,7 +198,7 @@ class Counts(msgspec.Struct):
 
 
 class Progress(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What a checkpoint stores with the rows."""
+    """The progress that a checkpoint stores with the rows."""
 
     version: int
     next_offset: int

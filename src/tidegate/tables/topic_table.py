@@ -176,7 +176,7 @@ class TopicTable(Table):
 
     @property
     def lag(self) -> int:
-        """How many offsets of the topic the table has not read yet."""
+        """The number of offsets of the topic that the table has not read yet."""
         position = self.position
         with self._log.reader(self.rules.shape.topic, start="latest") as reader:
             ends: dict[int, int] = reader.end_offsets()

@@ -122,7 +122,7 @@ class KeyFormat(StrEnum):
 
     @property
     def suffix_bytes(self) -> int:
-        """How many bytes follow the inner key."""
+        """The number of bytes after the inner key."""
         return {"topic": 8, "changelog": 12, "session": 16}[self.value]
 
 

@@ -192,7 +192,7 @@ class Deduplicate:
 
     @property
     def retention_ms(self) -> int:
-        """How much stream time of ids is kept: the oldest id that a record which is not late can still match."""
+        """The stream time for which ids are kept: the oldest id that a record which is not late can still match."""
         return min(self.within_ms + self.grace_ms, LATEST)
 
 

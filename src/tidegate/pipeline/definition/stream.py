@@ -167,7 +167,7 @@ class Stream:
         of the columns have no id: they pass and are counted (`no_id`).
 
         A record more than `grace` (default: `within`) behind stream time cannot be told from a copy. `late="keep"`
-        stores it in the late table (`LateSettings(…)` limits age and number), `"drop"` leaves it out and counts it,
+        stores it in the late table (`LateSettings(…)` limits age and bytes), `"drop"` leaves it out and counts it,
         `"forward"` lets it pass. With `refresh` the time is measured from the last copy.
         """
         require_new_names("drop_duplicates(", renamed, {"keep_late": "late"})
@@ -191,7 +191,7 @@ class Stream:
 
         `emit="update"` sends a window after every round that changed it, `"close"` once, when it is final. Records
         that arrive later are late: `late="keep"` stores them in the late table (`LateSettings(…)` limits age and
-        number), `"drop"` leaves them out and counts them. `future` guards against clocks that run ahead: records
+        bytes), `"drop"` leaves them out and counts them. `future` guards against clocks that run ahead: records
         further in the future do not close the windows of others. After `idle_close` without records a silent
         partition is not waited for any more. `compat="kafka-streams"` keeps Kafka Streams' rules where Tidegate's
         differ (docs: differences-from-kafka-streams).

@@ -408,7 +408,7 @@ FOREVER: Final = 1 << 62
 
 
 class AgedOut(NamedTuple):
-    """How many offsets a live topic deleted too early."""
+    """The numbers of offsets that a live topic deleted too early."""
 
     lost: int = 0
     """Before they were copied (T2)."""

@@ -498,7 +498,7 @@ class Claim:
 
     @property
     def retry_ms(self) -> int:
-        """How often to retry."""
+        """The time between attempts."""
         return min(max(self._ttl_ms // 10, 50), 1000)
 
     def attempt(self) -> Materialiser | None:

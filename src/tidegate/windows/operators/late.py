@@ -37,7 +37,7 @@ BUCKET_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True, init=False)
 class LateSettings:
-    """How long and how many late records are kept.
+    """The limits of a late table: for how long, and how many bytes.
 
     `segment_ms` is how much stream time is dropped at a time; None: half the retention, in whole buckets. A table
     that has rows keeps the one it was created with. `lacking` are, for each earlier set of columns of stored rows,

@@ -58,7 +58,7 @@ LEAST_INTERVAL_MS: Final = 60_000
 
 
 class Compat(StrEnum):
-    """Which rules a store follows where they differ."""
+    """The rules that a store follows, Tidegate's or those of Kafka Streams."""
 
     TIDEGATE = "tidegate"
     KAFKA_STREAMS = "kafka-streams"  # a restart forgets the observed time and the counter of duplicates

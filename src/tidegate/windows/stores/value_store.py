@@ -308,7 +308,7 @@ class ValueStore(SegmentedStore):
 
     @property
     def dropped_records(self) -> int:
-        """How many puts were dropped as expired."""
+        """The number of puts that were dropped as expired."""
         return self._values.dropped_records
 
     @property
